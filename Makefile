@@ -1,0 +1,34 @@
+# make run: set up .venv, run the default experiment.  make test: set up, run the whole test suite.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.PHONY: run test setup setup-dev lint clean
+
+run: setup
+	$(PY) -m shoal run
+
+test: setup-dev lint
+	$(PY) -m pytest
+
+lint: setup-dev
+	$(PY) -m ruff check src tests benchmarks
+	$(PY) -m ruff format --check src tests benchmarks
+	$(PY) -m mypy
+
+setup: $(VENV)/.ready
+setup-dev: $(VENV)/.ready-dev
+
+# torch comes first and by its exact version: asked for in any other way it may bring gigabytes of CUDA.
+$(VENV)/.ready: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,0 +1,182 @@
+"""Privacy curves: delta as a function of epsilon >= 0, for the worst pair of neighbours (P, Q) of one step.
+
+A pair is two curves: H(P||Q) and H(Q||P), where H is the hockey-stick divergence at e^epsilon. Together they
+fix the privacy loss completely (Zhu, Dong, Wang 2022), so that sampling is algebra on curves (Balle, Barthe,
+Gaboardi 2018) and `pld.py` turns any pair into a distribution that composes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Curve: TypeAlias = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both curves of a pair of neighbours, and the epsilons beyond which they are flat."""
+
+    forward: Curve
+    backward: Curve
+    end_forward: float = math.inf
+    end_backward: float = math.inf
+
+    @property
+    def symmetric(self) -> bool:
+        return self.forward is self.backward
+
+
+def gaussian(shift: float) -> Pair:
+    """N(shift, 1) against N(0, 1) (Balle & Wang 2018)."""
+    from scipy.special import log_ndtr, ndtr
+
+    def curve(epsilon: Array) -> Array:
+        upper = ndtr(shift / 2 - epsilon / shift)
+        lower = np.exp(epsilon + log_ndtr(-shift / 2 - epsilon / shift))
+        return np.maximum(upper - lower, 0.0)
+
+    return Pair(curve, curve)
+
+
+def amplified(pair: Pair, rate: float) -> Pair:
+    """(rate P + (1 - rate) Q, Q): P's data entered with probability `rate`, and it does not show if not."""
+
+    def forward(epsilon: Array) -> Array:
+        return rate * pair.forward(_before_sampling(epsilon, rate))
+
+    def backward(epsilon: Array) -> Array:
+        within = epsilon < -math.log1p(-rate)
+        safe = np.where(within, epsilon, 0.0)
+        share = rate - (1 - rate) * np.expm1(safe)
+        within &= share > 0
+        share = np.where(within, share, rate)
+        inner = safe - np.log(share / rate)
+        return np.where(within, share * pair.backward(np.maximum(inner, 0.0)), 0.0)
+
+    return Pair(
+        forward,
+        backward,
+        _after_sampling(pair.end_forward, rate),
+        min(-math.log1p(-rate), -math.log1p(rate * math.expm1(-pair.end_backward))),
+    )
+
+
+def amplified_both_ways(pair: Pair, rate: float) -> Pair:
+    """Either of two units entered with probability `rate`, and a third took its place if not (replace-one).
+
+    P, Q and the third are as far from each other as (P, Q): then both divergences are at most
+    rate x H(P||Q) at the epsilon before sampling (Balle et al. 2018, Theorem 9; Zhu et al. 2022, Prop. 30).
+    """
+    once = amplified(pair, rate)
+    return Pair(once.forward, once.forward, once.end_forward, once.end_forward)
+
+
+def sometimes(pair: Pair, rate: float) -> Pair:
+    """(P, Q) with probability `rate`, and else the same output for both; the observer knows which it was."""
+
+    def forward(epsilon: Array) -> Array:
+        return rate * pair.forward(epsilon)
+
+    def backward(epsilon: Array) -> Array:
+        return rate * pair.backward(epsilon)
+
+    back = forward if pair.symmetric else backward
+    return Pair(forward, back, pair.end_forward, pair.end_backward)
+
+
+def poisson_replaced(shift: float, rate: float) -> Pair:
+    """One of two opposite units entered with probability `rate` (replace-one under Poisson sampling).
+
+    rate N(shift, 1) + (1 - rate) N(0, 1) against rate N(-shift, 1) + (1 - rate) N(0, 1), the worst pair
+    that dp-accounting takes; vectorised here.
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    log_odds = shift**2 / 2 + math.log1p(-rate) - math.log(rate)
+
+    def curve(epsilon: Array) -> Array:
+        half = epsilon / 2
+        with np.errstate(divide="ignore"):
+            log_sinh = half + np.log(-np.expm1(-epsilon)) - math.log(2)
+        exponent = log_odds + log_sinh
+        arcsinh = np.where(exponent > 20, exponent + math.log(2), np.arcsinh(np.exp(np.minimum(exponent, 20))))
+        cut = -(arcsinh + half) / shift
+        upper = rate * ndtr(cut + shift) + (1 - rate) * ndtr(cut)
+        lower = np.logaddexp(
+            math.log1p(-rate) + log_ndtr(cut), math.log(rate) + log_ndtr(cut - shift)
+        )
+        return np.maximum(upper - np.exp(epsilon + lower), 0.0)
+
+    return Pair(curve, curve)
+
+
+def drawn_with_replacement(shift: float, draws: int, rate: float) -> tuple[Pair, float]:
+    """The pair, and its rate, of `draws` draws from draws/rate units: a unit drawn k times shifts by k."""
+    from scipy.stats import binom
+
+    each = rate / draws
+    hit = -math.expm1(draws * math.log1p(-each))
+    most = int(np.argmax(np.append(binom.sf(np.arange(1, draws), draws, each) < 1e-20, True))) + 1
+    weights = binom.pmf(np.arange(1, most + 1), draws, each) / hit
+    rest = float(binom.sf(most, draws, each)) / hit
+    curves = [gaussian(k * shift).forward for k in range(1, most + 1)]
+
+    def curve(epsilon: Array) -> Array:
+        total = np.full_like(epsilon, rest)
+        for weight, one in zip(weights, curves, strict=True):
+            total += weight * one(epsilon)
+        return total
+
+    return Pair(curve, curve), hit
+
+
+def reach(curve: Curve, tail: float, end: float) -> float:
+    """The least epsilon at which the curve has fallen to `tail`, or the end where it never does."""
+    high = min(1.0, end)
+    while _at(curve, high) > tail:
+        if high >= end or high > 1e12:
+            return high
+        high = min(2 * high, end)
+    low = 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _at(curve, middle) > tail:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def moments(pair: Pair, furthest: float) -> tuple[float, float]:
+    """Mean and variance of the privacy loss under P, from the curves alone (integration by parts)."""
+    epsilon = np.concatenate([[0.0], np.geomspace(furthest * 1e-10, furthest, 2000)])
+    forward = pair.forward(epsilon)
+    shrunk = np.exp(-epsilon) * pair.backward(epsilon)
+    mean = float(np.trapezoid(forward + shrunk, epsilon))
+    square = float(2 * np.trapezoid((1 + epsilon) * forward + (1 - epsilon) * shrunk, epsilon))
+    return mean, max(square - mean**2, 0.0)
+
+
+def _before_sampling(epsilon: Array, rate: float) -> Array:
+    """log(1 + (e^epsilon - 1) / rate), without overflow."""
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
+    large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 1.0)))
+    return np.where(epsilon < 1.0, small, large)
+
+
+def _after_sampling(epsilon: float, rate: float) -> float:
+    """log(1 + rate (e^epsilon - 1)), without overflow."""
+    if epsilon < 1:
+        return math.log1p(rate * math.expm1(epsilon))
+    return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
+
+
+def _at(curve: Curve, epsilon: float) -> float:
+    return float(curve(np.array([epsilon]))[0])

@@ -1,0 +1,286 @@
+"""Events: small frozen records of what was done to one unit's data. Facts, never re-interpreted.
+
+An algorithm hands over events, the ledger keeps them, accountants read them. A unit is what is protected: a
+record (example level) or a client (client level). `noise` is always sigma / sensitivity, where sensitivity
+is what one unit can add to or take from the sum (the clip); accountants double it under replace-one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, get_args
+
+from shoal.errors import ConfigError, nearest
+
+SamplingKind: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "with-replacement", "none"]
+Participation: TypeAlias = Literal["visible", "hidden"]
+
+_DEEPEST = 20  # a ledger line from elsewhere must not exhaust the stack
+
+
+class _Fact:
+    """What all events share: writing themselves as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as plain JSON; `from_json` reads it back."""
+        written: dict[str, Any] = {"event": _NAMES[type(self)]}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, _Fact):
+                value = value.to_json()
+            elif isinstance(value, tuple):
+                value = [item.to_json() for item in value]
+            written["of" if field.name in ("event", "events") else field.name] = value
+        return written
+
+
+@dataclass(frozen=True)
+class Gaussian(_Fact):
+    """Gaussian noise of `noise` x sensitivity was added to a sum, once."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        _require(_is_number(self.noise) and 0 < self.noise < math.inf, "noise", self.noise, "> 0 and finite")
+
+
+@dataclass(frozen=True)
+class Sampled(_Fact):
+    """The unit entered `event` only where it was sampled, in this one step.
+
+    `poisson`: by itself with probability `rate`. `fixed-size`: the step took a public share `rate` of all
+    units, without replacement. `with-replacement`: the step made `draws` draws, the share is draws / units.
+    `shuffled`: the step took one of 1/rate batches of a shuffled pass; a `Repeat` right around it is an
+    unbroken run of such steps, so the unit was used once in every 1/rate of them. `none`: always taken.
+    """
+
+    kind: SamplingKind
+    rate: float
+    event: Event
+    draws: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_one_of(SamplingKind, "kind", self.kind)
+        _require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
+        if self.kind == "none":
+            _require(self.rate == 1, "rate", self.rate, "1 where nothing is sampled")
+        if self.kind == "with-replacement":
+            _require(_is_count(self.draws, 1), "draws", self.draws, "a whole number >= 1")
+        else:
+            _require(self.draws is None, "draws", self.draws, f"left out for {self.kind} sampling")
+        _require_events("sampled", self.event)
+
+
+@dataclass(frozen=True)
+class TwoLevel(_Fact):
+    """A round in which the record's client took part with probability `client_rate`, then trained locally.
+
+    It made `local_steps` steps; in each the record was sampled as `local`, `sampling_rate` and `draws` say
+    (see Sampled), and Gaussian noise was added. `participation` says whether the observer can learn that the client took
+    part at all: `visible` (from the updates, or because a client's other records move the model more than
+    the noise hides) or `hidden` (its absence looks like its presence without the record). Only where it is
+    hidden does the choice of clients amplify the privacy of a record.
+    """
+
+    client_rate: float
+    sampling_rate: float
+    local_steps: int
+    noise: float
+    local: SamplingKind = "poisson"
+    participation: Participation = "visible"
+    draws: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(_is_rate(self.client_rate), "client_rate", self.client_rate, "in [0, 1]")
+        _require(_is_count(self.local_steps, 1), "local_steps", self.local_steps, "a whole number >= 1")
+        _require_one_of(Participation, "participation", self.participation)
+        self.local_event  # noqa: B018  (its parts check themselves)
+
+    @property
+    def local_event(self) -> Event:
+        """What happens to the record in a round in which its client takes part."""
+        step = Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
+        return Repeat(step, self.local_steps)
+
+
+@dataclass(frozen=True)
+class OnClients(_Fact):
+    """The record lies on up to `clients` clients, and each of them did `event`, with noise of its own."""
+
+    clients: int
+    event: Event
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.clients, 1), "clients", self.clients, "a whole number >= 1")
+        _require_events("on-clients", self.event)
+
+
+@dataclass(frozen=True)
+class Repeat(_Fact):
+    """`event` happened `count` times, each time with fresh noise and fresh sampling."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.count, 0), "count", self.count, "a whole number >= 0")
+        _require_events("repeat", self.event)
+
+
+@dataclass(frozen=True)
+class Compose(_Fact):
+    """All these events happened, one after the other, each free to look at what came before."""
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.events, tuple), "of", self.events, "a tuple of events")
+        _require_events("compose", *self.events)
+
+
+@dataclass(frozen=True)
+class Unbounded(_Fact):
+    """Something was released that has no bounded sensitivity, or no noise: nothing is proven, because ..."""
+
+    because: str
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.because, str) and self.because != "", "because", self.because, "a reason")
+
+
+Event: TypeAlias = Gaussian | Sampled | TwoLevel | OnClients | Repeat | Compose | Unbounded
+Leaf: TypeAlias = Gaussian | Sampled | TwoLevel | Unbounded
+
+_KINDS: dict[str, type[Any]] = {
+    "gaussian": Gaussian,
+    "sampled": Sampled,
+    "two-level": TwoLevel,
+    "on-clients": OnClients,
+    "repeat": Repeat,
+    "compose": Compose,
+    "unbounded": Unbounded,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def from_json(written: object, depth: int = 0) -> Event:
+    """The event that `to_json` wrote; anything unknown in it is refused."""
+    if depth > _DEEPEST:
+        raise ConfigError(f"an event is nested more than {_DEEPEST} deep; no algorithm writes such a one")
+    if not isinstance(written, Mapping) or not isinstance(written.get("event"), str):
+        raise ConfigError(f"an event must be an object with the key 'event', got {_short(written)}")
+    name = written["event"]
+    if name not in _KINDS:
+        raise ConfigError(f"no event is called {_short(name)}{nearest(name[:40], _KINDS)}")
+    values = {key: value for key, value in written.items() if key != "event"}
+    if "of" in values:
+        inner = values.pop("of")
+        if name == "compose":
+            _require(isinstance(inner, list), "of", inner, "a list of events")
+            values["events"] = tuple(from_json(item, depth + 1) for item in inner)
+        else:
+            values["event"] = from_json(inner, depth + 1)
+    known = {field.name for field in fields(_KINDS[name])}
+    if unknown := sorted(map(str, set(values) - known)):
+        raise ConfigError(f"event '{name}' has no key {_short(unknown[0])}{nearest(unknown[0][:40], known)}")
+    try:
+        event: Event = _KINDS[name](**values)
+    except TypeError as error:
+        raise ConfigError(f"event '{name}' cannot be read: {error}") from error
+    return event
+
+
+def leaves(event: Event) -> dict[Leaf, int]:
+    """The event as a multiset of simple ones: what accountants add up. Order does not matter to any of them."""
+    counts: Counter[Leaf] = Counter()
+    _walk(event, 1, counts)
+    return dict(counts)
+
+
+def _walk(event: Event, times: int, counts: Counter[Leaf]) -> None:
+    match event:
+        case _ if times == 0:
+            pass
+        case Compose(events):
+            for item in events:
+                _walk(item, times, counts)
+        case Repeat(Sampled("shuffled", rate, inner), count):
+            # Rounding noise must not turn 7.000000000000001 passes into 8.
+            _walk(inner, times * math.ceil(count * rate - 1e-9), counts)
+        case Repeat(inner, count):
+            _walk(inner, times * count, counts)
+        case OnClients(clients, inner):
+            _walk(inner, times * clients, counts)
+        case Sampled() | TwoLevel():
+            _walk_sampled(event, times, counts)
+        case Gaussian() | Unbounded():
+            counts[event] += times
+
+
+def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf]) -> None:
+    rate = event.rate if isinstance(event, Sampled) else event.client_rate
+    inner = event.event if isinstance(event, Sampled) else event.local_event
+    if rate == 0 or not leaves(inner):
+        return
+    if isinstance(event, TwoLevel):
+        _walk(inner, times, counts) if rate == 1 else counts.update({event: times})
+    elif event.kind in ("none", "shuffled") or (rate == 1 and event.kind != "with-replacement"):
+        _walk(inner, times, counts)
+    elif (reason := _first_unbounded(inner)) is not None:
+        counts[reason] += times
+    else:
+        noise = gaussian_noise(inner)
+        simple = inner if noise is None else Gaussian(noise)
+        counts[Sampled(event.kind, rate, simple, event.draws)] += times
+
+
+def gaussian_noise(event: Event) -> float | None:
+    """The one Gaussian that several Gaussians on the same data amount to; None where there is more than that."""
+    found = leaves(event)
+    if not found or not all(isinstance(leaf, Gaussian) for leaf in found):
+        return None
+    return sum(count * leaf.noise**-2 for leaf, count in found.items() if isinstance(leaf, Gaussian)) ** -0.5
+
+
+def _first_unbounded(event: Event) -> Unbounded | None:
+    return next((leaf for leaf in leaves(event) if isinstance(leaf, Unbounded)), None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**15
+
+
+def _require(holds: bool, name: str, value: object, what: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {what}, got {_short(value)} (in an event for the accountant)")
+
+
+def _require_one_of(choices: Any, name: str, value: object) -> None:
+    names = get_args(choices)
+    if value not in names:
+        _require(False, name, value, f"one of {', '.join(names)}{nearest(str(value)[:40], names)}")
+
+
+def _require_events(name: str, *events: object) -> None:
+    for event in events:
+        _require(isinstance(event, _Fact), "of", event, f"an event inside '{name}'")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+NOTHING = Compose(())
+"""The event of a unit whose data were never used."""

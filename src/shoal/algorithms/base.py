@@ -1,0 +1,60 @@
+"""The record that defines an algorithm, and the registry of all of them.
+
+An algorithm is what it puts at each boundary that a value crosses (DESIGN: "values cross boundaries"), and
+nothing else: the engine reads this record, and so do the accountant and the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.errors import ConfigError
+from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.schedules import parse
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains: SGD for `epochs` passes, or exactly `steps` steps where that is given."""
+
+    epochs: int = 1
+    steps: int | None = None
+    lr: str | float = 0.1
+    momentum: float = 0.0
+    keep_momentum: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"local.epochs must be >= 1, got {self.epochs}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"local.steps must be >= 1, got {self.steps}")
+        if min(parse(self.lr).values(100)) < 0:
+            raise ConfigError(f"local.lr must be >= 0, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Boundary `aggregate`: the mean of the updates, by client or weighted by each client's records."""
+
+    weights: Literal["size", "equal"] = "equal"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One method: its paper, and what happens at each boundary."""
+
+    name: str
+    paper: str
+    summary: str
+    proves: str
+    published: str
+    clients: Clients
+    examples: Examples
+    local: Local
+    aggregate: Aggregate
+
+
+BOUNDARIES = ("clients", "examples", "local", "aggregate")

@@ -1,0 +1,25 @@
+"""Federated averaging: 000 Algorithm 1 (McMahan et al. 2017, "Communication-efficient learning ...").
+
+    for each round t:   S_t <- m of the K clients
+        for k in S_t:   w_k <- w_t;  for E epochs, for each batch b of client k:  w_k <- w_k - lr grad(w_k; b)
+        w_{t+1} <- sum_k (n_k/n) w_k
+
+It protects nothing: an update can be inverted, and a model remembers. It is the baseline of all others.
+"""
+
+from shoal.algorithms.base import Aggregate, Algorithm, Local
+from shoal.privacy.sampling import Clients, Examples
+
+FEDAVG = Algorithm(
+    name="fedavg",
+    paper="000 Algorithm 1 (McMahan et al. 2017)",
+    summary="plain federated averaging, the baseline of all",
+    proves="nothing: no noise is added",
+    published="claims no privacy",
+    clients=Clients("fixed-size", cohort=10),
+    examples=Examples("shuffled", batch=10),
+    local=Local(epochs=1, lr=0.1),
+    aggregate=Aggregate("size"),
+)
+
+ALGORITHMS = (FEDAVG,)

@@ -1,0 +1,53 @@
+"""The command `shoal`: one file a verb, and one place where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from shoal import __version__
+from shoal.cli import account, algorithms, data, ledger, run
+from shoal.errors import ShoalError
+
+app = typer.Typer(
+    name="shoal",
+    help="Differentially private federated learning that says truthfully what it reveals.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.command)
+app.command("algorithms")(algorithms.command)
+app.add_typer(account.app, name="account")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"shoal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    try:
+        app()
+    except ShoalError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 2))
+    except KeyboardInterrupt:
+        print("shoal: stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)

@@ -1,0 +1,110 @@
+"""`shoal run`: train a model over clients, watch it, and see at the end what it reveals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from shoal.api import Result
+    from shoal.config import Config
+    from shoal.engine.simulator import Simulator
+
+
+def command(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if left out.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the configuration.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
+    ] = False,
+) -> None:
+    """Train a model over clients; see how good it is and what it reveals."""
+    import shoal
+
+    console = Console(stderr=as_json)
+    watch = Watch(console)
+    try:
+        with watch.progress:
+            result = shoal.run(
+                config,
+                overrides=change or [],
+                resume=resume,
+                runs=runs,
+                device=device,
+                on_start=watch.start,
+                on_round=watch.round,
+            )
+    finally:
+        watch.restore()
+    if as_json:
+        json.dump(result.to_json(), sys.stdout)
+        print()
+    else:
+        show(result, console)
+
+
+class Watch:
+    """The progress bar; and Ctrl-C, which ends the run after the round that is being played."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("[bold]{task.fields[name]}"),
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+        )
+        self._console = console
+        self._before: Any = None
+        self._task: Any = None
+
+    def start(self, config: Config, simulator: Simulator, run: Path) -> None:
+        self._console.print(f"{config.algorithm.name} on {config.data.name}: {len(simulator.stage.federation)} clients, {run}")
+        self._task = self.progress.add_task(
+            "", name=config.algorithm.name, accuracy="-", total=simulator.rounds, completed=simulator.done
+        )
+
+        def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
+            self._console.print("stopping after this round (Ctrl-C again: at once)")
+            simulator.stop()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        with contextlib.suppress(ValueError):  # not in the main thread: then there is no Ctrl-C to catch
+            self._before = signal.signal(signal.SIGINT, interrupt)
+
+    def round(self, line: dict[str, Any]) -> None:
+        fields = {"accuracy": f"{line['accuracy']:.3f}"} if "accuracy" in line else {}
+        self.progress.update(self._task, completed=line["round"], **fields)
+
+    def restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+
+def show(result: Result, console: Console) -> None:
+    """The closing table."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("accuracy", f"{result.accuracy:.4f} on held-out data, after {result.rounds} rounds")
+    table.add_row("time", f"{result.seconds:.1f} s")
+    table.add_row("privacy", "not private: fedavg protects nothing")
+    table.add_row("run", str(result.run))
+    console.print(table)

@@ -1,0 +1,202 @@
+"""A run's configuration: TOML for people, frozen records inside, every key and value checked at the edge.
+
+The sections are the boundaries of the chosen algorithm (`clients`, `examples`, `local`, ...), `data` and
+`engine`; the keys are the fields of their records. So `-c clients.cohort=30` changes just that field.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from shoal.algorithms import algorithm as find_algorithm
+from shoal.algorithms.base import BOUNDARIES, Algorithm
+from shoal.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Which data, and how they are split over clients."""
+
+    name: str = "digits"
+    partition: Literal["auto", "iid", "shards", "dirichlet", "sample", "column"] = "auto"
+    clients: int = 100
+    shards: int = 2
+    alpha: float = 0.5
+    fraction: float = 0.1
+    records: int | None = None
+    scale: Literal["unit", "standard", "raw"] = "unit"
+    features: str = "none"
+    label: str = "label"
+    client: str | None = None
+    test_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ConfigError(f"data.clients must be >= 1, got {self.clients}")
+
+
+@dataclass(frozen=True)
+class EngineSection:
+    """Where and how the simulation runs; nothing here changes what is computed."""
+
+    device: str = "auto"
+    memory: float | None = None
+    threads: int | None = None
+    together: bool = True
+    evaluate_every: int = 1
+    checkpoint_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "threads", "evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"engine.{name} must be > 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that defines a run."""
+
+    algorithm: Algorithm
+    model: str
+    rounds: int
+    seed: int
+    data: DataSection
+    engine: EngineSection
+
+
+_TOP: dict[str, tuple[type, Any]] = {
+    "algorithm": (str, "fedavg"),
+    "model": (str, "auto"),
+    "rounds": (int, 30),
+    "seed": (int, 0),
+}
+_SECTIONS: dict[str, Any] = {"data": DataSection(), "engine": EngineSection()}
+
+
+def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top."""
+    given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    for word in overrides:
+        key, value = _override(word)
+        given[key] = value
+    algorithm = find_algorithm(_checked("algorithm", given.pop("algorithm", _TOP["algorithm"][1]), str))
+    sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
+    top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
+    changes: dict[str, dict[str, Any]] = {}
+    for key, value in given.items():
+        _refuse_unknown(key, sections, algorithm)
+        section, _, name = key.rpartition(".")
+        if section:
+            changes.setdefault(section, {})[name] = value
+        else:
+            top[name] = _checked(name, value, _TOP[name][0])
+    built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
+    if top["rounds"] < 1:
+        raise ConfigError(f"rounds must be >= 1, got {top['rounds']}")
+    algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
+    return Config(algorithm, **top, **built)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return _flat(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from None
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The whole configuration, in the shape of its TOML file; what is not set is left out."""
+    result: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
+    result["algorithm"] = config.algorithm.name
+    sections = {name: getattr(config, name) for name in _SECTIONS}
+    sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}
+    for name, section in sections.items():
+        if is_dataclass(section):
+            values = {field.name: getattr(section, field.name) for field in fields(section)}
+            result[name] = {key: value for key, value in values.items() if value is not None}
+    return result
+
+
+def to_toml(config: Config) -> str:
+    tables = to_dict(config)
+    lines = [f"{key} = {_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_word(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _override(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals:
+        raise ConfigError(f"'-c {word}' has no '='; write key=value, for example -c rounds=50")
+    try:
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text
+
+
+def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm) -> None:
+    known = list(_TOP)
+    for name, section in sections.items():
+        if is_dataclass(section):
+            known += [f"{name}.{field.name}" for field in fields(section)]
+    if key in known:
+        return
+    section = key.partition(".")[0]
+    if section in sections and sections[section] is None:
+        raise ConfigError(f"'{key}': algorithm {algorithm.name} has nothing at the boundary '{section}'")
+    raise ConfigError(f"there is no key '{key}' (algorithm {algorithm.name}){nearest(key, known)}")
+
+
+def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
+    if not changes:
+        return section
+    kinds = get_type_hints(type(section))
+    checked = {key: _checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
+    return replace(section, **checked)
+
+
+def _checked(key: str, value: Any, kind: Any) -> Any:
+    try:
+        return TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{key} cannot be {value!r}: {_reason(error, value)}") from None
+
+
+def _reason(error: ValidationError, value: Any) -> str:
+    first = error.errors()[0]
+    choices = first.get("ctx", {}).get("expected", "")
+    if first["type"] == "literal_error":
+        words = [word.strip().strip("'") for word in choices.replace(" or ", ",").split(",")]
+        return f"it is one of {', '.join(words)}{nearest(str(value), words) if str(value) else ''}"
+    reasons = [item["msg"].removeprefix("Input should be ") for item in error.errors()]
+    return f"it should be {' or '.join(dict.fromkeys(reasons))}"

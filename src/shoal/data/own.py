@@ -1,0 +1,286 @@
+"""The user's own data as arrays: `from_arrays`, `from_clients`, and .npz files.
+
+Nothing is standardised from the data: a mean or deviation of private rows would itself be a release. Pixels
+(uint8) are divided by the public constant 255; other numbers are taken as they are, so scale them with
+constants that are public. Which classes and clients there are counts as public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.data.dataset import NOT_FINITE, Dataset, first_bad_row
+from shoal.data.readers import read_npz
+from shoal.data.scaling import check_scale
+from shoal.data.split import held_out
+from shoal.errors import ConfigError, DataError, nearest
+
+Array = Any  # a numpy array, a torch tensor, or nested sequences of numbers
+CHANNELS = (1, 3, 4)
+NPZ_PLAIN = ("x", "y", "client", "client_names", "classes")
+NPZ_SPLIT = ("train_x", "train_y", "test_x", "test_y", "train_client", "client_names", "classes")
+
+
+def from_arrays(
+    x: Array,
+    y: Array,
+    *,
+    client: Array | None = None,
+    test: tuple[Array, Array] | None = None,
+    classes: Sequence[str] | None = None,
+    test_fraction: float = 0.2,
+    scale: str = "unit",
+    name: str = "arrays",
+    notes: tuple[str, ...] = (),
+) -> Dataset:
+    """A data set from features, labels and, where known, the owner (`client`) of each row.
+
+    `x` is `[N, F]`, or pictures `[N, H, W]`, `[N, C, H, W]` or `[N, H, W, C]` (where both could be meant, the
+    channels come first). Without `test` a fixed share of the rows is held out: of each client where owners
+    are known, else of each class. Without `classes` the classes are the different labels, in order; with it,
+    labels are numbers from 0 or these names.
+    """
+    where = f"data '{name}'"
+    train_x = _features(x, where, scale)
+    rows = len(train_x)
+    owners, owner_names = (None, ()) if client is None else _owners(client, rows, where)
+    if test is None:
+        (codes,), class_names = _labels([y], [rows], classes, where)
+        keep, out = _split(codes if owners is None else owners, test_fraction, where)
+        test_x, test_y = train_x[out], codes[out]
+        train_x, train_y = train_x[keep], codes[keep]
+        owners = None if owners is None else owners[keep]
+    else:
+        test_x = _features(test[0], f"{where}, test", scale)
+        (train_y, test_y), class_names = _labels([y, test[1]], [rows, len(test_x)], classes, where)
+    return Dataset(
+        name=name,
+        train_x=train_x,
+        train_y=torch.from_numpy(train_y),
+        test_x=test_x,
+        test_y=torch.from_numpy(test_y),
+        classes=class_names,
+        owners=owners,
+        owner_names=owner_names,
+        notes=notes,
+    )
+
+
+def from_clients(
+    clients: Sequence[tuple[Array, Array]],
+    *,
+    test: tuple[Array, Array] | None = None,
+    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    test_fraction: float = 0.2,
+    scale: str = "unit",
+    name: str = "clients",
+) -> Dataset:
+    """A data set from one pair (x, y) a client; `partition='column'` gives each client its rows back."""
+    if not len(clients):
+        raise DataError(f"data '{name}': no clients given")
+    if names is not None and len(names) != len(clients):
+        raise DataError(f"data '{name}': {len(clients)} clients but {len(names)} names")
+    xs = [_array(x, f"data '{name}', client {k}, x") for k, (x, _) in enumerate(clients)]
+    ys = [_array(y, f"data '{name}', client {k}, y") for k, (_, y) in enumerate(clients)]
+    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        _check_client(x, y, xs[0], f"data '{name}', client {k}")
+    dataset = from_arrays(
+        np.concatenate(xs),
+        np.concatenate(ys),
+        client=np.repeat(np.arange(len(xs)), [len(x) for x in xs]),
+        test=test,
+        classes=classes,
+        test_fraction=test_fraction,
+        scale=scale,
+        name=name,
+    )
+    return dataset if names is None else _named(dataset, names)
+
+
+def read_own_npz(
+    path: Path, *, classes: Sequence[str] | None, test_fraction: float, scale: str, name: str
+) -> Dataset:
+    """A data set from a .npz with x, y (client) or train_x, train_y, test_x, test_y (train_client).
+
+    `classes` and `client_names` may be there too: what the numbers in y and client stand for.
+    """
+    arrays = read_npz(path, str(path))
+    split = "train_x" in arrays
+    allowed = NPZ_SPLIT if split else NPZ_PLAIN
+    for key in arrays:
+        if key not in allowed:
+            raise DataError(f"{path}: array '{key}' is not known{nearest(key, allowed)}")
+    needed = NPZ_SPLIT[:4] if split and {"test_x", "test_y"} & set(arrays) else allowed[:2]
+    for key in needed:
+        if key not in arrays:
+            raise DataError(f"{path}: lacks the array '{key}', has {', '.join(sorted(arrays)) or 'none'}")
+    given = None if "classes" not in arrays else [str(c) for c in arrays["classes"].reshape(-1)]
+    dataset = from_arrays(
+        arrays[allowed[0]],
+        arrays[allowed[1]],
+        client=arrays.get("train_client" if split else "client"),
+        test=(arrays["test_x"], arrays["test_y"]) if "test_x" in arrays else None,
+        classes=classes or given,
+        test_fraction=test_fraction,
+        scale=scale,
+        name=name,
+    )
+    return _named(dataset, arrays["client_names"].reshape(-1)) if "client_names" in arrays else dataset
+
+
+def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:
+    """The data set with names for its owners, who were numbered 0, 1, 2, ..."""
+    if dataset.owner_names != tuple(str(k) for k in range(len(names))):
+        raise DataError(
+            f"data '{dataset.name}': {len(names)} client names need clients numbered 0 to {len(names) - 1}"
+        )
+    return replace(dataset, owner_names=tuple(map(str, names)))
+
+
+def _check_client(x: np.ndarray, y: np.ndarray, first: np.ndarray, where: str) -> None:
+    if not len(x):
+        raise DataError(f"{where}: has no rows; leave it out")
+    if len(x) != len(y):
+        raise DataError(f"{where}: {len(x)} rows but {len(y)} labels")
+    if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+        raise DataError(
+            f"{where}: rows are {x.dtype} {x.shape[1:]}, those of client 0 {first.dtype} {first.shape[1:]}"
+        )
+
+
+def _array(value: Array, where: str) -> np.ndarray:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return np.asarray(value.float() if value.dtype == torch.bfloat16 else value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{where}: not an array: {error}") from error
+    if array.ndim == 0:
+        raise DataError(f"{where}: a single value, expected an array")
+    return array
+
+
+def _features(value: Array, where: str, scale: str) -> torch.Tensor:
+    """Features as float32 `[N, F]` or `[N, C, H, W]`."""
+    check_scale(scale)
+    array = _array(value, f"{where}, x")
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{where}: features are of type {array.dtype}, expected numbers")
+    if not array.size:
+        raise DataError(f"{where}: no data, shape {array.shape}")
+    pixels = array.dtype == np.uint8
+    if scale == "standard" and not pixels:
+        raise ConfigError(
+            f"{where}: scale 'standard' is for pixels (uint8), these are {array.dtype}; scale them yourself "
+            "with public constants and use scale 'unit'"
+        )
+    with np.errstate(over="ignore"):
+        x = torch.from_numpy(np.ascontiguousarray(_channels_first(array, where)).astype(np.float32))
+    if (row := first_bad_row(x)) is not None:
+        raise DataError(f"{where}: row {row} {NOT_FINITE}")
+    if pixels and scale != "raw":
+        x.div_(255)
+    return x.sub_(0.5).div_(0.5) if scale == "standard" else x
+
+
+def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
+    if array.ndim == 2:
+        return array
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4 and array.shape[1] in CHANNELS:
+        return array
+    if array.ndim == 4 and array.shape[3] in CHANNELS:
+        return array.transpose(0, 3, 1, 2)
+    raise DataError(
+        f"{where}: features of shape {array.shape}; expected [N, F], or pictures [N, H, W], [N, C, H, W] or "
+        "[N, H, W, C] with 1, 3 or 4 channels"
+    )
+
+
+def _labels(
+    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Labels of several parts as int64 codes, and the names of the classes."""
+    parts = [_label_array(value, count, where) for value, count in zip(values, rows, strict=True)]
+    together = np.concatenate(parts)
+    if classes is None:
+        found, codes = np.unique(together, return_inverse=True)
+        if len(found) < 2:
+            raise DataError(f"{where}: all labels are {found[0].item()!r}; at least two classes are needed")
+        names = tuple(str(value) for value in found)
+    else:
+        names = tuple(map(str, classes))
+        codes = _given_codes(together, names, where)
+    return np.split(codes.astype(np.int64), np.cumsum(rows)[:-1]), names
+
+
+def _label_array(value: Array, rows: int, where: str) -> np.ndarray:
+    y = _array(value, f"{where}, y")
+    if y.ndim != 1:
+        raise DataError(
+            f"{where}: labels have shape {y.shape}, expected [N]; of one-hot rows take the argmax"
+        )
+    if len(y) != rows:
+        raise DataError(f"{where}: {rows} rows but {len(y)} labels")
+    if y.dtype.kind == "f":
+        whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2**53)
+        if not whole.all():
+            row = int((~whole).argmax())
+            raise DataError(
+                f"{where}: label {y[row]} in row {row} is not a whole number; labels name classes"
+            )
+        return y.astype(np.int64)
+    if y.dtype.kind not in "biuU":
+        raise DataError(f"{where}: labels are of type {y.dtype}, expected whole numbers or text")
+    return y if y.dtype.kind == "U" else y.astype(np.int64)
+
+
+def _given_codes(labels: np.ndarray, names: tuple[str, ...], where: str) -> np.ndarray:
+    if len(set(names)) != len(names):
+        raise DataError(f"{where}: classes are named twice in {list(names)}")
+    if labels.dtype.kind == "U":
+        found, inverse = np.unique(labels, return_inverse=True)
+        for label in found:
+            if label not in names:
+                raise DataError(
+                    f"{where}: label '{label}' is not among the classes{nearest(str(label), names)}"
+                )
+        return np.array([names.index(label) for label in found])[inverse]
+    outside = (labels < 0) | (labels >= len(names))
+    if outside.any():
+        row = int(outside.argmax())
+        raise DataError(f"{where}: label {labels[row]} in row {row} is outside 0 to {len(names) - 1}")
+    return labels
+
+
+def _owners(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Owners numbered from 0, and their names."""
+    array = _array(client, f"{where}, client")
+    if array.shape != (rows,):
+        raise DataError(
+            f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows"
+        )
+    if array.dtype.kind not in "iuU":
+        raise DataError(f"{where}: client is of type {array.dtype}, expected whole numbers or text")
+    found, codes = np.unique(array, return_inverse=True)
+    return codes.astype(np.int64), tuple(str(value) for value in found)
+
+
+def _split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.ndarray, np.ndarray]:
+    if not 0 < test_fraction < 1:
+        raise ConfigError(f"{where}: test_fraction must be between 0 and 1, got {test_fraction}")
+    keep, out = held_out(groups, max(1, round(test_fraction * len(groups))))
+    if not len(out):
+        raise DataError(
+            f"{where}: no row can be held out, as each client or class has one row only; give test rows"
+        )
+    return keep, out

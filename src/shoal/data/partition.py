@@ -1,0 +1,232 @@
+"""Who holds which records: iid, shards (000, 001), dirichlet, sample (002) and column.
+
+A partition is index views into one data set: 10,000 clients of 600 records are 24 MB of numbers.
+No client holds a record twice; a record may sit on several clients, and `multiplicity` says on how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.random import Generator
+
+from shoal.errors import ConfigError, DataError, nearest
+
+KINDS = ("iid", "shards", "dirichlet", "sample", "column")
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Client k holds the records `indices[offsets[k]:offsets[k + 1]]`."""
+
+    indices: np.ndarray  # int32, records of all clients one after the other
+    offsets: np.ndarray  # int64, [K + 1]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def records(self, client: int) -> np.ndarray:
+        """The record numbers of one client, as a view."""
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @cached_property
+    def multiplicity(self) -> int:
+        """The greatest number of clients on which one record sits.
+
+        Per-example guarantees compose that often: 1 means that clients are disjoint.
+        """
+        return int(np.bincount(self.indices).max())
+
+
+def partition(
+    kind: str,
+    labels: torch.Tensor | np.ndarray | Sequence[int],
+    *,
+    clients: int | None,
+    shards: int = 2,
+    alpha: float = 0.5,
+    fraction: float = 0.1,
+    records: int | None = None,
+    owners: np.ndarray | None = None,
+    generator: Generator,
+) -> Partition:
+    """Split the records with these labels over clients; all randomness comes from the generator."""
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
+        raise DataError(f"labels must be whole numbers [N], got {labels.dtype} {labels.shape}")
+    if kind == "column":
+        return column(owners, rows=len(labels), clients=clients)
+    if kind not in KINDS:
+        raise ConfigError(f"partition '{kind}' is not known{nearest(kind, KINDS)}")
+    if clients is None:
+        raise ConfigError(f"partition '{kind}' needs the number of clients; set clients")
+    if records is not None and kind not in ("iid", "shards"):
+        raise ConfigError(
+            f"records={records} does not apply to partition '{kind}'; leave it out or use iid or shards"
+        )
+    if kind == "iid":
+        return iid(len(labels), clients=clients, records=records, generator=generator)
+    if kind == "shards":
+        return shards_by_label(labels, clients=clients, shards=shards, records=records, generator=generator)
+    if kind == "dirichlet":
+        return dirichlet(labels, clients=clients, alpha=alpha, generator=generator)
+    return sample(len(labels), clients=clients, fraction=fraction, generator=generator)
+
+
+def iid(rows: int, *, clients: int, records: int | None = None, generator: Generator) -> Partition:
+    """Records in random order, dealt out evenly.
+
+    With `records` each client gets so many; where clients * records exceeds what is there, the data are
+    dealt out again in a new order, each time to other clients.
+    """
+    _whole("clients", clients)
+    if records is None:
+        _enough(rows, clients, "clients")
+        sizes = np.full(clients, rows // clients)
+        sizes[: rows % clients] += 1
+        return _partition(generator.permutation(rows), sizes)
+    _whole("records", records, most=rows, most_is="the records there are")
+    at_once = rows // records
+    deals = [
+        generator.permutation(rows)[: min(at_once, clients - done) * records]
+        for done in range(0, clients, at_once)
+    ]
+    return _partition(np.concatenate(deals), np.full(clients, records))
+
+
+def shards_by_label(
+    labels: np.ndarray, *, clients: int, shards: int = 2, records: int | None = None, generator: Generator
+) -> Partition:
+    """Records sorted by label and cut into shards of one size; each client gets `shards` of them (000, 001).
+
+    With `records` a shard is records / shards long, and when clients need more shards than there are, every
+    shard is given to several clients, as equally often as possible, never twice to the same.
+    """
+    _whole("clients", clients)
+    _whole("shards", shards)
+    rows = len(labels)
+    if records is None:
+        _enough(rows, clients * shards, "clients * shards")
+        used = generator.permutation(rows)
+        cuts = np.arange(clients * shards + 1) * rows // (clients * shards)
+    else:
+        _whole("records", records, most=rows, most_is="the records there are")
+        if records % shards:
+            raise ConfigError(f"records must be a multiple of shards, got records={records}, shards={shards}")
+        length = records // shards
+        count = rows // length
+        used = generator.permutation(rows)[: count * length]
+        cuts = np.arange(count + 1) * length
+    by_label = used[np.argsort(labels[used], kind="stable")]
+    dealt_KS = _deal(len(cuts) - 1, clients, shards, generator)
+    lengths_KS = np.diff(cuts)[dealt_KS]
+    positions = _ranges(cuts[dealt_KS].reshape(-1), lengths_KS.reshape(-1))
+    return _partition(by_label[positions], lengths_KS.sum(1))
+
+
+def dirichlet(labels: np.ndarray, *, clients: int, alpha: float = 0.5, generator: Generator) -> Partition:
+    """Each class is shared out in proportions drawn from Dirichlet(alpha) over the clients.
+
+    A client that would get nothing takes one record from the client that has most at that moment.
+    """
+    _whole("clients", clients)
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ConfigError(f"alpha must be > 0, got {alpha} (partition dirichlet)")
+    _enough(len(labels), clients, "clients")
+    holder = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        shares = generator.dirichlet(np.full(clients, alpha))
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        holder[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+    sizes = np.bincount(holder, minlength=clients)
+    for empty in np.flatnonzero(sizes == 0):
+        giver = sizes.argmax()
+        holder[generator.choice(np.flatnonzero(holder == giver))] = empty
+        sizes[giver] -= 1
+        sizes[empty] += 1
+    return _partition(np.argsort(holder, kind="stable"), sizes)
+
+
+def sample(rows: int, *, clients: int, fraction: float = 0.1, generator: Generator) -> Partition:
+    """Each client draws this fraction of all records, independently, so clients overlap (002)."""
+    _whole("clients", clients)
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction must be > 0 and at most 1, got {fraction} (partition sample)")
+    each = max(1, round(fraction * rows))
+    indices = np.empty((clients, each), np.int32)
+    for drawn in indices:
+        drawn[:] = generator.choice(rows, each, replace=False)
+    return _partition(indices.reshape(-1), np.full(clients, each))
+
+
+def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) -> Partition:
+    """The data say who owns each record (their `client` column)."""
+    if owners is None:
+        raise ConfigError(
+            "partition 'column' needs data with a client column; these have none, use iid or shards"
+        )
+    if owners.shape != (rows,):
+        raise DataError(f"owners must name one owner a record, got {owners.shape} for {rows} records")
+    sizes = np.bincount(owners)
+    if not sizes.all():
+        raise DataError(f"owner {int(sizes.argmin())} has no record; number owners from 0 without gaps")
+    if clients is not None and clients != len(sizes):
+        raise ConfigError(
+            f"clients is {clients}, but the client column names {len(sizes)}; "
+            f"leave clients out or set it to {len(sizes)}"
+        )
+    return _partition(np.argsort(owners, kind="stable"), sizes)
+
+
+def _partition(indices: np.ndarray, sizes: np.ndarray) -> Partition:
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return Partition(indices.astype(np.int32, copy=False), offsets)
+
+
+def _deal(count: int, clients: int, each: int, generator: Generator) -> np.ndarray:
+    """Deal `count` shards to clients, `each` a client, equally often (give or take one), none twice to one.
+
+    Whole decks are shuffled and dealt one after the other; only the client at the seam of two decks could get
+    a shard twice, so the new deck begins with shards which that client does not hold.
+    """
+    decks: list[np.ndarray] = []
+    while (dealt := len(decks) * count) < clients * each:
+        deck = generator.permutation(count)
+        if waiting := dealt % each:
+            new = deck[~np.isin(deck, decks[-1][-waiting:])][: each - waiting]
+            deck = np.concatenate([new, deck[~np.isin(deck, new)]])
+        decks.append(deck)
+    return np.concatenate(decks)[: clients * each].reshape(clients, each)
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The numbers starts[i] .. starts[i] + lengths[i] - 1 for all i, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+
+
+def _whole(name: str, value: int, most: int | None = None, most_is: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most} ({most_is}), got {value}")
+
+
+def _enough(rows: int, needed: int, what: str) -> None:
+    if needed > rows:
+        raise ConfigError(
+            f"{what} is {needed}, but there are only {rows} records; "
+            "use fewer clients, or set records so that records are repeated (iid, shards)"
+        )

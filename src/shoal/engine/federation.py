@@ -1,0 +1,66 @@
+"""The clients of a simulation: one data set in memory, and which of its records each client holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.data.dataset import Dataset
+from shoal.data.partition import Partition
+from shoal.engine.workers import Workers
+from shoal.gradients import Layout
+from shoal.gradients.network import example_losses
+
+EVALUATION_ROWS = 500
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Records on the device; clients are views into them."""
+
+    dataset: Dataset
+    partition: Partition
+    device: torch.device
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    @classmethod
+    def of(cls, dataset: Dataset, partition: Partition, device: torch.device) -> Federation:
+        tensors = (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y)
+        return cls(dataset, partition, device, *(tensor.to(device) for tensor in tensors))
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.partition.sizes
+
+    def rows(self, records: Tensor) -> tuple[Tensor, Tensor]:
+        """The records of a batch for each client: [K, B, ...] and [K, B]."""
+        flat = records.flatten()
+        x = self.x.index_select(0, flat).unflatten(0, records.shape)
+        return x, self.y.index_select(0, flat).view(records.shape)
+
+    def evaluate(self, module: nn.Module, layout: Layout, model: Tensor, workers: Workers) -> tuple[float, float]:
+        """Accuracy and mean loss of a model on the held-out rows."""
+        layout.load(module, model)
+        module.eval()
+
+        def part(start: int) -> tuple[float, float]:
+            x, y = self.test_x[start : start + EVALUATION_ROWS], self.test_y[start : start + EVALUATION_ROWS]
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            with torch.inference_mode():
+                logits = module(x)
+                hits = (logits.argmax(1) == y).sum()
+                return float(hits), float(example_losses(logits, y).sum())
+
+        parts = workers.map(part, range(0, len(self.test_y), EVALUATION_ROWS))
+        hits, losses = map(sum, zip(*parts, strict=True))
+        return hits / len(self.test_y), losses / len(self.test_y)

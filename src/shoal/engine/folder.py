@@ -1,0 +1,169 @@
+"""A run is a folder: `runs/<id>/` with its configuration, metrics, checkpoint, model and environment.
+
+Files that matter are written whole or not at all: a temporary file, fsync, rename. One process at a time
+holds the folder's lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from shoal.errors import RunError
+
+CHECKPOINT = "checkpoint/state.safetensors"
+
+
+class RunFolder:
+    """An open run folder; close it, or use it in a `with` statement, to give the lock back."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path, self._lock = path, lock
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> RunFolder:
+        """A new folder under `root`, named after the time and what is run."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path = next(p for p in _names(root, f"{stamp}-{name}") if _made(p))
+            (path / "checkpoint").mkdir()
+        except OSError as error:
+            raise RunError(f"the run folder cannot be made in {root}: {error}") from None
+        return cls(path, _locked(path))
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of an earlier run, to go on with it."""
+        if not (path / "config.toml").is_file():
+            raise RunError(f"{path} is no run folder (it has no config.toml); `ls runs` shows those there are")
+        return cls(path, _locked(path))
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write_text(self, name: str, text: str) -> None:
+        write_whole(self.path / name, text.encode())
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+        held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        write_whole(self.path / name, save(held, metadata=dict(notes)))
+
+    def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """Tensors and notes of a file, or None where there is no such file."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise RunError(f"{path} is damaged: {error}") from None
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that are whole."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
+    def keep_metrics(self, rounds: int) -> None:
+        """Forget what was written of rounds that are to be played again."""
+        kept = [line for line in self.metrics() if line["round"] <= rounds]
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a kill at any moment leaves the old one or the new one, never a part."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error}") from None
+
+
+def environment(device: torch.device) -> str:
+    """What a run ran on, one fact a line."""
+    facts = {"python": sys.version.split()[0], "system": platform.platform(), "processor": _processor()}
+    facts |= {"cores": str(os.cpu_count()), "device": str(device)}
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    facts["torch"] = torch.__version__
+    for name in ("shoal", "numpy", "scipy", "scikit-learn", "dp-accounting", "safetensors"):
+        try:
+            facts[name] = version(name)
+        except PackageNotFoundError:
+            facts[name] = "not installed"
+    return "".join(f"{key}: {value}\n" for key, value in facts.items())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _names(root: Path, name: str) -> Any:
+    yield root / name
+    for number in range(2, 10_000):
+        yield root / f"{name}-{number}"
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _locked(path: Path) -> IO[str]:
+    try:
+        file = (path / ".lock").open("w")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{path} is in use by another process; wait for it, or start a new run") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be locked: {error}") from None
+    return file

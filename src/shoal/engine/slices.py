@@ -1,0 +1,81 @@
+"""A cohort is trained in slices that fit the memory, and on a CPU the caches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm
+from shoal.gradients import Network
+
+CPU_SLICE_BYTES = 64 * 2**20
+
+
+class Slicer:
+    """Cuts a cohort into slices of clients with about as many steps each.
+
+    The greatest slice is chosen from what a client needs: its parameters, and its activations three times
+    over (themselves, their gradients, unfolded pictures).
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        network: Network,
+        module: nn.Module,
+        sample: Tensor,
+        sizes: np.ndarray,
+        workers: int,
+        memory: float | None,
+    ) -> None:
+        self._sizes, self._workers = sizes, workers
+        batch = min(algorithm.examples.batch, int(sizes.max(initial=1)))
+        copies = 3 if algorithm.local.momentum else 2
+        self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))
+        budget = memory * 2**30 if memory else _default_budget(sample.device)
+        if sample.device.type == "cpu":
+            budget = min(budget / workers, max(CPU_SLICE_BYTES, 4 * self.client_bytes))
+        self.largest = max(1, int(budget // self.client_bytes)) if network.together else 1
+
+    def slices(self, cohort: np.ndarray) -> Iterator[np.ndarray]:
+        if len(cohort) == 0:
+            return
+        order = cohort[np.argsort(self._sizes[cohort], kind="stable")]
+        count = math.ceil(len(order) / self.largest)
+        if self._workers > 1:
+            count = min(len(order), self._workers * math.ceil(count / self._workers))
+        yield from np.array_split(order, count)
+
+
+def _activations(module: nn.Module, sample: Tensor) -> int:
+    """Numbers that one example's forward pass makes, its input included."""
+    made = [sample[:1].numel()]
+    handles = [
+        child.register_forward_hook(lambda _module, _input, output: made.append(_numel(output)))
+        for child in module.modules()
+        if not list(child.children())
+    ]
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(sample[:1])
+    finally:
+        module.train(training)
+        for handle in handles:
+            handle.remove()
+    return sum(made)
+
+
+def _numel(output: object) -> int:
+    return output.numel() if isinstance(output, Tensor) else 0
+
+
+def _default_budget(device: torch.device) -> float:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return 0.5 * free
+    return 4 * 2**30

@@ -1,0 +1,39 @@
+"""What goes wrong in Shoal, in words for the person who can mend it: the thing, the value, the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ShoalError(Exception):
+    """The root of every error that Shoal raises on purpose; the command line prints it and exits with 2."""
+
+
+class ConfigError(ShoalError):
+    """A key or a value of the configuration that cannot be used."""
+
+
+class DataError(ShoalError):
+    """Data that are missing, damaged, or not what they claim to be."""
+
+
+class ModelError(ShoalError):
+    """A model that cannot be built, or that does not fit the data or the privacy asked for."""
+
+
+class LedgerError(ShoalError):
+    """A ledger that was edited, torn, or that cannot be written."""
+
+
+class RunError(ShoalError):
+    """A run folder that is in use, incomplete, or cannot be resumed."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the choice nearest to the word, or a list of the choices."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; choose from {', '.join(choices)}" if choices else ""

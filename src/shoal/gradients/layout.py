@@ -1,0 +1,70 @@
+"""A model's parameters as one flat vector: where each tensor lies in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in the vector."""
+
+    name: str
+    start: int
+    stop: int
+    shape: torch.Size
+    trainable: bool
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """A view of this tensor in a vector [P], or in one vector a client [K, P]."""
+        return vectors[..., self.start : self.stop].unflatten(-1, self.shape or (1,))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The trainable parameters in the model's order, then running statistics, which travel with them."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        tensors = [(name, p, True) for name, p in module.named_parameters() if p.requires_grad]
+        tensors += [(name, b, False) for name, b in _running_statistics(module)]
+        entries, start = [], 0
+        for name, tensor, trainable in tensors:
+            entries.append(Entry(name, start, start + tensor.numel(), tensor.shape, trainable))
+            start += tensor.numel()
+        return cls(tuple(entries))
+
+    @property
+    def size(self) -> int:
+        return self.entries[-1].stop if self.entries else 0
+
+    def views(self, vectors: Tensor) -> dict[str, Tensor]:
+        return {entry.name: entry.of(vectors).reshape(entry.shape) for entry in self.entries}
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The module's values as a new vector [P]."""
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        return torch.cat([state[entry.name].detach().reshape(-1) for entry in self.entries]).float()
+
+    def load(self, module: nn.Module, vector: Tensor) -> None:
+        """Write a vector [P] into the module."""
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for entry in self.entries:
+                state[entry.name].copy_(entry.of(vector).reshape(entry.shape))
+
+
+def _running_statistics(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        (f"{prefix}.{name}" if prefix else name, buffer)
+        for prefix, child in module.named_modules()
+        if isinstance(child, _NormBase)
+        for name, buffer in child.named_buffers(recurse=False)
+        if buffer.is_floating_point()
+    ]
