@@ -288,3 +288,18 @@ def test_a_broken_parquet_is_refused(tmp_path: Path, parquet: bytes) -> None:
         place.write_bytes(data)
         with pytest.raises(DataError, match=r"t\.parquet"):
             read_table(place)
+
+
+def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    place = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"t": ["Köln", "Köln"], "label": [0, 1]}), place, compression="none")
+    place.write_bytes(place.read_bytes().replace("Köln".encode(), b"K\xff\xffln"))
+    with pytest.raises(DataError, match="UTF"):
+        read_table(place)
+    csv = tmp_path / "t.csv"
+    csv.write_bytes(b"t,label\nK\xff\xffln,0\nx,1\n")
+    with pytest.raises(DataError, match="column 't' is of type binary"):
+        read_and_encode(csv)

@@ -163,7 +163,7 @@ def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
     parts: Partition = partition(
         section.partition,
         dataset.train_y,
-        clients=section.clients,
+        clients=None if section.partition == "column" else section.clients,
         shards=section.shards,
         alpha=section.alpha,
         fraction=section.fraction,
@@ -212,9 +212,9 @@ def _with_features(dataset: Dataset, name: str) -> Dataset:
     if name == "none":
         return dataset
     from shoal.data.features import cached
-    from shoal.data.sources import cache_folder
+    from shoal.data.sources import writable_folder
 
-    folder = cache_folder() / "features"
+    folder = writable_folder() / "features"
     train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
     return replace(dataset, train_x=train_x, test_x=test_x)
 

@@ -40,7 +40,7 @@ def gaussian(shift: float) -> Pair:
     def curve(epsilon: Array) -> Array:
         upper = ndtr(shift / 2 - epsilon / shift)
         lower = np.exp(epsilon + log_ndtr(-shift / 2 - epsilon / shift))
-        return np.maximum(upper - lower, 0.0)
+        return _positive(upper - lower)
 
     return Pair(curve, curve)
 
@@ -106,13 +106,13 @@ def poisson_replaced(shift: float, rate: float) -> Pair:
         with np.errstate(divide="ignore"):
             log_sinh = half + np.log(-np.expm1(-epsilon)) - math.log(2)
         exponent = log_odds + log_sinh
-        arcsinh = np.where(exponent > 20, exponent + math.log(2), np.arcsinh(np.exp(np.minimum(exponent, 20))))
+        arcsinh = np.where(
+            exponent > 20, exponent + math.log(2), np.arcsinh(np.exp(np.minimum(exponent, 20)))
+        )
         cut = -(arcsinh + half) / shift
         upper = rate * ndtr(cut + shift) + (1 - rate) * ndtr(cut)
-        lower = np.logaddexp(
-            math.log1p(-rate) + log_ndtr(cut), math.log(rate) + log_ndtr(cut - shift)
-        )
-        return np.maximum(upper - np.exp(epsilon + lower), 0.0)
+        lower = np.logaddexp(math.log1p(-rate) + log_ndtr(cut), math.log(rate) + log_ndtr(cut - shift))
+        return _positive(upper - np.exp(epsilon + lower))
 
     return Pair(curve, curve)
 
@@ -176,6 +176,11 @@ def _after_sampling(epsilon: float, rate: float) -> float:
     if epsilon < 1:
         return math.log1p(rate * math.expm1(epsilon))
     return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
+
+
+def _positive(values: Array) -> Array:
+    """Rounding may leave a divergence a hair below 0."""
+    return np.maximum(values, 0.0)
 
 
 def _at(curve: Curve, epsilon: float) -> float:

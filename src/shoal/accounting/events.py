@@ -79,10 +79,10 @@ class TwoLevel(_Fact):
     """A round in which the record's client took part with probability `client_rate`, then trained locally.
 
     It made `local_steps` steps; in each the record was sampled as `local`, `sampling_rate` and `draws` say
-    (see Sampled), and Gaussian noise was added. `participation` says whether the observer can learn that the client took
-    part at all: `visible` (from the updates, or because a client's other records move the model more than
-    the noise hides) or `hidden` (its absence looks like its presence without the record). Only where it is
-    hidden does the choice of clients amplify the privacy of a record.
+    (see Sampled), and Gaussian noise was added. `participation` says whether the observer can learn that the
+    client took part at all: `visible` (from the updates, or because a client's other records move the model
+    more than the noise hides) or `hidden` (its absence looks like its presence without the record). Only
+    where it is hidden does the choice of clients amplify the privacy of a record.
     """
 
     client_rate: float
@@ -194,7 +194,7 @@ def from_json(written: object, depth: int = 0) -> Event:
 
 
 def leaves(event: Event) -> dict[Leaf, int]:
-    """The event as a multiset of simple ones: what accountants add up. Order does not matter to any of them."""
+    """The event as a multiset of simple ones, which is what accountants add up."""
     counts: Counter[Leaf] = Counter()
     _walk(event, 1, counts)
     return dict(counts)
@@ -223,14 +223,16 @@ def _walk(event: Event, times: int, counts: Counter[Leaf]) -> None:
 def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf]) -> None:
     rate = event.rate if isinstance(event, Sampled) else event.client_rate
     inner = event.event if isinstance(event, Sampled) else event.local_event
-    if rate == 0 or not leaves(inner):
+    always = rate == 1 or (isinstance(event, Sampled) and event.kind in ("none", "shuffled"))
+    found = {inner: 1} if isinstance(inner, Gaussian) else leaves(inner)
+    if rate == 0 or not found:
         return
-    if isinstance(event, TwoLevel):
-        _walk(inner, times, counts) if rate == 1 else counts.update({event: times})
-    elif event.kind in ("none", "shuffled") or (rate == 1 and event.kind != "with-replacement"):
+    if always and not (isinstance(event, Sampled) and event.kind == "with-replacement"):
         _walk(inner, times, counts)
-    elif (reason := _first_unbounded(inner)) is not None:
-        counts[reason] += times
+    elif isinstance(event, TwoLevel) or isinstance(inner, Gaussian):
+        counts[event] += times
+    elif unbounded := [leaf for leaf in found if isinstance(leaf, Unbounded)]:
+        counts[unbounded[0]] += times
     else:
         noise = gaussian_noise(inner)
         simple = inner if noise is None else Gaussian(noise)
@@ -238,15 +240,12 @@ def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf]) 
 
 
 def gaussian_noise(event: Event) -> float | None:
-    """The one Gaussian that several Gaussians on the same data amount to; None where there is more than that."""
+    """The noise of the one Gaussian that several on the same data amount to; None where it is not so."""
     found = leaves(event)
     if not found or not all(isinstance(leaf, Gaussian) for leaf in found):
         return None
-    return sum(count * leaf.noise**-2 for leaf, count in found.items() if isinstance(leaf, Gaussian)) ** -0.5
-
-
-def _first_unbounded(event: Event) -> Unbounded | None:
-    return next((leaf for leaf in leaves(event) if isinstance(leaf, Unbounded)), None)
+    weights = [count / leaf.noise**2 for leaf, count in found.items() if isinstance(leaf, Gaussian)]
+    return 1 / math.sqrt(sum(weights))
 
 
 def _is_number(value: object) -> bool:

@@ -148,7 +148,8 @@ def _curve(pmf: Any) -> tuple[Curve, float]:
 
     def curve(epsilon: Array) -> Array:
         above = np.searchsorted(losses, epsilon, side="right")
-        return np.maximum(dense._infinity_mass + upper[above] - np.exp(epsilon + log_lower[above]), 0.0)
+        found: Array = dense._infinity_mass + upper[above] - np.exp(epsilon + log_lower[above])
+        return np.maximum(found, 0.0)
 
     return curve, float(losses[-1])
 
@@ -201,13 +202,13 @@ def _convolved(parts: Sequence[tuple[Losses, int]], interval: float) -> Any:
 
 
 def _range(parts: Sequence[tuple[Losses, int]]) -> tuple[int, int]:
-    """First and last place of the convolution that matter (Chernoff): all but a mass of _TAIL lies between."""
+    """First and last place of the convolution that matter: all but _TAIL lies between (Chernoff)."""
     longest = max(part.mass.size for part, _ in parts)
     orders = np.concatenate([-np.geomspace(20, 1e-3, 20), np.geomspace(1e-3, 20, 20)]) / longest
     generating = np.zeros(orders.size)
     for part, n in parts:
         places = np.arange(part.mass.size)
-        generating += n * np.log([np.exp(order * places) @ part.mass for order in orders])
+        generating += n * np.log([(np.exp(order * places) * part.mass).sum() for order in orders])
     bounds = (generating + math.log(2 / _TAIL)) / orders
     end = sum(n * (part.mass.size - 1) for part, n in parts)
     first = max(0, math.floor(bounds[orders < 0].max()))
@@ -235,8 +236,8 @@ def _discretised(forward: Curve, backward: Curve, ahead: float, behind: float, i
     where the curve is next to that line keep their relative precision.
     """
     low, high = -max(1, math.ceil(behind / interval)), max(1, math.ceil(ahead / interval))
-    below = np.arange(low, 0) * interval
-    above = np.arange(high + 1) * interval
+    below = np.arange(low, 0, dtype=np.float64) * interval
+    above = np.arange(high + 1, dtype=np.float64) * interval
     excess = np.concatenate([np.exp(below) * backward(-below), forward(above)])
     steps = np.diff(excess)
     mass = np.empty_like(excess)

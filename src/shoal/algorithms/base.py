@@ -6,10 +6,12 @@ nothing else: the engine reads this record, and so do the accountant and the com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.errors import ConfigError
+from shoal.privacy.clip import Clip, MedianClip, QuantileClip
+from shoal.privacy.noise import Gaussian
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
 
@@ -43,6 +45,30 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
+class Server:
+    """What the server makes of the mean update, after the noise: free, for it looks at no data again.
+
+    `momentum`: FedAvgM (Hsu et al. 2019), v <- momentum v + update, w <- w + lr v. `adaptivity` > 0: FedAdam
+    (Reddi et al. 2021) with that tau. `average`: the model that is given out is the mean over the last such
+    share of the rounds.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    adaptivity: float = 0.0
+    average: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise ConfigError(f"server.lr must be > 0, got {self.lr}")
+        for name in ("momentum", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"server.{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.adaptivity < 0:
+            raise ConfigError(f"server.adaptivity must be >= 0, got {self.adaptivity}")
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """One method: its paper, and what happens at each boundary."""
 
@@ -55,6 +81,9 @@ class Algorithm:
     examples: Examples
     local: Local
     aggregate: Aggregate
+    per_update: Clip | MedianClip | QuantileClip | None = None
+    per_round: Gaussian | None = None
+    server: Server = field(default_factory=Server)
 
 
-BOUNDARIES = ("clients", "examples", "local", "aggregate")
+BOUNDARIES = ("clients", "examples", "local", "per_update", "aggregate", "per_round", "server")

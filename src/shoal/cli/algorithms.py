@@ -43,7 +43,9 @@ def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
 def _boundaries(record: Algorithm) -> dict[str, Any]:
     found = {name: getattr(record, name) for name in BOUNDARIES}
     return {
-        name: {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else None
+        name: {field.name: getattr(value, field.name) for field in fields(value)}
+        if is_dataclass(value)
+        else None
         for name, value in found.items()
     }
 

@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,12 +22,16 @@ if TYPE_CHECKING:
 
 
 def command(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if left out.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; the default experiment if left out.")
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the configuration.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
@@ -78,7 +81,9 @@ class Watch:
         self._task: Any = None
 
     def start(self, config: Config, simulator: Simulator, run: Path) -> None:
-        self._console.print(f"{config.algorithm.name} on {config.data.name}: {len(simulator.stage.federation)} clients, {run}")
+        self._console.print(
+            f"{config.algorithm.name} on {config.data.name}: {len(simulator.stage.federation)} clients, {run}"
+        )
         self._task = self.progress.add_task(
             "", name=config.algorithm.name, accuracy="-", total=simulator.rounds, completed=simulator.done
         )

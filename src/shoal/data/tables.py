@@ -11,6 +11,7 @@ it is read from the data, the data set's notes say so.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +55,8 @@ def read_table(path: Path) -> pa.Table:
         raise DataError(f"{path}: cannot be read as a table: {error}") from error
     if not table.num_rows:
         raise DataError(f"{path}: has no rows")
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise DataError(
-            f"{path}: has several columns named {', '.join(map(repr, sorted(twice)))}; rename them"
-        )
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise DataError(f"{path}: has several columns named {', '.join(map(repr, twice))}; rename them")
     return table
 
 
@@ -108,11 +106,8 @@ def encode_table(
 def _read_csv(path: Path) -> pa.Table:
     from pyarrow import csv
 
-    # One block, so that the type of a column is taken from all of it and not from its first megabyte.
-    block = min(max(path.stat().st_size + 1, 1 << 16), (1 << 31) - 1)
     return csv.read_csv(
         path,
-        read_options=csv.ReadOptions(block_size=block),
         convert_options=csv.ConvertOptions(
             null_values=list(MISSING_TEXTS), strings_can_be_null=True, quoted_strings_can_be_null=True
         ),
@@ -179,7 +174,9 @@ def _one_hot(
         )
     else:
         listed = sorted(found)
-    one_hot = np.array([[value == other for other in listed] for value in found], np.float32)[codes]
+    place = {value: at for at, value in enumerate(listed)}
+    placed = np.array([place.get(value, -1) for value in found])[codes]
+    one_hot = (placed[:, None] == np.arange(len(listed))).astype(np.float32)
     note = f"the {len(listed)} categories of column '{name}' were read from the data, itself a release"
     return one_hot, [f"{name}={value}" for value in listed], [note] if public is None else []
 

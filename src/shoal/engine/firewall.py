@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def finite_or_zero(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The updates [k, P] with every one that holds NaN or Inf set to zero; their squared norms; which were bad.
+    """The updates [k, P] with every one that holds NaN or Inf set to zero; their norms; which were bad.
 
-    A square that overflows is bad too: such a number is no honest update, and would turn a sum into Inf.
+    A norm that overflows is bad too: such numbers are no honest update, and would turn a sum into Inf.
     """
-    squares = torch.linalg.vector_norm(updates, dim=1).square()
-    bad = ~torch.isfinite(squares)
+    norms = torch.linalg.vector_norm(updates, dim=1)
+    bad = ~torch.isfinite(norms)
     if bad.any():
         updates = torch.where(bad.unsqueeze(1), 0.0, updates)
-        squares = torch.where(bad, 0.0, squares)
-    return updates, squares, bad
+        norms = torch.where(bad, 0.0, norms)
+    return updates, norms, bad

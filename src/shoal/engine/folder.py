@@ -49,7 +49,9 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an earlier run, to go on with it."""
         if not (path / "config.toml").is_file():
-            raise RunError(f"{path} is no run folder (it has no config.toml); `ls runs` shows those there are")
+            raise RunError(
+                f"{path} is no run folder (it has no config.toml); `ls runs` shows those there are"
+            )
         return cls(path, _locked(path))
 
     def close(self) -> None:

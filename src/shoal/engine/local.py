@@ -1,8 +1,8 @@
 """Local training of many clients at once: the inner loop, from `examples` to the client's update.
 
-    for each client k:      w_k <- w
-        for each step:      w_k <- w_k - lr grad(w_k; its next batch)
-        update_k <- w_k - w
+for each client k:      w_k <- w
+    for each step:      w_k <- w_k - lr grad(w_k; its next batch)
+    update_k <- w_k - w
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.engine.federation import Federation
-from shoal.gradients import Network
+from shoal.gradients import Network, Tape
 from shoal.privacy.random import Streams
 from shoal.privacy.schedules import parse
 
@@ -37,9 +37,9 @@ def train(
     clients: np.ndarray,
     moment: Moment,
     streams: Streams,
-    velocities: dict[int, Tensor] | None = None,
+    memory: dict[str, Tensor],
 ) -> Tensor:
-    """The updates [k, P] of these clients. `velocities` carries momentum from round to round, if it is kept."""
+    """The updates [k, P] of these clients. `memory` carries momentum from round to round, if it is kept."""
     local = algorithm.local
     lr = parse(local.lr).value(moment.t, moment.total)
     batches = plan(algorithm, federation, clients, moment, streams)
@@ -49,7 +49,7 @@ def train(
     records = records.clamp(min=0)
 
     params = model.repeat(len(clients), 1)
-    velocity = _velocity(params, clients, velocities) if local.momentum else None
+    velocity = _velocity(params, clients, memory) if local.momentum else None
     if not network.together:
         torch.manual_seed(streams.number("dropout", moment.t, moment.attempt, int(clients[0])))
     for step in range(len(records)):
@@ -59,8 +59,10 @@ def train(
             tape.accumulate(params, -lr)
         else:
             _momentum_step(tape, params, velocity, lr, local.momentum, active[step])
-    if velocities is not None and velocity is not None:
-        velocities.update(zip(clients.tolist(), velocity.cpu(), strict=True))
+    if local.keep_momentum and velocity is not None:
+        memory.update(
+            {f"velocity.{client}": row.cpu() for client, row in zip(clients, velocity, strict=True)}
+        )
     return params.sub_(model)
 
 
@@ -93,16 +95,16 @@ def mean_weights(records: Tensor) -> Tensor:
     return real / real.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _velocity(params: Tensor, clients: np.ndarray, kept: dict[int, Tensor] | None) -> Tensor:
+def _velocity(params: Tensor, clients: np.ndarray, memory: dict[str, Tensor]) -> Tensor:
     velocity = torch.zeros_like(params)
-    for place, client in enumerate(clients.tolist()):
-        if kept and client in kept:
-            velocity[place] = kept[client].to(params.device)
+    for place, client in enumerate(clients):
+        if (kept := memory.get(f"velocity.{client}")) is not None:
+            velocity[place] = kept.to(params.device)
     return velocity
 
 
 def _momentum_step(
-    tape: object, params: Tensor, velocity: Tensor, lr: float, momentum: float, active: np.ndarray
+    tape: Tape, params: Tensor, velocity: Tensor, lr: float, momentum: float, active: np.ndarray
 ) -> None:
     """v <- momentum v + grad; w <- w - lr v, for the clients that still have a batch."""
     if active.all():

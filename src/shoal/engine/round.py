@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
+from shoal.engine import server
 from shoal.engine.federation import Federation
 from shoal.engine.firewall import finite_or_zero
 from shoal.engine.local import Moment, train
 from shoal.engine.slices import Slicer
 from shoal.engine.workers import Workers
 from shoal.gradients import Network
+from shoal.privacy.clip import QuantileClip, clipped
+from shoal.privacy.noise import gaussian_like
 from shoal.privacy.random import Streams
 
 
@@ -27,7 +30,7 @@ class State:
     """What goes from one round to the next: the model, and what an algorithm remembers."""
 
     model: Tensor
-    velocities: dict[int, Tensor] | None = None
+    memory: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,82 +45,135 @@ class Stage:
     streams: Streams
 
 
+def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[str, float]]:
+    """Round t: the new state, and what there is to tell of it."""
+    algorithm, federation, streams = stage.algorithm, stage.federation, stage.streams
+    now = (moment.t, moment.total)
+    memory = dict(state.memory)
+
+    # clients: who takes part, and how many are expected to, which is public
+    cohort = algorithm.clients.draw(
+        streams.generator("clients", moment.t, moment.attempt), *now, len(federation)
+    )
+    expected = algorithm.clients.expected(*now, len(federation))
+
+    # examples, local: each client trains on its own records
+    # per_update: its update is checked, and clipped as it leaves
+    bound, parts = _leave_clients(stage, state, memory, cohort, moment)
+
+    # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
+    total = Total(torch.zeros_like(state.model), torch.zeros_like(state.model))
+    for part in parts:
+        total += part
+    denominator = total.weight if algorithm.aggregate.weights == "size" else expected
+
+    # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
+    noise = 0.0
+    if algorithm.per_round is not None:
+        z = algorithm.per_round.multiplier(*now)
+        if isinstance(algorithm.per_update, QuantileClip):
+            z = algorithm.per_update.update_noise(z, expected)
+        noise = z * bound
+        generator = streams.generator("noise", moment.t, moment.attempt)
+        total.update += gaussian_like(state.model, noise, generator)
+    mean = total.update / max(denominator, 1e-12)
+
+    # the server's step, after which everyone sees the model
+    model = server.step(algorithm.server, state.model, mean, memory, moment)
+
+    # adapt: the next round's clip
+    if isinstance(algorithm.per_update, QuantileClip):
+        drawn = float(streams.generator("count noise", moment.t, moment.attempt).standard_normal())
+        algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, drawn)
+    return State(model, memory), _metrics(total, bound, noise, expected)
+
+
 @dataclass
 class Total:
-    """The weighted sum of a cohort's updates, and what the metrics need, in one pass."""
+    """The sum of a cohort's updates as they left, and what the metrics need, in one pass."""
 
-    update: Tensor | float = 0.0
+    update: Tensor
+    raw: Tensor
     weight: float = 0.0
     clients: int = 0
-    bad: list[int] = field(default_factory=list)
+    below: int = 0
     square: float = 0.0
-    plain: Tensor | float = 0.0
+    bad: list[int] = field(default_factory=list)
 
     def __iadd__(self, other: Total) -> Total:
-        for name in ("update", "weight", "clients", "bad", "square", "plain"):
+        for name in ("update", "raw", "weight", "clients", "below", "square", "bad"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
 
-def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[str, float | int]]:
-    """Round t: the new state, and what there is to tell of it."""
-    algorithm, federation, streams = stage.algorithm, stage.federation, stage.streams
+@dataclass
+class Trained:
+    """The checked updates of a slice of the cohort."""
 
-    # clients: who takes part
-    generator = streams.generator("clients", moment.t, moment.attempt)
-    cohort = algorithm.clients.draw(generator, moment.t, moment.total, len(federation))
-
-    # examples, local: each client trains on its own records
-    # per_update: its update leaves it, and is checked
-    total = Total(torch.zeros_like(state.model), plain=torch.zeros_like(state.model))
-    for part in _contributions(stage, state, cohort, moment):
-        total += part
-
-    # aggregate: the mean of the updates
-    expected = algorithm.clients.expected(moment.t, moment.total, len(federation))
-    denominator = total.weight if algorithm.aggregate.weights == "size" else expected
-    mean = total.update / max(denominator, 1e-12)
-
-    # the new model is what everyone sees
-    released = State(state.model + mean, state.velocities)
-    return released, _metrics(total)
+    clients: np.ndarray
+    updates: Tensor
+    norms: Tensor
+    bad: list[int]
 
 
-def _contributions(stage: Stage, state: State, cohort: np.ndarray, moment: Moment) -> Iterator[Total]:
-    """What each slice of the cohort adds to the sum."""
-    by_size = stage.algorithm.aggregate.weights == "size"
+def _leave_clients(
+    stage: Stage, state: State, memory: dict[str, Tensor], cohort: np.ndarray, moment: Moment
+) -> tuple[float, Iterator[Total]]:
+    """This round's bound, and what each slice of the cohort adds to the sum."""
+    algorithm, workers = stage.algorithm, stage.workers
 
-    def contribute(clients: np.ndarray) -> Total:
+    def trained(clients: np.ndarray) -> Trained:
         updates = train(
-            stage.algorithm, stage.network, stage.federation, state.model, clients, moment, stage.streams,
-            state.velocities,
-        )  # fmt: skip
-        updates, squares, bad = finite_or_zero(updates)
-        sizes = stage.federation.sizes[clients] if by_size else np.ones(len(clients))
-        plain = updates.sum(0)
-        even = bool((sizes == sizes[0]).all())
-        weights = torch.as_tensor(sizes, dtype=updates.dtype, device=updates.device)
-        return Total(
-            update=plain * float(sizes[0]) if even else weights @ updates,
-            weight=float(sizes.sum()),
-            clients=len(clients),
-            bad=clients[bad.cpu().numpy()].tolist(),
-            square=float(squares.double().sum()),
-            plain=plain,
+            algorithm, stage.network, stage.federation, state.model, clients, moment, stage.streams, memory
         )
+        updates, norms, bad = finite_or_zero(updates)
+        return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist())
 
-    return stage.workers.map(contribute, stage.slicer.slices(cohort))
+    slices = stage.slicer.slices(cohort)
+    if algorithm.per_update is None:
+        return float("inf"), workers.map(lambda clients: _contribution(stage, trained(clients), None), slices)
+    norms = None
+    ready: list[Trained] | None = None
+    if algorithm.per_update.waits_for_cohort:
+        ready = list(workers.map(trained, slices))
+        norms = torch.cat([part.norms for part in ready]) if ready else None
+    bound = algorithm.per_update.bound(memory, moment.t, moment.total, norms)
+    if ready is not None:
+        return bound, workers.map(lambda part: _contribution(stage, part, bound), ready)
+    return bound, workers.map(lambda clients: _contribution(stage, trained(clients), bound), slices)
 
 
-def _metrics(total: Total) -> dict[str, float | int]:
-    """001 section 4: V_c, the variance between clients, and U_s, the update's scale; means over parameters."""
-    size = len(total.plain)
-    clients = max(total.clients, 1)
-    scale = float((total.plain.double() / clients).square().sum()) / size
-    return {
+def _contribution(stage: Stage, part: Trained, bound: float | None) -> Total:
+    """A slice's part of the sum."""
+    raw = part.updates.sum(0)
+    leaving = part.updates if bound is None else clipped(part.updates, part.norms, bound)
+    sizes = np.ones(len(part.clients))
+    if stage.algorithm.aggregate.weights == "size":
+        sizes = stage.federation.sizes[part.clients]
+    weights = torch.as_tensor(sizes, dtype=leaving.dtype, device=leaving.device)
+    return Total(
+        update=weights @ leaving,
+        raw=raw,
+        weight=float(sizes.sum()),
+        clients=len(part.clients),
+        below=int((part.norms <= bound).sum()) if bound is not None else 0,
+        square=float(part.norms.double().square().sum()),
+        bad=part.bad,
+    )
+
+
+def _metrics(total: Total, bound: float, noise: float, expected: float) -> dict[str, float]:
+    """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters."""
+    size, clients = len(total.raw), max(total.clients, 1)
+    scale = float((total.raw.double() / clients).square().sum()) / size
+    told: dict[str, float] = {
         "clients": total.clients,
+        "expected_clients": expected,
         "bad_updates": len(total.bad),
         "v_c": max(0.0, total.square / clients / size - scale),
         "u_s": scale,
         "bytes_sent": 4 * size * total.clients,
     }
+    if np.isfinite(bound):
+        told |= {"clip": bound, "clipped": 1 - total.below / clients, "noise": noise}
+    return told

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from shoal.engine.federation import Federation
 from shoal.engine.folder import CHECKPOINT, RunFolder
 from shoal.engine.local import Moment
 from shoal.engine.round import Stage, State, play_round
+from shoal.engine.server import given_out
 from shoal.engine.slices import Slicer
 from shoal.engine.workers import Workers
 from shoal.errors import RunError
@@ -67,8 +67,7 @@ class Simulator:
         self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed))
         for t in range(rounds):
             algorithm.clients.expected(t, rounds, len(federation))
-        keeps = algorithm.local.momentum > 0 and algorithm.local.keep_momentum
-        self.state = State(net.layout.flatten(self.module).to(device), {} if keeps else None)
+        self.state = State(net.layout.flatten(self.module).to(device))
         self.done = 0
         self._stop = False
 
@@ -100,19 +99,23 @@ class Simulator:
                     f"the checkpoint in {folder.path} has {tensors['model'].numel()} parameters, "
                     f"the model has {self.state.model.numel()}: it is of another model"
                 )
-            self.state.model = tensors["model"].to(self.state.model.device)
-            if self.state.velocities is not None:
-                kept = {key: tensor for key, tensor in tensors.items() if key.startswith("velocity.")}
-                self.state.velocities.update({int(key[9:]): tensor for key, tensor in kept.items()})
+            held = {key: tensor.to(self.state.model.device) for key, tensor in tensors.items()}
+            self.state = State(held.pop("model"), held)
             self.done = int(notes["round"])
         folder.keep_metrics(self.done)
 
+    @property
+    def model(self) -> Tensor:
+        """The model as it is given out."""
+        return given_out(self.stage.algorithm.server, self.state.model, self.state.memory)
+
     def model_tensors(self) -> dict[str, Tensor]:
-        return self.stage.network.layout.views(self.state.model)
+        return self.stage.network.layout.views(self.model)
 
     def evaluate(self) -> tuple[float, float]:
+        """Accuracy and loss on the held-out rows."""
         layout = self.stage.network.layout
-        return self.stage.federation.evaluate(self.module, layout, self.state.model, self.stage.workers)
+        return self.stage.federation.evaluate(self.module, layout, self.model, self.stage.workers)
 
     def close(self) -> None:
         self.stage.workers.close()
@@ -128,10 +131,9 @@ class Simulator:
         return line | told | {"seconds": time.perf_counter() - start}
 
     def _save(self, folder: RunFolder) -> None:
-        tensors = {"model": self.state.model}
-        for client, velocity in (self.state.velocities or {}).items():
-            tensors[f"velocity.{client}"] = velocity
-        folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done)})
+        folder.write_tensors(
+            CHECKPOINT, {"model": self.state.model, **self.state.memory}, {"round": str(self.done)}
+        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -93,9 +93,10 @@ class _Taped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        ctx.records.append((ctx.rule, ctx.saved, grad))
-        wanted = ctx.needs_input_grad[0]
-        before = ctx.rule.input_gradient(ctx.saved, grad, ctx.params) if wanted else None
+        rule, saved, params, records = ctx.rule, ctx.saved, ctx.params, ctx.records
+        del ctx.saved, ctx.params, ctx.records  # the tape holds them now; the graph must not as well
+        records.append((rule, saved, grad))
+        before = rule.input_gradient(saved, grad, params) if ctx.needs_input_grad[0] else None
         return before, None, None, None, None
 
 
@@ -131,10 +132,7 @@ def _rules_cover(module: nn.Module, layout: Layout) -> bool:
     if any(isinstance(child, _MIXES_OR_DRAWS) for child in module.modules()):
         return False
     covered = {
-        id(p)
-        for child in module.modules()
-        if rule_for(child, by_id)
-        for p in child.parameters(recurse=False)
+        id(p) for child in module.modules() if rule_for(child, by_id) for p in child.parameters(recurse=False)
     }
     frozen_inside = any(not p.requires_grad for p in module.parameters())
     return not frozen_inside and covered == set(by_id)
@@ -179,8 +177,8 @@ class _Vectors:
 
 
 def _agree(fast: Network, apart: Network, module: nn.Module, sample: Tensor) -> bool:
-    """Do both ways give the same gradient, for two clients with different parameters?"""
-    x = torch.stack([sample, sample.flip(0)])
+    """Do both ways give the same gradient, for two clients with different parameters and records?"""
+    x = torch.stack([sample, sample[:1].expand_as(sample)])
     start = fast.layout.flatten(module).to(sample.device)
     params = torch.stack([start, 0.9 * start])
     y = torch.zeros(x.shape[:2], dtype=torch.int64, device=sample.device)

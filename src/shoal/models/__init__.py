@@ -1,0 +1,18 @@
+"""The papers' networks, the user's own, and the check that a model fits the privacy asked for."""
+
+from shoal.models.build import build, count
+from shoal.models.check import check, mixing_layers, replace_batchnorm
+from shoal.models.network import Network
+from shoal.models.registry import NETWORKS, auto, names
+
+__all__ = [
+    "NETWORKS",
+    "Network",
+    "auto",
+    "build",
+    "check",
+    "count",
+    "mixing_layers",
+    "names",
+    "replace_batchnorm",
+]

@@ -1,0 +1,234 @@
+"""What events cost: (epsilon, delta) by the accountant of one's choice, and whether that is a bound.
+
+`pld` is what Shoal reports; `rdp` is quick; `rdp-classic` is the moments accountant as the papers used it;
+`zcdp`, `advanced` and `basic` recompute a table of 004. An event that an accountant does not understand is
+refused; an unbounded one gives no figure but the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from shoal.accounting import pld, rdp, textbook
+from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves
+from shoal.accounting.pld import Neighbours
+from shoal.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A figure, who computed it, and whether it is a bound (`because` says why not, or on what it rests)."""
+
+    epsilon: float | None
+    delta: float | None
+    accountant: str
+    valid: bool
+    because: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accountant": self.accountant,
+            "valid": self.valid,
+            "because": self.because,
+        }
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What an accountant makes of events: both ways of reading it, and its flaw at a given delta."""
+
+    epsilon: Callable[[float], float]
+    delta: Callable[[float], float]
+    flaw: Callable[[float], str | None]
+
+
+def epsilon(
+    event: Event,
+    delta: float,
+    accountant: str = "pld",
+    neighbours: Neighbours = "add-remove",
+    orders: str = "tf72",
+) -> Answer:
+    """The epsilon that these events cost at this delta."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must be in (0, 1), got {delta:g}")
+    counts = leaves(event)
+    if (reason := _unbounded(counts)) is not None:
+        return Answer(None, delta, _named(accountant), False, reason)
+    figures = _figures(counts, accountant, neighbours, orders)
+    found, flaw = figures.epsilon(delta), figures.flaw(delta)
+    if accountant == "pld" and math.isinf(found):
+        finer = "this delta is below what PLD resolves here, so RDP answers"
+        return replace(epsilon(event, delta, "rdp", neighbours), because=finer)
+    if math.isinf(found):
+        return Answer(None, delta, accountant, False, f"no finite epsilon is known at delta {delta:g}")
+    return Answer(found, delta, accountant, flaw is None, flaw or _rests_on(counts))
+
+
+def delta(
+    event: Event,
+    epsilon: float,
+    accountant: str = "pld",
+    neighbours: Neighbours = "add-remove",
+    orders: str = "tf72",
+) -> Answer:
+    """The delta that these events cost at this epsilon."""
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon must be >= 0, got {epsilon:g}")
+    counts = leaves(event)
+    if (reason := _unbounded(counts)) is not None:
+        return Answer(epsilon, None, _named(accountant), False, reason)
+    figures = _figures(counts, accountant, neighbours, orders)
+    found = figures.delta(epsilon)
+    if accountant == "pld" and found < _FAINT and (by_rdp := _rdp_delta(counts, epsilon, neighbours)) < found:
+        return Answer(epsilon, by_rdp, "rdp", True, "so small a delta is below what PLD resolves here")
+    flaw = figures.flaw(found) if 0 < found < 1 else None
+    return Answer(epsilon, found, accountant, flaw is None, flaw or _rests_on(counts))
+
+
+def unbounded(event: Event) -> str | None:
+    """Why nothing is proven about this event, whatever the accountant; None where something is."""
+    return _unbounded(leaves(event))
+
+
+def at_least(event: Event, delta: float, neighbours: Neighbours = "add-remove") -> float | None:
+    """The epsilon that some data really lose where `epsilon` is only an upper bound; None where it is exact.
+
+    Fixed-size sampling under replace-one: if all other units pull one way and the changed one the other
+    way, the output is that of Poisson sampling at half the noise, up to a known shift.
+    """
+    counts = leaves(event)
+    if neighbours != "replace-one" or not any(_is_fixed_size(leaf) for leaf in counts):
+        return None
+    if not all(_is_fixed_size(leaf) or isinstance(leaf, Gaussian) for leaf in counts):
+        return None
+    attained: dict[Leaf, int] = {}
+    for leaf, n in counts.items():
+        noise = leaf.event.noise if isinstance(leaf, Sampled) and isinstance(leaf.event, Gaussian) else 0.0
+        if isinstance(leaf, Sampled):
+            attained[Sampled("poisson", leaf.rate, Gaussian(noise / 2))] = n
+        elif isinstance(leaf, Gaussian):
+            attained[Gaussian(leaf.noise / 2)] = n
+    return pld.profile(attained, "add-remove").epsilon(delta)
+
+
+def _pld(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+    profile = pld.profile(counts, neighbours)
+    return _Figures(profile.epsilon, profile.delta, lambda _: None)
+
+
+def _rdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+    spent = rdp.total(counts, neighbours)
+    return _Figures(
+        lambda delta: rdp.epsilon(rdp.DEFAULT, spent, delta),
+        lambda epsilon: rdp.delta(rdp.DEFAULT, spent, epsilon),
+        lambda _: None,
+    )
+
+
+def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+    chosen = rdp.grid(orders)
+    taken: dict[Leaf, int] = {}
+    for leaf, n in counts.items():
+        as_taken = (
+            replace(leaf, kind="poisson") if isinstance(leaf, Sampled) and _is_fixed_size(leaf) else leaf
+        )
+        taken[as_taken] = taken.get(as_taken, 0) + n
+    mistaken = any(_is_fixed_size(leaf) for leaf in counts)
+    flaw = "the moments accountant takes samples of fixed size for Poisson samples" if mistaken else None
+    spent = rdp.total(taken, "add-remove" if mistaken else neighbours, chosen)
+    return _Figures(
+        lambda delta: rdp.classic_epsilon(chosen, spent, delta),
+        lambda epsilon: rdp.classic_delta(chosen, spent, epsilon),
+        lambda _: flaw,
+    )
+
+
+def _zcdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+    done = textbook.steps(counts, neighbours, "zcdp")
+    return _Figures(
+        lambda delta: textbook.zcdp_epsilon(done, delta),
+        lambda epsilon: textbook.zcdp_delta(done, epsilon),
+        lambda _: textbook.zcdp_flaw(done),
+    )
+
+
+def _basic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+    done = textbook.steps(counts, neighbours, "basic")
+    return _Figures(
+        lambda delta: textbook.basic_epsilon(done, delta),
+        lambda epsilon: _inverse(lambda delta: textbook.basic_epsilon(done, delta), epsilon),
+        lambda delta: textbook.composition_flaw(done, delta, slack=0),
+    )
+
+
+def _advanced(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+    done = textbook.steps(counts, neighbours, "advanced")
+    return _Figures(
+        lambda delta: textbook.advanced_epsilon(done, delta),
+        lambda epsilon: _inverse(lambda delta: textbook.advanced_epsilon(done, delta), epsilon),
+        lambda delta: textbook.composition_flaw(done, delta, slack=1),
+    )
+
+
+_ACCOUNTANTS = {
+    "pld": _pld,
+    "rdp": _rdp,
+    "rdp-classic": _rdp_classic,
+    "zcdp": _zcdp,
+    "advanced": _advanced,
+    "basic": _basic,
+}
+NAMES = tuple(_ACCOUNTANTS)
+_FAINT = 1e-8  # deltas below this may be drowned by the rounding that pld allows for
+
+
+def _figures(counts: Mapping[Leaf, int], accountant: str, neighbours: Neighbours, orders: str) -> _Figures:
+    if neighbours not in get_args(Neighbours):
+        choices = get_args(Neighbours)
+        raise ConfigError(f"no neighbour relation is called '{neighbours}'{nearest(neighbours, choices)}")
+    return _ACCOUNTANTS[_named(accountant)](counts, neighbours, orders)
+
+
+def _named(accountant: str) -> str:
+    if accountant not in _ACCOUNTANTS:
+        raise ConfigError(f"no accountant is called '{accountant}'{nearest(accountant, NAMES)}")
+    return accountant
+
+
+def _inverse(epsilon_at: Callable[[float], float], epsilon: float) -> float:
+    """The delta at which a falling epsilon(delta) meets epsilon, by bisection of its logarithm."""
+    low, high = -300.0, 0.0
+    if epsilon_at(10**low) <= epsilon:
+        return 10**low
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon_at(10**middle) <= epsilon else (middle, high)
+    return float(10**high)
+
+
+def _rdp_delta(counts: Mapping[Leaf, int], epsilon: float, neighbours: Neighbours) -> float:
+    """RDP's delta where RDP understands all events, else 1."""
+    try:
+        return _rdp(counts, neighbours, "").delta(epsilon)
+    except ConfigError:
+        return 1.0
+
+
+def _unbounded(counts: Mapping[Leaf, int]) -> str | None:
+    return next((leaf.because for leaf in counts if isinstance(leaf, Unbounded)), None)
+
+
+def _is_fixed_size(leaf: Leaf) -> bool:
+    return isinstance(leaf, Sampled) and leaf.kind == "fixed-size"
+
+
+def _rests_on(counts: Mapping[Leaf, int]) -> str | None:
+    if any(isinstance(leaf, TwoLevel) and leaf.participation == "hidden" for leaf in counts):
+        return "holds only where nobody can tell whether the record's client took part in a round"
+    return None

@@ -1,0 +1,106 @@
+"""Claims: what is proven against whom, and, kept apart from it, what a paper published.
+
+A `Proven` comes only from events and an accountant whose figure is a bound. A `Published` is what the
+paper's own recipe gives; it is always labelled with that recipe and never turns into a `Proven`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from shoal.accounting import accountants
+from shoal.accounting.events import Event
+from shoal.accounting.pld import Neighbours
+from shoal.errors import ConfigError, nearest
+
+Unit: TypeAlias = Literal["example", "client"]
+Observer: TypeAlias = Literal["release", "server", "inside"]
+
+OBSERVERS: dict[str, str] = {
+    "release": "whoever sees the released models",
+    "server": "the server, who sees each client's update",
+    "inside": "someone inside the client's process",
+}
+
+
+@dataclass(frozen=True)
+class Proven:
+    """For one unit against one observer: an (epsilon, delta), or none, because ..."""
+
+    unit: Unit
+    observer: Observer
+    epsilon: float | None
+    delta: float | None
+    accountant: str | None
+    because: str | None
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+        check_observer(self.observer)
+        if self.epsilon is None and not self.because:
+            raise ConfigError(f"a claim of nothing ({self.unit}, {self.observer}) must say because of what")
+        if self.epsilon is not None and (self.delta is None or self.accountant is None):
+            raise ConfigError(
+                f"a proven epsilon ({self.unit}, {self.observer}) needs a delta and an accountant"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def words(self) -> str:
+        """`epsilon 7.9 at delta 1e-05 (pld)`, or `none, because ...`."""
+        if self.epsilon is None:
+            return f"none, because {self.because}"
+        said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.accountant})"
+        return f"{said}; {self.because}" if self.because else said
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the method's paper claims for one unit, and the recipe that gives the figure."""
+
+    unit: Unit
+    epsilon: float
+    delta: float
+    recipe: str
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def words(self) -> str:
+        """`epsilon 8 at delta 1e-05 (published, not proven: ...)`."""
+        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} (published, not proven: {self.recipe})"
+
+
+def prove(
+    unit: Unit,
+    observer: Observer,
+    event: Event,
+    delta: float,
+    accountant: str = "pld",
+    neighbours: Neighbours = "add-remove",
+) -> Proven:
+    """What is proven for a unit against an observer after these events."""
+    answer = accountants.epsilon(event, delta, accountant, neighbours)
+    if answer.epsilon is None or not answer.valid:
+        return nothing(unit, observer, answer.because or "the accountant gives no bound")
+    return Proven(unit, observer, answer.epsilon, delta, answer.accountant, answer.because)
+
+
+def nothing(unit: Unit, observer: Observer, because: str) -> Proven:
+    """`none, because ...`."""
+    return Proven(unit, observer, None, None, None, because)
+
+
+def check_unit(unit: str) -> None:
+    if unit not in get_args(Unit):
+        raise ConfigError(f"no unit of privacy is called '{unit}'{nearest(unit, get_args(Unit))}")
+
+
+def check_observer(observer: str) -> None:
+    if observer not in get_args(Observer):
+        raise ConfigError(f"no observer is called '{observer}'{nearest(observer, get_args(Observer))}")

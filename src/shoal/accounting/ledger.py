@@ -1,0 +1,284 @@
+"""The ledger of a run, `ledger.jsonl`: what was charged, before any noise was drawn, and what was released.
+
+Order of a round (DESIGN.md): `intent` appended and fsync'ed, then noise, then the new model written, then
+`commit`. So a kill anywhere leaves no released model that the ledger does not know, and an intent without a
+commit is charged all the same: the round is run again with fresh noise and charged again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shoal.accounting import chain
+from shoal.accounting.chain import START, Line, Verification, verify
+from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
+from shoal.accounting.events import NOTHING, Compose, Event, Unbounded, from_json
+from shoal.errors import ConfigError, LedgerError
+
+__all__ = ["Charge", "Commit", "Intent", "Ledger", "Verification", "verify"]
+
+FILE = "ledger.jsonl"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What a round does to one unit, as one observer sees it."""
+
+    unit: Unit
+    observer: Observer
+    event: Event
+
+    def __post_init__(self) -> None:
+        check_unit(self.unit)
+        check_observer(self.observer)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"unit": self.unit, "observer": self.observer, "event": self.event.to_json()}
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A round that is about to draw noise: charged from now on, whether it is committed or not."""
+
+    round: int
+    attempt: int
+    charges: tuple[Charge, ...]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A round whose model was released; `model` is the SHA-256 of the file."""
+
+    round: int
+    attempt: int
+    model: str
+
+
+class Ledger:
+    """The ledger of one run, open for appending; nobody else can open it at the same time."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Open or create the ledger, check its chain, and drop a last line that a crash left half written."""
+        self.path = Path(path)
+        self.opened: dict[str, Any] | None = None
+        self.closed: dict[str, Any] | None = None
+        self.charged: list[Intent] = []
+        self.commits: list[Commit] = []
+        self._attempts: Counter[int] = Counter()
+        self._events: dict[str, Event] = {}
+        self._last = Line(-1, "", "", START, {})
+        self._size = 0
+        self._failed = False
+        self._file: int | None = _open_locked(self.path)
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line: what a checkpoint keeps to notice a ledger that was cut off."""
+        return self._last.hash
+
+    @property
+    def last_committed(self) -> Commit | None:
+        """The last round that was released."""
+        return self.commits[-1] if self.commits else None
+
+    def begin(self, run: str, algorithm: str, config: str, budget: dict[str, Any] | None = None) -> None:
+        """Say whose ledger this is; on an old one, check that it is the same run's."""
+        body = {"run": run, "algorithm": algorithm, "config": config, "budget": budget}
+        if self.opened is None:
+            self._append("open", body)
+        elif different := [key for key, value in body.items() if self.opened.get(key) != value]:
+            key = different[0]
+            raise LedgerError(
+                f"the ledger {self.path} belongs to a run with {key} {self.opened.get(key)!r}, "
+                f"not {body[key]!r}; resume that run as it was, or start a new one"
+            )
+
+    def intend(self, round: int, charges: Sequence[Charge]) -> Intent:
+        """Charge a round, on disk, before it draws any noise; a round charged before is charged again."""
+        attempt = self._attempts[round] + 1
+        body = {"round": round, "attempt": attempt, "charges": [charge.to_json() for charge in charges]}
+        self._append("intent", body)
+        return self.charged[-1]
+
+    def commit(self, round: int, model: str) -> Commit:
+        """Say that the model of the round that was charged last has been released."""
+        last = self.charged[-1] if self.charged else None
+        if last is None or last.round != round or self._last.kind != "intent":
+            raise LedgerError(
+                f"round {round} cannot be committed: the ledger {self.path} has no open intent for it"
+            )
+        self._append("commit", {"round": round, "attempt": last.attempt, "model": model})
+        return self.commits[-1]
+
+    def end(self, stopped: str) -> None:
+        """Say that the run is over, and why it stopped."""
+        self._append("close", {"stopped": stopped})
+
+    def charged_event(self, unit: Unit, observer: Observer) -> Event:
+        """Everything charged to a unit as an observer sees it; a round that does not say proves nothing."""
+        events: list[Event] = []
+        for intent in self.charged:
+            found = [c.event for c in intent.charges if c.unit == unit and c.observer == observer]
+            if not found:
+                return Unbounded(f"the ledger does not say what round {intent.round} did to this {unit}")
+            events += found
+        return Compose(tuple(events)) if events else NOTHING
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _load(self) -> None:
+        assert self._file is not None
+        with open(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            found, self._size = chain.read(file, self._take)
+            if not found.whole:
+                raise LedgerError(
+                    f"the ledger {self.path} is broken: {found.because}; nothing can be proven from it"
+                )
+            if found.torn:
+                file.seek(self._size)
+                torn = file.read(chain.LONGEST)
+        if found.torn:
+            try:
+                os.ftruncate(self._file, self._size)
+            except OSError as error:
+                raise self._unwritable(error) from error
+            self._append("recovered", {"dropped": len(torn), "sha256": hashlib.sha256(torn).hexdigest()})
+
+    def _take(self, line: Line) -> None:
+        """Remember what a good line says."""
+        try:
+            match line.kind:
+                case "open":
+                    self.opened = line.body
+                case "close":
+                    self.closed = line.body
+                case "intent":
+                    charges = tuple(self._charge(charge) for charge in line.body["charges"])
+                    self.charged.append(Intent(line.body["round"], line.body["attempt"], charges))
+                    self._attempts[line.body["round"]] += 1
+                    self.closed = None
+                case "commit":
+                    commit = Commit(line.body["round"], line.body["attempt"], line.body["model"])
+                    self.commits.append(commit)
+        except (KeyError, TypeError, ConfigError) as error:
+            raise LedgerError(
+                f"line {line.number + 1} of {self.path} cannot be understood: {error}"
+            ) from error
+        self._last = line
+
+    def _charge(self, written: dict[str, Any]) -> Charge:
+        text = json.dumps(written["event"], sort_keys=True)
+        if text not in self._events:
+            self._events[text] = from_json(written["event"])
+        return Charge(written["unit"], written["observer"], self._events[text])
+
+    def _append(self, kind: str, body: dict[str, Any]) -> None:
+        if self._file is None or self._failed:
+            state = "closed" if self._file is None else "in doubt after a failed write; resume the run"
+            raise LedgerError(f"the ledger {self.path} cannot be written: it is {state}")
+        stamped = {**body, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        line, raw = chain.seal(self._last.number + 1, kind, self._last.hash, stamped)
+        if len(raw) > chain.LONGEST:
+            raise LedgerError(
+                f"a line of kind '{kind}' has {len(raw):,} bytes; {chain.LONGEST:,} are the most"
+            )
+        try:
+            _write_all(self._file, raw)
+            os.fsync(self._file)
+        except OSError as error:
+            self._failed = True
+            self._forget_half_a_line()
+            raise self._unwritable(error) from error
+        self._size += len(raw)
+        self._take(line)
+
+    def _forget_half_a_line(self) -> None:
+        """After a failed write: leave the file as it was, if that is still possible."""
+        with suppress(OSError):  # else the next reader sees a torn line and drops it
+            os.ftruncate(self._file or -1, self._size)
+
+    def _unwritable(self, error: OSError) -> LedgerError:
+        mend = (
+            "free some space"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            else "make it writable"
+        )
+        return LedgerError(
+            f"the ledger {self.path} cannot be written: {error.strerror or error}. "
+            f"Nothing was released by this round; {mend}, then resume the run"
+        )
+
+
+def _open_locked(path: Path) -> int:
+    new = not path.exists()
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger {path} cannot be opened for writing: {error.strerror or error}; "
+            f"make its folder writable, or choose another"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise LedgerError(f"the ledger {path} is not a regular file; choose another place for the run")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if new:
+            _sync_folder(path.parent)
+    except BlockingIOError as error:
+        os.close(file)
+        raise LedgerError(
+            f"the ledger {path} is in use by another process; wait until that run has ended, or stop it"
+        ) from error
+    except OSError as error:
+        os.close(file)
+        raise LedgerError(f"the ledger {path} cannot be locked: {error.strerror or error}") from error
+    except LedgerError:
+        os.close(file)
+        raise
+    return file
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new file's name survive a crash as well."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_all(file: int, raw: bytes) -> None:
+    left = memoryview(raw)
+    while left:
+        left = left[os.write(file, left) :]

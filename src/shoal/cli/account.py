@@ -1,0 +1,255 @@
+"""`shoal account epsilon|delta|noise|rounds`: a privacy calculator."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.accounting.accountants import Answer
+    from shoal.accounting.events import Event
+
+app = typer.Typer(help="A privacy calculator: epsilon, delta, noise or rounds.", no_args_is_help=True)
+
+
+Accountant: TypeAlias = Literal["pld", "rdp", "rdp-classic", "zcdp", "advanced", "basic"]
+Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
+Neighbours: TypeAlias = Literal["add-remove", "replace-one"]
+Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
+Participation: TypeAlias = Literal["hidden", "visible"]
+
+Epsilon = Annotated[float, typer.Option(help="The budget's epsilon.")]
+Delta = Annotated[float, typer.Option(help="The budget's delta.")]
+Noise = Annotated[str, typer.Option(help="Sigma / sensitivity, or a schedule such as linear:15:4.85.")]
+Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
+Rate = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Share of the units, or of a client's records, in a step.")
+]
+ClientRate = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Two levels: share of the clients in a round.")
+]
+LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: steps that a client makes in a round.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+AccountantOption = Annotated[Accountant, typer.Option(help="Who counts.")]
+SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, enter a step.")]
+NeighboursOption = Annotated[Neighbours, typer.Option(help="What neighbouring data sets differ by.")]
+OrdersOption = Annotated[Orders, typer.Option(help="Orders of rdp-classic.")]
+ParticipationOption = Annotated[
+    Participation, typer.Option(help="Two levels: can it be seen whether a client took part in a round?")
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is done in a step or round, but for the noise; and who counts."""
+
+    sampling: Sampling
+    rate: float
+    client_rate: float | None
+    local_steps: int
+    participation: Participation
+    accountant: Accountant
+    neighbours: Neighbours
+    orders: Orders
+
+    def steps(self, noise: float, count: int) -> Event:
+        """`count` steps, or rounds, with the same noise."""
+        from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel
+
+        rate = 1.0 if self.sampling == "none" else self.rate
+        if self.client_rate is None:
+            if self.local_steps != 1:
+                raise ConfigError(
+                    f"--local-steps {self.local_steps} needs --client-rate: it counts steps in a round"
+                )
+            return Repeat(Sampled(self.sampling, rate, Gaussian(noise)), count)
+        done = TwoLevel(self.client_rate, rate, self.local_steps, noise, self.sampling, self.participation)
+        return Repeat(done, count)
+
+    def scheduled(self, noise: str, count: int, planned: int) -> Event:
+        """The first `count` of `planned` steps under a schedule of noise."""
+        from shoal.accounting.events import Compose
+        from shoal.privacy.schedules import parse
+
+        schedule = parse(noise)
+        if _constant(noise) is not None:
+            return self.steps(schedule.value(0, planned), count)
+        if self.sampling == "shuffled" and self.client_rate is None:
+            raise ConfigError(
+                "--sampling shuffled wants a constant --noise: it is not known which step a unit enters"
+            )
+        return Compose(tuple(self.steps(schedule.value(t, planned), 1) for t in range(count)))
+
+    def epsilon(self, event: Event, delta: float) -> tuple[Answer, dict[str, Any]]:
+        from shoal.accounting import accountants
+
+        answer = accountants.epsilon(event, delta, self.accountant, self.neighbours, self.orders)
+        least = accountants.at_least(event, delta, self.neighbours) if self.accountant == "pld" else None
+        return answer, {} if least is None else {"at_least": least}
+
+
+@app.command("epsilon")
+def epsilon_command(
+    noise: Noise,
+    delta: Delta,
+    steps: Steps = 1,
+    sampling_rate: Rate = 1.0,
+    client_rate: ClientRate = None,
+    local_steps: LocalSteps = 1,
+    sampling: SamplingOption = "poisson",
+    neighbours: NeighboursOption = "add-remove",
+    participation: ParticipationOption = "hidden",
+    accountant: AccountantOption = "pld",
+    orders: OrdersOption = "tf72",
+    as_json: Json = False,
+) -> None:
+    """The epsilon that so many noisy steps cost at a delta."""
+    setting = Setting(
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+    )
+    answer, more = setting.epsilon(setting.scheduled(noise, steps, steps), delta)
+    if client_rate is not None and participation == "hidden":
+        shown = replace(setting, participation="visible")
+        seen, _ = shown.epsilon(shown.scheduled(noise, steps, steps), delta)
+        more["epsilon_if_participation_shows"] = seen.epsilon
+    _show(answer, {"noise": _number(noise), "steps": steps, **more}, as_json)
+
+
+@app.command("delta")
+def delta_command(
+    noise: Noise,
+    epsilon: Epsilon,
+    steps: Steps = 1,
+    sampling_rate: Rate = 1.0,
+    client_rate: ClientRate = None,
+    local_steps: LocalSteps = 1,
+    sampling: SamplingOption = "poisson",
+    neighbours: NeighboursOption = "add-remove",
+    participation: ParticipationOption = "hidden",
+    accountant: AccountantOption = "pld",
+    orders: OrdersOption = "tf72",
+    as_json: Json = False,
+) -> None:
+    """The delta that so many noisy steps cost at an epsilon."""
+    from shoal.accounting import accountants
+
+    setting = Setting(
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+    )
+    event = setting.scheduled(noise, steps, steps)
+    answer = accountants.delta(event, epsilon, accountant, neighbours, orders)
+    _show(answer, {"noise": _number(noise), "steps": steps}, as_json)
+
+
+@app.command("noise")
+def noise_command(
+    epsilon: Epsilon,
+    delta: Delta,
+    steps: Steps = 1,
+    sampling_rate: Rate = 1.0,
+    client_rate: ClientRate = None,
+    local_steps: LocalSteps = 1,
+    sampling: SamplingOption = "poisson",
+    neighbours: NeighboursOption = "add-remove",
+    participation: ParticipationOption = "hidden",
+    accountant: AccountantOption = "pld",
+    orders: OrdersOption = "tf72",
+    as_json: Json = False,
+) -> None:
+    """The least noise with which so many steps keep a budget."""
+    from shoal.accounting import calibration
+
+    setting = Setting(
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+    )
+    budget = calibration.Budget(epsilon, delta, accountant, neighbours, orders)
+    found = calibration.noise(lambda value: setting.steps(value, steps), budget)
+    _show(found.answer, {"noise": found.value, "steps": steps}, as_json)
+
+
+@app.command("rounds")
+def rounds_command(
+    noise: Noise,
+    epsilon: Epsilon,
+    delta: Delta,
+    planned: Annotated[
+        int | None, typer.Option(min=1, help="Rounds planned, over which a schedule of noise is spread.")
+    ] = None,
+    sampling_rate: Rate = 1.0,
+    client_rate: ClientRate = None,
+    local_steps: LocalSteps = 1,
+    sampling: SamplingOption = "poisson",
+    neighbours: NeighboursOption = "add-remove",
+    participation: ParticipationOption = "hidden",
+    accountant: AccountantOption = "pld",
+    orders: OrdersOption = "tf72",
+    as_json: Json = False,
+) -> None:
+    """The most steps, or rounds, that keep a budget with a given noise."""
+    from shoal.accounting import calibration
+
+    setting = Setting(
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+    )
+    if _constant(noise) is None and planned is None:
+        raise ConfigError(
+            f"the schedule {noise} is spread over the rounds planned; add --planned, e.g. --planned 100"
+        )
+    budget = calibration.Budget(epsilon, delta, accountant, neighbours, orders)
+    event_at: Callable[[int], Event] = lambda count: setting.scheduled(noise, count, planned or count)  # noqa: E731
+    found = calibration.rounds(event_at, budget, planned or 10**9)
+    count = int(found.value)
+    _show(found.answer, {"noise": _number(noise), "steps": count, "rounds": count}, as_json)
+
+
+def _constant(noise: str) -> float | None:
+    """The noise as a number, or None where it is a schedule."""
+    from shoal.privacy.schedules import parse
+
+    schedule = parse(noise)
+    return None if ":" in noise else float(schedule.value(0, 1))
+
+
+def _number(noise: str) -> float | str:
+    constant = _constant(noise)
+    return noise if constant is None else constant
+
+
+def _show(answer: Answer, more: dict[str, Any], as_json: bool) -> None:
+    written = {**answer.to_json(), **more}
+    if as_json:
+        sys.stdout.write(json.dumps(written, allow_nan=False) + "\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for key in (
+        "epsilon",
+        "at_least",
+        "epsilon_if_participation_shows",
+        "delta",
+        "noise",
+        "steps",
+        "accountant",
+    ):
+        if key in written:
+            table.add_row(key.replace("_", " "), _text(written[key]))
+    console = Console()
+    console.print(table)
+    if answer.because:
+        label = "Note" if answer.valid else "Not a bound"
+        console.print(f"{label}: {answer.because}.", markup=False, highlight=False)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

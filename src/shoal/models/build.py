@@ -1,0 +1,57 @@
+"""`build`: a network by name, the user's own by its path, or one that is already there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from shoal.errors import ModelError
+from shoal.models import custom
+from shoal.models.network import Shape
+from shoal.models.registry import network
+
+
+def build(
+    name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: int, *, seed: int = 0
+) -> nn.Module:
+    """The model for examples of that shape (without the batch axis) and that many classes.
+
+    `name` is a name of the registry, `auto`, `package.module:Class` for the user's own, or an nn.Module
+    (taken as it is) or a class of one. The same seed gives the same weights, and the global random
+    state is left as it was.
+    """
+    shape = _checked(input_shape, classes)
+    if isinstance(name, nn.Module):
+        return name
+    if isinstance(name, str) and ":" not in name:
+        make = network(name, shape).make
+    else:
+        with seeded(seed):  # apart from the making, since only a module's first import draws random numbers
+            make = custom.factory(name)
+    with seeded(seed):
+        return make(shape, classes)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's CPU generator set to the seed inside the block, and put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _checked(input_shape: Shape, classes: int) -> Shape:
+    shape = tuple(int(n) for n in input_shape)
+    if not shape or min(shape) < 1:
+        raise ModelError(f"input_shape must hold sizes of at least 1, without the batch axis, got {shape}")
+    if classes < 2:
+        raise ModelError(f"classes must be at least 2, got {classes}")
+    return shape
+
+
+def count(model: nn.Module) -> int:
+    """How many parameters are trained; one that several layers share counts once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

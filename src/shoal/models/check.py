@@ -1,0 +1,166 @@
+"""Does a model fit the data and the privacy asked for? Under example-level DP examples must not mix.
+
+A gradient can be clipped per example only where one example's output depends on that example alone. Layers
+that take statistics over the batch (BatchNorm) break that, and their running statistics leave without noise.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+from shoal.errors import ModelError
+from shoal.models.build import count, seeded
+from shoal.models.network import Shape
+
+EXAMPLES = 3
+
+
+def check(model: nn.Module, input_shape: Shape, classes: int, *, example_level: bool) -> None:
+    """ModelError unless a batch gives [N, classes] and, if asked, no example has a say in another's output.
+
+    The model itself is left as it was: copies are run, on the CPU.
+    """
+    name = type(model).__name__
+    if any(is_lazy(p) for p in model.parameters()):
+        raise ModelError(f"model {name} has lazy layers; give them their sizes, or run it once before")
+    if count(model) == 0:
+        raise ModelError(f"model {name} has no parameters to train")
+    if example_level:
+        _refuse_mixing_layers(model)
+    batch, changed = _batches(model, input_shape)
+    output = _run(model, batch, input_shape).output
+    if tuple(output.shape) != (EXAMPLES, classes):
+        raise ModelError(
+            f"model {name} gives outputs of shape {tuple(output.shape)} for {EXAMPLES} examples of shape "
+            f"{tuple(input_shape)}; it must give ({EXAMPLES}, {classes}): one score for each class"
+        )
+    if not output.isfinite().all():
+        raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
+    if example_level:
+        _refuse_mixing(model, batch, changed, input_shape)
+
+
+def mixing_layers(model: nn.Module) -> list[str]:
+    """The paths of the layers that are known to take statistics over the batch."""
+    return [name for name, layer in model.named_modules(remove_duplicate=False) if _mixes(layer)]
+
+
+def replace_batchnorm(model: nn.Module) -> nn.Module:
+    """A copy of the model with GroupNorm in place of BatchNorm: the mend for example-level DP.
+
+    Scale and shift are kept. InstanceNorm stays, without its running statistics.
+    """
+    model = copy.deepcopy(model)
+    if _mixes(model):
+        return _private(model)
+    for path in mixing_layers(model):
+        parent, _, last = path.rpartition(".")
+        setattr(model.get_submodule(parent), last, _private(model.get_submodule(path)))
+    return model
+
+
+def _mixes(layer: nn.Module) -> bool:
+    if isinstance(layer, _InstanceNorm):
+        return bool(layer.track_running_stats)
+    return isinstance(layer, _BatchNorm)
+
+
+def _private(layer: nn.Module) -> nn.Module:
+    assert isinstance(layer, _BatchNorm | _InstanceNorm)
+    if isinstance(layer, _InstanceNorm):
+        layer.track_running_stats = False
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+        return layer
+    group_norm = nn.GroupNorm(_groups(layer.num_features), layer.num_features, layer.eps, layer.affine)
+    if layer.affine:
+        group_norm.weight, group_norm.bias = layer.weight, layer.bias
+    return group_norm
+
+
+def _groups(channels: int) -> int:
+    """At most 32 groups, and two channels in each: a group of one number would always become zero."""
+    return next((g for g in range(min(32, channels // 2), 0, -1) if channels % g == 0), 1)
+
+
+def _refuse_mixing_layers(model: nn.Module) -> None:
+    for path in mixing_layers(model):
+        layer = model.get_submodule(path)
+        raise ModelError(
+            f"layer '{path or 'model'}' is {type(layer).__name__}, which mixes the examples of a batch, so "
+            "that example-level privacy cannot hold; use nn.GroupNorm instead "
+            "(shoal.models.replace_batchnorm(model) puts it in)"
+        )
+
+
+@dataclass(frozen=True)
+class _Result:
+    output: torch.Tensor
+    buffers: dict[str, torch.Tensor]
+
+
+def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = False) -> _Result:
+    """One forward pass of a copy in training mode, dropout drawn from a fixed seed."""
+    model = copy.deepcopy(model).cpu().train()
+    with torch.no_grad(), seeded(0):
+        if shake:
+            for parameter in model.parameters():
+                parameter.data += 0.1 * _pattern(parameter.numel()).view(parameter.shape)
+        try:
+            output = model(batch)
+        except Exception as error:
+            raise ModelError(
+                f"model {type(model).__name__} cannot take examples of shape {tuple(shape)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(output, torch.Tensor):
+        raise ModelError(
+            f"model {type(model).__name__} gives a {type(output).__name__}, not a tensor [N, classes]"
+        )
+    return _Result(output, dict(model.named_buffers()))
+
+
+def _refuse_mixing(model: nn.Module, batch: torch.Tensor, changed: torch.Tensor, shape: Shape) -> None:
+    """The safety net for layers that nobody knows: change one example and look at the others.
+
+    The weights are shaken first, since a last layer that starts at zero would hide everything before it.
+    """
+    before, after = (_run(model, b, shape, shake=True) for b in (batch, changed))
+    others = [0, 2]
+    if not torch.allclose(before.output[others], after.output[others], rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise ModelError(
+            f"model {type(model).__name__} mixes the examples of a batch (one example's output changes with "
+            "another's input), so that example-level privacy cannot hold; make each output depend on its own "
+            "input only"
+        )
+    for name, buffer in before.buffers.items():
+        if not torch.equal(buffer, after.buffers[name]):
+            raise ModelError(
+                f"model {type(model).__name__} keeps statistics of the examples in its buffer '{name}', "
+                "which would leave without noise; example-level privacy needs a model without them"
+            )
+
+
+def _batches(model: nn.Module, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few fixed examples, and the same with the middle one changed."""
+    numbers = EXAMPLES * math.prod(shape)
+    words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
+    if words:
+        batch = (torch.arange(numbers) % min(words)).view(EXAMPLES, *shape)
+        middle = (batch[1] + 1) % min(words)
+    else:
+        batch = _pattern(numbers).view(EXAMPLES, *shape).to(next(model.parameters()).dtype)
+        middle = 3 - 5 * batch[1]
+    return batch, torch.stack([batch[0], middle, batch[2]])
+
+
+def _pattern(numbers: int) -> torch.Tensor:
+    """Fixed numbers in (-1, 1) that look irregular: no random state is touched."""
+    return torch.sin(torch.arange(numbers, dtype=torch.float64) * 12.9898).float()

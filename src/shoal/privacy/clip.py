@@ -1,0 +1,109 @@
+"""Clips of a whole update, as it leaves the client (boundary `per_update`). Each knows its own sensitivity.
+
+`bound` gives this round's bound S; an update of norm z becomes update / max(1, z/S), so that one client moves
+the sum by at most S. A bound that was computed from the clients' data without noise proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.privacy.schedules import parse
+
+Memory = MutableMapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A public bound, constant or falling (000 Algorithm 6: `decay:from:rate:low`)."""
+
+    clip: str | float = 1.0
+
+    waits_for_cohort: ClassVar[bool] = False
+    data_dependent: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        if min(parse(self.clip).values(100)) <= 0:
+            raise ConfigError(f"per_update.clip must be > 0, got {self.clip}")
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return parse(self.clip).value(t, total)
+
+
+@dataclass(frozen=True)
+class MedianClip:
+    """001 Algorithm 1: the median of the cohort's norms. It is released, through the noise's scale, as it is."""
+
+    waits_for_cohort: ClassVar[bool] = True
+    data_dependent: ClassVar[str | None] = (
+        "the clip is the median of the clients' norms, taken without noise: it depends on their data"
+    )
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return float(norms.median()) if norms is not None and len(norms) else 0.0
+
+
+@dataclass(frozen=True)
+class QuantileClip:
+    """Andrew et al. 2021: the bound follows a quantile of the norms, found with noise.
+
+        b~ <- (1/m) (sum_k (1[norm_k <= C] - 1/2) + N(0, sigma_b^2)) + 1/2
+        C  <- C exp(-rate (b~ - quantile))
+
+    Counting costs little: with `noise` z in all, sigma_b = `count_noise` x m, the updates get
+    z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), and the round is one Gaussian of noise z.
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 0.05
+
+    waits_for_cohort: ClassVar[bool] = False
+    data_dependent: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        if self.initial <= 0:
+            raise ConfigError(f"per_update.initial must be > 0, got {self.initial}")
+        if not 0 < self.quantile < 1:
+            raise ConfigError(f"per_update.quantile must be in (0, 1), got {self.quantile}")
+        if self.rate < 0:
+            raise ConfigError(f"per_update.rate must be >= 0, got {self.rate}")
+        if self.count_noise <= 0:
+            raise ConfigError(f"per_update.count_noise must be > 0, got {self.count_noise}")
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return float(memory.get("clip", torch.tensor(self.initial)))
+
+    def update_noise(self, noise: float, cohort: float) -> float:
+        """z_delta: the noise on the updates, so that with the count's it is `noise` in all."""
+        if noise == 0:
+            return 0.0
+        spent = noise**-2 - (2 * self.count_noise * cohort) ** -2
+        if spent <= 0:
+            raise ConfigError(
+                f"per_update.count_noise {self.count_noise} x a cohort of {cohort:g} is too little noise for the "
+                f"count beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
+            )
+        return float(spent**-0.5)
+
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, drawn: float
+    ) -> None:
+        """The next round's bound, from how many norms were below it; `drawn` is a standard normal number."""
+        scale = self.count_noise * cohort if noise else 0.0
+        share = (below - clients / 2 + scale * drawn) / cohort + 0.5
+        bound = self.bound(memory, 0, 1, None) * torch.exp(torch.tensor(-self.rate * (share - self.quantile)))
+        memory["clip"] = torch.as_tensor(bound, dtype=torch.float64)
+
+
+def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
+    """update / max(1, norm/bound), in place, for each row."""
+    factors = (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
+    return updates.mul_(factors.unsqueeze(1))

@@ -1,0 +1,431 @@
+"""The accountants against closed forms, against each other, and against two other libraries."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from shoal.accounting import accountants, curves, pld, rdp
+from shoal.accounting.events import (
+    NOTHING,
+    Compose,
+    Event,
+    Gaussian,
+    OnClients,
+    Repeat,
+    Sampled,
+    TwoLevel,
+    Unbounded,
+    leaves,
+)
+from shoal.errors import ConfigError
+
+DELTA = 1e-5
+REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
+
+rates = st.floats(-3, -0.3).map(lambda power: 10**power)
+noises = st.floats(-0.1, 0.8).map(lambda power: 10**power)
+counts = st.floats(0, 3.3).map(lambda power: int(10**power))
+deltas = st.floats(-8, -3).map(lambda power: 10**power)
+
+
+def examples(count: int) -> settings:
+    """The same `count` random parameter sets every time."""
+    slow = [HealthCheck.too_slow]
+    return settings(
+        max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=slow
+    )
+
+
+def poisson(rate: float, noise: float, count: int) -> Event:
+    return Repeat(Sampled("poisson", rate, Gaussian(noise)), count)
+
+
+def fixed_size(rate: float, noise: float, count: int) -> Event:
+    return Repeat(Sampled("fixed-size", rate, Gaussian(noise)), count)
+
+
+def epsilon(event: Event, delta: float = DELTA, **options: str) -> float:
+    found = accountants.epsilon(event, delta, **options).epsilon  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+# Against other libraries
+
+
+@examples(50)
+@given(rates, noises, counts, deltas)
+def test_pld_lies_inside_the_bracket_of_prv_accountant(
+    rate: float, noise: float, count: int, delta: float
+) -> None:
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+
+    if epsilon(poisson(rate, noise, count), delta, accountant="rdp") > 25:
+        return  # prv-accountant needs minutes there
+    mechanism = PoissonSubsampledGaussianMechanism(noise_multiplier=noise, sampling_probability=rate)
+    other = PRVAccountant(
+        [mechanism], eps_error=0.02, delta_error=delta * 1e-4, max_self_compositions=[count]
+    )
+    low, _, high = other.compute_epsilon(delta=delta, num_self_compositions=[count])
+    assert low <= epsilon(poisson(rate, noise, count), delta) <= high
+
+
+@examples(25)
+@given(rates, noises, counts, deltas)
+def test_pld_is_that_of_dp_accounting_and_never_looser(
+    rate: float, noise: float, count: int, delta: float
+) -> None:
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    theirs = PLDAccountant(value_discretization_interval=1e-3).compose(event, count).get_epsilon(delta)
+    assert epsilon(poisson(rate, noise, count), delta) <= theirs * (1 + 1e-4) + 1e-6
+
+
+@pytest.mark.parametrize(("rate", "noise", "count"), [(0.01, 1.0, 500), (0.2, 2.0, 50), (0.5, 0.7, 3)])
+def test_poisson_sampling_under_replace_one_is_that_of_dp_accounting(
+    rate: float, noise: float, count: int
+) -> None:
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    theirs = PLDAccountant(REPLACE_ONE).compose(event, count).get_epsilon(DELTA)
+    ours = epsilon(poisson(rate, noise, count), neighbours="replace-one")
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+@examples(30)
+@given(rates, st.floats(-0.9, 1.5).map(lambda power: 10**power))
+def test_renyi_divergence_is_that_of_dp_accounting_at_whole_orders_and_no_more_at_others(
+    rate: float, noise: float
+) -> None:
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    orders = (1.1, 1.5, 2, 2.5, 3, 4.5, 17, 63, 256)
+    theirs = RdpAccountant(list(orders)).compose(event).rdp
+    ours = rdp.poisson_gaussian(rate, np.array([noise]), orders)[0]
+    whole = np.array([order == int(order) for order in orders])
+    np.testing.assert_allclose(ours[whole], theirs[whole], rtol=1e-6, atol=1e-13)
+    assert (ours <= theirs * (1 + 1e-6) + 1e-13).all()
+
+
+def test_dp_accounting_means_the_clip_by_replace_one_in_rdp_but_twice_the_clip_in_pld() -> None:
+    """The same event, two meanings: why noise is halved before dp-accounting's RDP sees it, and not for PLD."""
+    event = dp_accounting.GaussianDpEvent(2)
+    in_rdp = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(event).get_epsilon(DELTA)
+    in_pld = PLDAccountant(REPLACE_ONE).compose(event).get_epsilon(DELTA)
+    assert in_rdp == pytest.approx(2.166, abs=5e-4)
+    assert in_pld == pytest.approx(4.377, abs=5e-4)
+    assert epsilon(Gaussian(2), neighbours="replace-one") == pytest.approx(4.377, abs=5e-4)
+    ours = epsilon(Gaussian(2), accountant="rdp", neighbours="replace-one")
+    assert ours == pytest.approx(RdpAccountant().compose(dp_accounting.GaussianDpEvent(1)).get_epsilon(DELTA))
+    assert ours > 4.377
+
+
+# Against closed forms
+
+
+@pytest.mark.parametrize(("noise", "count"), [(1.0, 1), (3.0, 40), (0.05, 7), (1000.0, 10**6)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-15])
+def test_gaussians_without_sampling_are_exact(noise: float, count: int, delta: float) -> None:
+    exact = get_epsilon_gaussian(noise / math.sqrt(count), delta)
+    assert epsilon(Repeat(Gaussian(noise), count), delta) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 30, 3000, 10**6])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_the_discretised_route_is_an_upper_bound_next_to_the_exact_value(count: int, delta: float) -> None:
+    """Nearly all are sampled, so the figure is nearly the closed form, but goes through grid and FFT."""
+    shift = 1.2
+    noise = math.sqrt(count) / shift
+    distribution = pld._compose([(curves.gaussian(1 / noise), count)])
+    exact = get_epsilon_gaussian(1 / shift, delta)
+    found = distribution.get_epsilon_for_delta(delta)
+    assert exact * (1 - 1e-6) <= found <= exact * (1 + 2e-4)
+
+
+def test_shuffled_batches_are_not_amplified() -> None:
+    passes = Repeat(Sampled("shuffled", 0.01, Gaussian(6)), 10_000)
+    assert leaves(passes) == {Gaussian(6): 100}
+    assert epsilon(passes) == pytest.approx(get_epsilon_gaussian(6 / math.sqrt(100), DELTA))
+    assert epsilon(passes) > 10 * epsilon(poisson(0.01, 6, 10_000))
+
+
+def test_a_shuffled_run_that_ends_within_a_pass_counts_that_pass() -> None:
+    half = Repeat(Sampled("shuffled", 0.1, Gaussian(6)), 5)
+    assert leaves(half) == {Gaussian(6): 1}
+    assert leaves(Repeat(half, 4)) == {Gaussian(6): 4}
+    assert leaves(Repeat(Sampled("shuffled", 0.07, Gaussian(6)), 100)) == {Gaussian(6): 7}
+
+
+@pytest.mark.parametrize(("shift", "rate", "at"), [(1.0, 0.3, 0.2), (2.5, 0.05, 1.0), (0.3, 0.9, 0.05)])
+def test_curves_are_hockey_stick_divergences(shift: float, rate: float, at: float) -> None:
+    x = np.linspace(-30, 30, 2_000_001)
+    here, there = norm.pdf(x, loc=shift), norm.pdf(x)
+    mixed = rate * here + (1 - rate) * there
+    opposite = rate * norm.pdf(x, loc=-shift) + (1 - rate) * there
+
+    def divergence(p: np.ndarray, q: np.ndarray) -> float:
+        return float(np.trapezoid(np.maximum(p - math.exp(at) * q, 0), x))
+
+    e = np.array([at])
+    sampled = curves.amplified(curves.gaussian(shift), rate)
+    assert sampled.forward(e)[0] == pytest.approx(divergence(mixed, there), abs=1e-9)
+    assert sampled.backward(e)[0] == pytest.approx(divergence(there, mixed), abs=1e-9)
+    assert curves.poisson_replaced(shift, rate).forward(e)[0] == pytest.approx(
+        divergence(mixed, opposite), abs=1e-9
+    )
+    seen = curves.sometimes(curves.gaussian(shift), rate)
+    assert seen.forward(e)[0] == pytest.approx(rate * divergence(here, there), abs=1e-9)
+    assert curves.amplified_both_ways(curves.gaussian(shift), rate).backward(e)[0] == pytest.approx(
+        divergence(mixed, there), abs=1e-9
+    )
+
+
+# Against each other
+
+
+@examples(25)
+@given(rates, noises, counts, deltas)
+def test_pld_is_never_above_rdp_nor_rdp_above_the_classic_conversion(
+    rate: float, noise: float, count: int, delta: float
+) -> None:
+    for event in (poisson(rate, noise, count), fixed_size(rate, noise, count)):
+        tight = epsilon(event, delta)
+        assert tight <= epsilon(event, delta, accountant="rdp") + 1e-6
+    classic = epsilon(poisson(rate, noise, count), delta, accountant="rdp-classic")
+    assert epsilon(poisson(rate, noise, count), delta, accountant="rdp") <= classic * (1 + 1e-9)
+
+
+@examples(10)
+@given(rates, noises, st.integers(1, 300), deltas)
+def test_fixed_size_sampling_under_replace_one_lies_in_its_bracket(
+    rate: float, noise: float, count: int, delta: float
+) -> None:
+    event = fixed_size(rate, noise, count)
+    low = accountants.at_least(event, delta, "replace-one")
+    high = epsilon(event, delta, neighbours="replace-one")
+    assert low is not None
+    assert low <= high + 1e-6
+    assert (
+        high <= epsilon(Repeat(Gaussian(noise), count), delta, neighbours="replace-one") * (1 + 1e-3) + 1e-6
+    )
+    assert high <= epsilon(event, delta, accountant="rdp", neighbours="replace-one") + 1e-6
+
+
+@examples(15)
+@given(rates, noises, counts, deltas)
+def test_epsilon_is_monotone(rate: float, noise: float, count: int, delta: float) -> None:
+    """In the sampling rate, the number of steps, the noise and delta, up to the width of the grid."""
+    here = epsilon(poisson(rate, noise, count), delta) * (1 + 2e-4) + 1e-6
+    assert epsilon(poisson(rate / 1.2, noise, count), delta) <= here
+    assert epsilon(poisson(rate, noise * 1.2, count), delta) <= here
+    assert epsilon(poisson(rate, noise, max(1, count // 2)), delta) <= here
+    assert epsilon(poisson(rate, noise, count), delta * 2) <= here
+
+
+@examples(10)
+@given(rates, noises, counts, deltas)
+def test_delta_and_epsilon_are_inverse(rate: float, noise: float, count: int, delta: float) -> None:
+    event = poisson(rate, noise, count)
+    for accountant in ("pld", "rdp", "rdp-classic"):
+        there = epsilon(event, delta, accountant=accountant)
+        if there > 0:
+            back = accountants.delta(event, there, accountant).delta
+            assert back == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.parametrize("accountant", ["zcdp", "basic", "advanced"])
+def test_textbook_delta_and_epsilon_are_inverse(accountant: str) -> None:
+    event = Repeat(Gaussian(8), 20)
+    there = epsilon(event, accountant=accountant)
+    assert accountants.delta(event, there, accountant).delta == pytest.approx(DELTA, rel=1e-6)
+
+
+def test_a_schedule_of_noise_is_bounded_from_above_and_closely() -> None:
+    """The bins of PLD are rounded down; RDP takes every noise as it is."""
+    falling = [8 - 4 * t / 2000 for t in range(2000)]
+    event = Compose(tuple(Sampled("poisson", 0.02, Gaussian(noise)) for noise in falling))
+    binned = epsilon(event)
+    exact_rdp = epsilon(event, accountant="rdp")
+    constant = poisson(0.02, (np.mean(np.square(falling) ** -1.0)) ** -0.5, 2000)
+    nearly = epsilon(constant)
+    assert nearly < binned < 1.012 * nearly
+    assert exact_rdp == pytest.approx(epsilon(constant, accountant="rdp"), rel=2e-3)
+    few = Compose(tuple(poisson(0.02, noise, 50) for noise in falling[::50]))
+    assert epsilon(few) == pytest.approx(nearly, rel=0.01)
+
+
+def test_order_does_not_matter_and_repetition_is_composition() -> None:
+    one, other = poisson(0.1, 2, 5), Gaussian(9)
+    assert epsilon(Compose((one, other, one))) == pytest.approx(
+        epsilon(Compose((other, poisson(0.1, 2, 10))))
+    )
+    assert epsilon(OnClients(3, one)) == pytest.approx(epsilon(Repeat(one, 3)))
+
+
+# Two levels, and sampling that is rarer
+
+
+@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
+def test_two_levels_lie_between_one_sample_of_records_and_no_choice_of_clients(neighbours: str) -> None:
+    hidden, visible = (
+        epsilon(Repeat(TwoLevel(0.1, 0.1, 20, 2, participation=seen), 50), neighbours=neighbours)
+        for seen in ("hidden", "visible")
+    )
+    product = epsilon(poisson(0.01, 2, 1000), neighbours=neighbours)
+    always = epsilon(poisson(0.1, 2, 1000), neighbours=neighbours)
+    assert product * 0.999 <= hidden < visible < always
+
+
+def test_two_levels_reduce_to_one_where_a_level_takes_all() -> None:
+    everyone = Repeat(TwoLevel(1.0, 0.1, 20, 2), 5)
+    assert epsilon(everyone) == pytest.approx(epsilon(poisson(0.1, 2, 100)))
+    whole = Repeat(TwoLevel(0.1, 1.0, 1, 2, local="none", participation="hidden"), 5)
+    assert epsilon(whole) == pytest.approx(epsilon(poisson(0.1, 2, 5)), rel=1e-6)
+
+
+def test_client_sampling_that_shows_is_the_mixture_over_participations() -> None:
+    """With visible participation delta is the mean over how often the client took part."""
+    from scipy.stats import binom
+
+    rounds, rate, noise, at = 30, 0.2, 3.0, 1.0
+    event = Repeat(TwoLevel(rate, 1.0, 1, noise, local="none"), rounds)
+    mean = sum(
+        binom.pmf(k, rounds, rate) * curves.gaussian(math.sqrt(k) / noise).forward(np.array([at]))[0]
+        for k in range(1, rounds + 1)
+    )
+    assert accountants.delta(event, at).delta == pytest.approx(mean, rel=1e-3)
+
+
+def test_choosing_clients_does_not_amplify_where_it_shows() -> None:
+    """A distinguisher for one round: the client's other records give away that it took part.
+
+    The output is two numbers, each with unit noise: the record's sum, and the client's other records, which
+    move it by 40. The likelihood ratio then knows when to look at the first, and its divergence is above
+    what amplification by client sampling would allow: why `hidden` is a claim of its own.
+    """
+    rate, shift, at = 0.1, 1.0, 0.5
+    e = np.array([at])
+    truth = rate * curves.gaussian(shift).forward(e)[0]
+    amplified = curves.amplified(curves.gaussian(shift), rate).forward(e)[0]
+    assert truth > 1.5 * amplified
+    event = TwoLevel(rate, 1.0, 1, 1 / shift, local="none")
+    assert accountants.delta(event, at).delta == pytest.approx(truth, rel=1e-4)
+
+
+def test_sampling_with_replacement_costs_more_than_without() -> None:
+    for neighbours in ("add-remove", "replace-one"):
+        with_replacement = Repeat(Sampled("with-replacement", 0.01, Gaussian(3), draws=64), 100)
+        dearer = epsilon(with_replacement, neighbours=neighbours)
+        assert dearer > epsilon(fixed_size(0.01, 3, 100), neighbours=neighbours)
+
+
+def test_a_single_draw_with_replacement_is_a_sample_of_one() -> None:
+    drawn = Repeat(Sampled("with-replacement", 0.01, Gaussian(3), draws=1), 100)
+    assert epsilon(drawn) == pytest.approx(epsilon(fixed_size(0.01, 3, 100)), rel=1e-6)
+
+
+def test_renyi_accounting_of_two_levels_is_a_bound() -> None:
+    for seen in ("visible", "hidden"):
+        event = Repeat(TwoLevel(0.05, 0.1, 10, 1.5, participation=seen), 40)
+        assert epsilon(event) <= epsilon(event, accountant="rdp")
+
+
+# What is not proven, and what is refused
+
+
+@pytest.mark.parametrize("accountant", accountants.NAMES)
+def test_an_unbounded_event_gives_none_and_its_reason(accountant: str) -> None:
+    event = Compose((Gaussian(3), Sampled("poisson", 0.1, Unbounded("no clip"))))
+    answer = accountants.epsilon(event, DELTA, accountant)
+    assert (answer.epsilon, answer.valid, answer.because) == (None, False, "no clip")
+    assert accountants.delta(event, 1.0, accountant).delta is None
+
+
+@pytest.mark.parametrize("accountant", accountants.NAMES)
+def test_nothing_done_costs_nothing(accountant: str) -> None:
+    assert epsilon(NOTHING, accountant=accountant) == 0
+    assert epsilon(Repeat(Sampled("poisson", 0.0, Gaussian(1)), 100), accountant=accountant) == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "accountant", "neighbours"),
+    [
+        (Sampled("with-replacement", 0.1, Gaussian(1), draws=3), "rdp", "add-remove"),
+        (TwoLevel(0.1, 0.1, 3, 1), "zcdp", "add-remove"),
+        (TwoLevel(0.1, 0.1, 3, 1), "basic", "add-remove"),
+        (Sampled("fixed-size", 0.1, poisson(0.1, 1, 2)), "pld", "add-remove"),
+        (Sampled("poisson", 0.1, poisson(0.1, 1, 2)), "pld", "replace-one"),
+    ],
+)
+def test_an_event_that_an_accountant_does_not_understand_is_refused(
+    event: Event, accountant: str, neighbours: str
+) -> None:
+    with pytest.raises(ConfigError, match="does not understand"):
+        accountants.epsilon(event, DELTA, accountant, neighbours)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"accountant": "pdl"}, "did you mean 'pld'"),
+        ({"neighbours": "replace"}, "did you mean 'replace-one'"),
+        ({"accountant": "rdp-classic", "orders": "tf71"}, "did you mean 'tf72'"),
+    ],
+)
+def test_a_wrong_name_gets_the_nearest_right_one(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        accountants.epsilon(Gaussian(1), DELTA, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_that_is_none_is_refused(delta: float) -> None:
+    with pytest.raises(ConfigError, match="delta must be in"):
+        accountants.epsilon(Gaussian(1), delta)
+
+
+def test_a_delta_too_small_for_the_grid_is_answered_by_rdp_and_said_so() -> None:
+    answer = accountants.epsilon(poisson(0.01, 1, 10_000), 1e-14)
+    assert answer.accountant == "rdp"
+    assert answer.because is not None
+    tiny = accountants.delta(poisson(0.01, 6, 100), 20.0)
+    assert tiny.delta is not None
+    assert tiny.delta < 1e-30
+
+
+def test_the_moments_accountant_on_samples_of_fixed_size_is_not_valid() -> None:
+    answer = accountants.epsilon(fixed_size(0.5, 1.2, 11), 1e-3, "rdp-classic", "replace-one", "2-33")
+    assert answer.epsilon == pytest.approx(7.93, abs=0.01)
+    assert not answer.valid
+
+
+# The accountant of a running run
+
+
+def test_the_running_accountant_is_rdp_step_by_step() -> None:
+    running = rdp.Running()
+    rounds = [Sampled("poisson", 0.05, Gaussian(2 - t / 100)) for t in range(60)]
+    for event in rounds:
+        ahead = running.epsilon_with(event, DELTA)
+        running.add(event)
+        assert running.epsilon(DELTA) == pytest.approx(ahead)
+    assert running.epsilon(DELTA) == pytest.approx(
+        epsilon(Compose(tuple(rounds)), accountant="rdp"), rel=1e-9
+    )
+
+
+def test_the_running_accountant_never_proves_anything_again_after_an_unbounded_event() -> None:
+    running = rdp.Running()
+    running.add(Gaussian(5))
+    assert running.epsilon_with(Unbounded("l2-max"), DELTA) is None
+    assert running.epsilon(DELTA) is not None
+    running.add(Unbounded("l2-max"))
+    running.add(Gaussian(5))
+    assert running.epsilon(DELTA) is None
+    assert running.because == "l2-max"

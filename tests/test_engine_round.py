@@ -1,0 +1,167 @@
+"""A round computes what the papers' pseudo-code says, however it is cut into slices."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shoal.algorithms import algorithm
+from shoal.algorithms.base import Aggregate, Local
+from shoal.data import load, partition
+from shoal.engine.local import Moment, plan
+from shoal.engine.round import play_round
+from shoal.engine.simulator import Settings, Simulator
+from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients, Examples
+
+CPU = torch.device("cpu")
+
+
+def small_cnn():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(8, 6, 2), nn.Flatten(), nn.Linear(24, 10)
+    )
+
+
+def small_mlp():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def fedavg(**changes):
+    base = algorithm("fedavg")
+    wanted = {
+        "clients": Clients("fixed-size", 4),
+        "examples": Examples("shuffled", 7),
+        "local": Local(lr=0.2),
+    }
+    return replace(base, **(wanted | changes))
+
+
+def simulator(record, module, kind="dirichlet", clients=9, settings=None, rounds=3, seed=5, dataset=None):
+    dataset = dataset or load("digits")
+    parts = partition(kind, dataset.train_y, clients=clients, generator=Streams(seed).generator("partition"))
+    return Simulator(
+        record, module, dataset, parts, rounds=rounds, seed=seed, device=CPU, settings=settings or Settings()
+    )
+
+
+def plain_round(sim, module, t):
+    """The same round in plain PyTorch: one client after the other, its own optimiser, the same batches."""
+    stage, record = sim.stage, sim.stage.algorithm
+    federation, moment = stage.federation, Moment(t, sim.rounds)
+    cohort = record.clients.draw(stage.streams.generator("clients", t, 0), t, sim.rounds, len(federation))
+    start = copy.deepcopy(module.state_dict())
+    sums = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+    weight = 0.0
+    for client in cohort:
+        module.load_state_dict(start)
+        optimiser = torch.optim.SGD(
+            module.parameters(), lr=float(record.local.lr), momentum=record.local.momentum
+        )
+        for batch in plan(record, federation, np.array([client]), moment, stage.streams)[:, 0]:
+            rows = torch.from_numpy(batch[batch >= 0])
+            optimiser.zero_grad()
+            F.cross_entropy(module(federation.x[rows]), federation.y[rows]).backward()
+            optimiser.step()
+        share = float(federation.sizes[client]) if record.aggregate.weights == "size" else 1.0
+        weight += share
+        for name, tensor in module.state_dict().items():
+            sums[name] += share * (tensor - start[name])
+    module.load_state_dict({name: start[name] + sums[name] / weight for name in start})
+
+
+@pytest.mark.parametrize("make", [small_cnn, small_mlp])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"aggregate": Aggregate("equal")},
+        {"local": Local(epochs=2, lr=0.1, momentum=0.5)},
+        {"local": Local(steps=5, lr=0.1), "examples": Examples("with-replacement", 6)},
+    ],
+    ids=["by-size", "equal", "momentum", "steps"],
+)
+def test_three_rounds_equal_a_plain_pytorch_loop(make, changes):
+    sim = simulator(fedavg(**changes), make())
+    reference = make()
+    for t in range(3):
+        sim.state, _ = play_round(sim.stage, sim.state, Moment(t, 3))
+        plain_round(sim, reference, t)
+    expected = sim.stage.network.layout.flatten(reference)
+    assert float((sim.state.model - expected).abs().max()) < 1e-4
+
+
+def final_model(settings, record=None, make=small_cnn):
+    sim = simulator(record or fedavg(), make(), settings=settings)
+    for t in range(2):
+        sim.state, _ = play_round(sim.stage, sim.state, Moment(t, 3))
+    return sim.state.model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(threads=1), Settings(threads=3), Settings(memory=1e-4, threads=1), Settings(together=False)],
+    ids=["one-thread", "three-threads", "small-slices", "one-by-one"],
+)
+def test_every_speed_up_can_be_turned_off_and_gives_the_same_model(settings):
+    torch.testing.assert_close(final_model(settings), final_model(Settings()), rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_model_to_the_last_bit():
+    assert torch.equal(final_model(Settings(threads=2)), final_model(Settings(threads=2)))
+
+
+def test_kept_momentum_goes_on_where_the_client_left_off():
+    kept = fedavg(clients=Clients("all"), local=Local(momentum=0.9, keep_momentum=True))
+    reset = fedavg(clients=Clients("all"), local=Local(momentum=0.9))
+    assert not torch.allclose(final_model(Settings(), kept), final_model(Settings(), reset), atol=1e-3)
+
+
+def test_v_c_and_u_s_are_those_of_001():
+    sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
+    from shoal.engine.local import train
+
+    updates = train(
+        sim.stage.algorithm, sim.stage.network, sim.stage.federation, sim.state.model,
+        np.arange(5), Moment(0, 3), sim.stage.streams, {},
+    ).double()  # fmt: skip
+    _, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    assert told["v_c"] == pytest.approx(float(updates.var(0, unbiased=False).mean()), rel=1e-4)
+    assert told["u_s"] == pytest.approx(float(updates.mean(0).square().mean()), rel=1e-4)
+    assert told["bytes_sent"] == 5 * 4 * updates.shape[1]
+
+
+def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
+    dataset = load("digits")
+    x = dataset.train_x.clone()
+    parts = partition("iid", dataset.train_y, clients=4, generator=Streams(5).generator("partition"))
+    x[parts.records(2)[0]] = 1e35
+    sim = simulator(
+        fedavg(clients=Clients("all")), small_mlp(), "iid", 4, dataset=replace(dataset, train_x=x)
+    )
+    state, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    assert told["bad_updates"] == 1
+    assert torch.isfinite(state.model).all()
+    assert not torch.equal(state.model, sim.state.model)
+
+
+def test_an_empty_poisson_cohort_leaves_the_model_as_it_is():
+    sim = simulator(fedavg(clients=Clients("poisson", 1e-9)), small_mlp())
+    state, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    assert told["clients"] == 0
+    assert torch.equal(state.model, sim.state.model)
+
+
+def test_ten_thousand_clients_are_index_views():
+    dataset = load("digits")
+    parts = partition(
+        "shards", dataset.train_y, clients=10_000, records=600, generator=Streams(0).generator("partition")
+    )
+    assert parts.sizes.tolist() == [600] * 10_000
+    assert parts.indices.nbytes == 4 * 600 * 10_000

@@ -1,0 +1,148 @@
+"""The gradients of many clients at once equal those of one client after the other."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.gradients import Layout, network
+from shoal.gradients.network import ApartNetwork, TogetherNetwork
+
+
+def gradients(net, params, x, y, weights):
+    into = torch.zeros_like(params)
+    net.backward(params, x, y, weights).accumulate(into, 1.0)
+    return into
+
+
+def assert_both_ways_agree(module, x, classes, clients):
+    """In float64, for clients with different parameters, weights and some empty places."""
+    module = module.double()
+    fast, apart = network(module), ApartNetwork(module)
+    assert isinstance(fast, TogetherNetwork)
+    start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    params = torch.stack([start * (1 + 0.1 * k) for k in range(clients)])
+    y = torch.randint(0, classes, x.shape[:2])
+    weights = torch.rand(x.shape[:2], dtype=torch.float64) * (torch.rand(x.shape[:2]) > 0.2)
+    expected = gradients(apart, params, x, y, weights)
+    torch.testing.assert_close(gradients(fast, params, x, y, weights), expected, rtol=1e-9, atol=1e-11)
+
+
+@st.composite
+def convolutions(draw):
+    kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    stride = draw(st.sampled_from([1, 2, (1, 2), (2, 1)]))
+    dilation = draw(st.sampled_from([1, 2, (2, 1)]))
+    same = stride == 1 and draw(st.booleans())
+    padding = "same" if same else (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    channels = draw(st.sampled_from([1, 3, 8, 20])), draw(st.sampled_from([2, 6]))
+    return nn.Conv2d(*channels, kernel, stride, padding, dilation, bias=draw(st.booleans()))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(convolutions(), st.integers(1, 3), st.integers(1, 4), st.integers(8, 11), st.integers(8, 11))
+def test_random_convolutions(conv, clients, batch, high, wide):
+    torch.manual_seed(0)
+    x = torch.rand(clients, batch, conv.in_channels, high, wide, dtype=torch.float64)
+    first = nn.Conv2d(conv.in_channels, conv.in_channels, 1)
+    features = conv(torch.rand(1, conv.in_channels, high, wide)).numel()
+    module = nn.Sequential(first, nn.Tanh(), conv, nn.Tanh(), nn.Flatten(), nn.Linear(features, 3))
+    assert_both_ways_agree(module, x, 3, clients)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("clients", [1, 3])
+def test_every_kind_of_layer(clients, batch):
+    torch.manual_seed(1)
+    module = nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.GroupNorm(3, 6),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.LayerNorm([6, 4, 4]),
+        nn.AvgPool2d(2),
+        nn.Flatten(2),
+        nn.Linear(4, 5, bias=False),
+        nn.LayerNorm(5),
+        nn.Flatten(),
+        nn.Linear(30, 4),
+    )
+    x = torch.rand(clients, batch, 2, 8, 8, dtype=torch.float64)
+    assert_both_ways_agree(module, x, 4, clients)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(7, 4, padding_idx=0)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.words(x.long()).mean(1))
+
+
+def test_embedding_with_padding():
+    x = torch.randint(0, 7, (2, 5, 6)).double()
+    assert_both_ways_agree(Words(), x, 3, 2)
+
+
+def test_an_empty_batch_gives_a_zero_gradient():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    net = network(module)
+    params = torch.stack([net.layout.flatten(module)] * 2)
+    nothing = torch.zeros(2, 3)
+    found = gradients(net, params, torch.rand(2, 3, 1, 8, 8), nothing.long(), nothing)
+    assert torch.equal(found, torch.zeros_like(params))
+
+
+class MixesExamples(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+class ReachesIntoALayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return x @ self.layer.weight.T
+
+
+@pytest.mark.parametrize("model", [MixesExamples, ReachesIntoALayer])
+def test_a_model_that_rules_would_train_wrongly_goes_one_client_after_the_other(model):
+    assert not network(model(), torch.rand(5, 4)).together
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Bilinear(4, 4, 4), nn.RNN(4, 4)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_without_a_rule_are_trained_one_client_after_the_other(layer):
+    assert not network(nn.Sequential(layer, nn.Linear(4, 2))).together
+
+
+def test_running_statistics_travel_with_the_parameters_of_each_client():
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    net = network(module)
+    params = torch.stack([net.layout.flatten(module)] * 2)
+    x = torch.stack([torch.zeros(3, 4), torch.ones(3, 4)])
+    net.backward(params, x, torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3))
+    means = net.layout.views(params[0])["0.running_mean"], net.layout.views(params[1])["0.running_mean"]
+    torch.testing.assert_close(means[0], torch.zeros(4))
+    torch.testing.assert_close(means[1], torch.full((4,), 0.1))
+
+
+def test_a_vector_is_written_back_to_the_model_it_came_from():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+    layout = Layout.of(module)
+    vector = torch.arange(float(layout.size))
+    layout.load(module, vector)
+    assert torch.equal(layout.flatten(module), vector)

@@ -1,0 +1,63 @@
+"""Dependencies go one way, and starting costs little."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+SOURCE = Path(shoal.__file__).parent
+LAYERS = {
+    "errors": 0,
+    "privacy": 1,
+    "accounting": 1,
+    "algorithms": 2,
+    "gradients": 3,
+    "models": 3,
+    "data": 3,
+    "engine": 4,
+    "config": 5,
+    "api": 5,
+    "deploy": 6,
+    "papers": 6,
+    "report": 7,
+    "cli": 8,
+}
+
+
+def imports(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+def files():
+    return [path for path in sorted(SOURCE.rglob("*.py")) if path.name not in ("__main__.py",)]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for module in imports(path):
+        if not module.startswith("shoal."):
+            continue
+        other = module.split(".")[1]
+        if other == own:
+            continue
+        assert LAYERS[other] < LAYERS[own] or {own, other} <= {"config", "api"}, (
+            f"{own} must not import {module}"
+        )
+
+
+def test_importing_shoal_loads_no_heavy_library():
+    code = "import shoal, sys; print([m for m in ('torch', 'scipy', 'sklearn', 'dp_accounting') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

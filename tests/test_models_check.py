@@ -1,0 +1,141 @@
+"""What the check refuses, and the mend for BatchNorm."""
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.errors import ModelError
+from shoal.models import check, count, mixing_layers, replace_batchnorm
+
+SHAPE = (3, 8, 8)
+
+
+def with_norm(norm):
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.Sequential(norm, nn.ReLU()), nn.Flatten(), nn.Linear(384, 4)
+    )
+
+
+class Wrapped(nn.Module):
+    """Code of one's own around a linear layer."""
+
+    def __init__(self, act, zero=False):
+        super().__init__()
+        self.layer, self.act = nn.Linear(5, 4), act
+        if zero:
+            nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x):
+        return self.layer(self.act(x))
+
+
+class Counter(nn.Module):
+    """Keeps a running mean of what it sees, and gives nothing of it away in its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, x):
+        self.seen += x.mean(0)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(6), nn.SyncBatchNorm(6), nn.InstanceNorm2d(6, track_running_stats=True)]
+)
+def test_a_layer_that_mixes_examples_is_refused_with_its_place_and_the_mend(norm):
+    with pytest.raises(ModelError, match=rf"layer '1.0' is {type(norm).__name__}.*nn.GroupNorm"):
+        check(with_norm(norm), SHAPE, 4, example_level=True)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.GroupNorm(2, 6), nn.InstanceNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.Dropout(0.5)]
+)
+def test_a_layer_that_keeps_examples_apart_passes(norm):
+    check(with_norm(norm), SHAPE, 4, example_level=True)
+
+
+def test_batchnorm_passes_where_no_example_level_privacy_is_asked_for_and_is_left_as_it_was():
+    model = with_norm(nn.BatchNorm2d(6)).eval()
+    check(model, SHAPE, 4, example_level=False)
+    assert model[1][0].num_batches_tracked == 0
+    assert not model.training
+
+
+def test_replacing_batchnorm_is_the_mend():
+    model = with_norm(nn.BatchNorm2d(6))
+    nn.init.constant_(model[1][0].weight, 2.0)
+    mended = replace_batchnorm(model)
+    check(mended, SHAPE, 4, example_level=True)
+    assert mixing_layers(model) == ["1.0"]
+    assert mixing_layers(mended) == []
+    assert count(mended) == count(model)
+    assert torch.equal(mended[1][0].weight, torch.full((6,), 2.0))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(7), nn.BatchNorm1d(64), nn.BatchNorm1d(48, affine=False)])
+def test_the_mend_lets_flat_features_through(norm):
+    group_norm = replace_batchnorm(norm)
+    x = torch.linspace(-1, 1, 2 * norm.num_features).view(2, -1)
+    assert isinstance(group_norm, nn.GroupNorm)
+    assert group_norm(x).abs().mean() > 0.5
+
+
+def test_a_batchnorm_that_is_used_twice_is_replaced_in_both_places():
+    norm = nn.BatchNorm2d(6)
+    mended = replace_batchnorm(nn.Sequential(norm, nn.ReLU(), norm))
+    assert mixing_layers(mended) == []
+    assert mended[0].weight is mended[2].weight
+
+
+def test_instance_norm_loses_only_its_statistics():
+    mended = replace_batchnorm(with_norm(nn.InstanceNorm2d(6, affine=True, track_running_stats=True)))
+    assert isinstance(mended[1][0], nn.InstanceNorm2d)
+    check(mended, SHAPE, 4, example_level=True)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(
+    "mix",
+    [lambda x: x - x.mean(0), lambda x: x.cumsum(0), lambda x: x.softmax(0), lambda x: x / x.norm()],
+)
+def test_code_that_mixes_examples_is_found_also_before_a_layer_that_starts_at_zero(mix, zero):
+    with pytest.raises(ModelError, match="mixes the examples of a batch"):
+        check(Wrapped(mix, zero), (5,), 4, example_level=True)
+    check(Wrapped(mix, zero), (5,), 4, example_level=False)
+
+
+def test_a_model_that_gathers_statistics_is_refused():
+    with pytest.raises(ModelError, match="buffer 'seen'"):
+        check(Counter(), (5,), 4, example_level=True)
+
+
+def test_a_model_that_looks_up_words_gets_whole_numbers():
+    model = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
+    check(model, (6,), 3, example_level=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(5, 3), r"outputs of shape \(3, 3\) .* must give \(3, 4\)"),
+        (nn.Linear(6, 4), r"cannot take examples of shape \(5,\): RuntimeError"),
+        (Wrapped(lambda x: x / 0), "NaN or infinite"),
+        (nn.ReLU(), "no parameters to train"),
+        (nn.LazyLinear(4), "lazy layers"),
+        (nn.LSTM(5, 4), "gives a tuple"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_refused(model, words):
+    with pytest.raises(ModelError, match=words):
+        check(model, (5,), 4, example_level=False)
+
+
+def test_the_check_leaves_weights_and_random_state_alone():
+    model = Wrapped(nn.Dropout(0.5))
+    weights, state = model.layer.weight.clone(), torch.get_rng_state()
+    check(model, (5,), 4, example_level=True)
+    assert torch.equal(model.layer.weight, weights)
+    assert torch.equal(torch.get_rng_state(), state)

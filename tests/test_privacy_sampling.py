@@ -1,0 +1,102 @@
+"""Who takes part in a round, and which records in a step."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import ConfigError
+from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients, Examples
+
+
+def generator():
+    return Streams(0).generator("test")
+
+
+def test_fixed_size_takes_exactly_m_different_clients():
+    drawn = Clients("fixed-size", 7).draw(generator(), 0, 1, 100)
+    assert len(set(drawn.tolist())) == 7
+
+
+def test_all_takes_everyone():
+    assert Clients("all").draw(generator(), 0, 1, 5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_poisson_takes_each_client_by_itself():
+    """Mean and variance of the cohort over 4,000 rounds; 5 sigma: a false alarm in 10^6 runs."""
+    clients, random = Clients("poisson", 10), generator()
+    sizes = np.array([len(clients.draw(random, 0, 1, 100)) for _ in range(4000)])
+    spread = np.sqrt(100 * 0.1 * 0.9 / 4000)
+    assert abs(sizes.mean() - 10) < 5 * spread
+    assert abs(sizes.var() / 9 - 1) < 5 * np.sqrt(2 / 4000)
+
+
+def test_a_poisson_cohort_may_be_empty():
+    drawn = [len(Clients("poisson", 0.01).draw(generator(), 0, 1, 10)) for _ in range(3)]
+    assert 0 in drawn
+
+
+def test_the_cohort_may_follow_a_schedule():
+    clients = Clients("fixed-size", "linear:10:50")
+    assert [clients.expected(t, 4, 100) for t in range(4)] == [10, 20, 30, 40]
+
+
+def test_a_cohort_greater_than_the_federation_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"clients\.cohort is 11 in round 1, but there are only 10 clients"):
+        Clients("fixed-size", 11).draw(generator(), 0, 1, 10)
+
+
+@pytest.mark.parametrize("cohort", [0, -3, "linear:5:-5"])
+def test_a_cohort_without_clients_is_refused(cohort):
+    with pytest.raises(ConfigError, match=r"clients\.cohort must be > 0"):
+        Clients("poisson", cohort)
+
+
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 3))
+def test_a_shuffled_epoch_uses_every_record_once(records, batch, epochs):
+    examples = Examples("shuffled", batch)
+    steps = examples.steps(records, epochs)
+    drawn = examples.draw(generator(), records, steps)
+    assert len(drawn) == steps
+    for epoch in np.split(drawn, epochs):
+        assert sorted(epoch[epoch >= 0].tolist()) == list(range(records))
+
+
+def test_fixed_order_takes_the_records_as_they_lie():
+    drawn = Examples("fixed-order", 2).draw(generator(), 5, 4)
+    assert drawn.tolist() == [[0, 1], [2, 3], [4, -1], [0, 1]]
+
+
+def test_poisson_batches_hold_each_record_with_probability_batch_over_n():
+    """Each of 20 records over 20,000 steps; 5.5 sigma each: false alarms below 10^-6."""
+    drawn = Examples("poisson", 4).draw(generator(), 20, 20_000)
+    counts = np.bincount(drawn[drawn >= 0], minlength=20)
+    assert np.all(np.abs(counts / 20_000 - 0.2) < 5.5 * np.sqrt(0.2 * 0.8 / 20_000))
+    for row in drawn[:100]:
+        chosen = row[row >= 0].tolist()
+        assert chosen == sorted(set(chosen))
+
+
+def test_with_replacement_may_draw_a_record_twice():
+    drawn = Examples("with-replacement", 8).draw(generator(), 4, 10)
+    assert drawn.shape == (10, 8)
+    assert all(len(set(row.tolist())) < 8 for row in drawn)
+
+
+def test_a_client_without_records_has_empty_batches():
+    assert (Examples("poisson", 3).draw(generator(), 0, 2) == -1).all()
+
+
+def test_a_stream_depends_on_its_seed_purpose_and_numbers_only():
+    def first(seed, *name):
+        return Streams(seed).generator(*name).integers(2**60)
+
+    assert first(1, "noise", 2, 3) == first(1, "noise", 2, 3)
+    others = {
+        first(1, "noise", 2, 3),
+        first(2, "noise", 2, 3),
+        first(1, "batch", 2, 3),
+        first(1, "noise", 23),
+    }
+    assert len(others) == 4

@@ -1,0 +1,65 @@
+"""Schedules say before the first round what every round's value will be."""
+
+import math
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.privacy.schedules import parse
+
+
+def test_a_number_is_the_same_in_every_round():
+    assert parse("6").values(3) == [6, 6, 6]
+    assert parse(0.5).value(99, 100) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "middle"),
+    [
+        ("linear:15:4.85", 15, 15 - 10.15 * 0.5),
+        ("staircase:15:4.85:10", 15, 15 - 1.015 * 5),
+        ("exponential:15:4.85", 15, math.sqrt(15 * 4.85)),
+        ("cyclic:15:1", 15, 7.5),
+        ("decay:4:0.01:0.5", 4, 4 * 0.99**50),
+    ],
+)
+def test_the_decays_of_the_papers(text, first, middle):
+    schedule = parse(text)
+    assert schedule.value(0, 100) == pytest.approx(first)
+    assert schedule.value(50, 100) == pytest.approx(middle)
+    assert str(schedule) == text
+
+
+def test_the_exponential_of_004_is_its_printed_formula():
+    printed = [math.exp(1.58 + 1.13 * (100 - t) / 100) for t in range(100)]
+    ours = parse(f"exponential:{math.exp(1.58 + 1.13)}:{math.exp(1.58)}").values(100)
+    assert ours == pytest.approx(printed)
+
+
+def test_cycles_begin_anew():
+    assert parse("cyclic:6:2").values(8) == pytest.approx(parse("cyclic:6:1").values(4) * 2)
+
+
+def test_a_stair_keeps_its_value():
+    assert parse("staircase:10:0:2").values(6) == [10, 10, 10, 5, 5, 5]
+
+
+def test_the_clip_never_falls_below_its_floor():
+    assert parse("decay:4:0.5:1").values(4) == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("linaer:1:2", "did you mean 'linear'"),
+        ("linear:1", "linear:from:to"),
+        ("six", "neither a number nor a schedule"),
+        ("nan", "neither a number nor a schedule"),
+        ("exponential:1:0", "must be > 0"),
+        ("cyclic:1:0", "must be >= 1"),
+        ("decay:4:1:1", "rate must be in"),
+    ],
+)
+def test_what_is_no_schedule_is_refused_with_the_mend(text, says):
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
