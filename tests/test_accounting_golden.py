@@ -38,9 +38,7 @@ def test_004_table_6_fed_cdp_on_cancer_does_not_recompute() -> None:
     ("rounds", "printed", "exact", "without_the_extra_step"),
     [(100, 0.854, 0.8536, 0.849), (60, 0.668, 0.6677, 0.662), (10, 0.303, 0.3025, 0.292)],
 )
-def test_004_table_6_fed_sdp(
-    rounds: int, printed: float, exact: float, without_the_extra_step: float
-) -> None:
+def test_004_table_6_fed_sdp(rounds: int, printed: float, exact: float, without_the_extra_step: float) -> None:
     found = published.fed_sdp_epsilon(rounds)
     assert found == pytest.approx(exact, abs=5e-5)
     assert round(found, 3) == printed
@@ -108,13 +106,9 @@ def test_004_table_8_cyclic_does_not_recompute_exactly() -> None:
     assert published.rounds_until(published.printed_noise("cyclic"), 0.823, "moments") == 78
 
 
-@pytest.mark.parametrize(
-    ("policy", "spent"), [("linear", 0.575), ("staircase", 0.536), ("exponential", 0.637)]
-)
+@pytest.mark.parametrize(("policy", "spent"), [("linear", 0.575), ("staircase", 0.536), ("exponential", 0.637)])
 def test_004_table_8_as_printed_never_reaches_the_target(policy: str, spent: float) -> None:
-    assert published.spending(published.printed_noise(policy), "moments")[-1] == pytest.approx(
-        spent, abs=5e-4
-    )
+    assert published.spending(published.printed_noise(policy), "moments")[-1] == pytest.approx(spent, abs=5e-4)
 
 
 @pytest.mark.parametrize(("noise", "epsilon", "epochs"), [(8, 0.5, 51), (4, 2, 247), (2, 8, 729)])
@@ -123,9 +117,7 @@ def test_000_table_4_2_epochs(noise: float, epsilon: float, epochs: int) -> None
     assert published.central_epochs(noise, epsilon) == epochs
 
 
-@pytest.mark.parametrize(
-    ("noise", "rounds", "delta"), [(4, 640, 9.21e-6), (3, 288, 8.93e-7), (2, 54, 1.21e-11)]
-)
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(4, 640, 9.21e-6), (3, 288, 8.93e-7), (2, 54, 1.21e-11)])
 def test_000_table_4_3_delta_per_example(noise: float, rounds: int, delta: float) -> None:
     assert published.end_to_end_example_delta(noise, 0.1, rounds) == pytest.approx(delta, rel=1e-3)
 

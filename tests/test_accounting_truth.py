@@ -127,9 +127,7 @@ def test_pfl_records_on_several_clients(clients: int, noted: float, found: float
     assert found == pytest.approx(noted, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("batch", "records", "rounds", "true_epsilon"), [(3, 2267, 60, 8.3), (4, 426, 3, 14.7)]
-)
+@pytest.mark.parametrize(("batch", "records", "rounds", "true_epsilon"), [(3, 2267, 60, 8.3), (4, 426, 3, 14.7)])
 def test_fed_cdp_with_the_sampling_rate_of_its_own_formula(
     batch: int, records: int, rounds: int, true_epsilon: float
 ) -> None:
@@ -152,7 +150,5 @@ def test_fed_cdp_by_observer() -> None:
     one_sample = epsilon(poisson(0.01, 6, 10_000))
     assert one_sample < release < 1.05 * one_sample
     assert server > 3 * release
-    faithful = claims.prove(
-        "example", "server", Unbounded("the l2-max sensitivity depends on the data"), DELTA
-    )
+    faithful = claims.prove("example", "server", Unbounded("the l2-max sensitivity depends on the data"), DELTA)
     assert faithful.epsilon is None

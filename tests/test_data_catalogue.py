@@ -56,9 +56,7 @@ def shoal_data(*arguments: str) -> Any:
 
 def test_list_names_all_seven_and_says_what_is_missing(folder: Path) -> None:
     listed = {entry["name"]: entry for entry in shoal_data("list")["datasets"]}
-    assert (
-        set(listed) == set(KNOWN) == {"digits", "cancer", "mnist", "fashion-mnist", "cifar10", "adult", "lfw"}
-    )
+    assert set(listed) == set(KNOWN) == {"digits", "cancer", "mnist", "fashion-mnist", "cifar10", "adult", "lfw"}
     assert {name for name, entry in listed.items() if entry["state"] == "embedded"} == {"digits", "cancer"}
     assert listed["mnist"]["state"] == "missing"
     assert (listed["mnist"]["shape"], listed["mnist"]["train_rows"]) == ([1, 28, 28], 60_000)
@@ -98,14 +96,10 @@ def test_check_of_an_unknown_set_names_the_nearest(folder: Path) -> None:
         inspect("mnis")
 
 
-def test_real_files_are_verified_and_one_wrong_byte_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_files_are_verified_and_one_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [locate(file) for file in KNOWN["adult"].files]
     if None in places:
-        pytest.skip(
-            "adult is not here: set SHOAL_DATA to a folder with adult/adult.data and adult/adult.test"
-        )
+        pytest.skip("adult is not here: set SHOAL_DATA to a folder with adult/adult.data and adult/adult.test")
     assert inspect("adult").state == "verified"
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     (tmp_path / "adult").mkdir()

@@ -152,9 +152,7 @@ def test_samples_of_002_overlap_as_much_as_chance_says() -> None:
 def test_a_smaller_alpha_makes_clients_more_uneven() -> None:
     def spread(alpha: float) -> float:
         split = made("dirichlet", MNIST_LABELS, clients=20, alpha=alpha)
-        shares = [
-            np.bincount(MNIST_LABELS[split.records(k)], minlength=10) / split.sizes[k] for k in range(20)
-        ]
+        shares = [np.bincount(MNIST_LABELS[split.records(k)], minlength=10) / split.sizes[k] for k in range(20)]
         return float(np.mean([share.max() for share in shares]))
 
     assert spread(0.05) > 0.5 > spread(1) > spread(100) > 0.1

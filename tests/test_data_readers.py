@@ -112,9 +112,7 @@ def test_cifar_that_is_damaged_is_refused(data: bytes) -> None:
 def test_adult_has_105_features_and_keeps_missing_values() -> None:
     assert len(adult.FEATURES) == len(set(adult.FEATURES)) == 105
     missing = PERSON.replace(b"State-gov", b"?").replace(b"<=50K", b">50K.")
-    values, codes, labels = adult.parse_adult(
-        b"|1x3 Cross validator\n" + PERSON + b"\n" + missing + b"\n\n", "f"
-    )
+    values, codes, labels = adult.parse_adult(b"|1x3 Cross validator\n" + PERSON + b"\n" + missing + b"\n\n", "f")
     x = adult.encode(values, codes, "unit")
     assert x.shape == (2, 105)
     assert labels.tolist() == [0, 1]
@@ -249,9 +247,7 @@ def test_any_npz_header_is_read_or_refused(header: str) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8))
 @settings(deadline=None)
-def test_any_gz_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
-) -> None:
+def test_any_gz_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]) -> None:
     data = bytearray(gzip.compress(bytes(range(256)) * 20))
     for at, value in edits:
         data[at % len(data)] = value

@@ -18,9 +18,7 @@ from shoal.data.sources import locate
 from shoal.data.split import held_out
 from shoal.errors import ConfigError, DataError
 
-FILES = {name: tuple(file.path for file in known.files) for name, known in KNOWN.items()} | {
-    "lfw": (lfw.PATH,)
-}
+FILES = {name: tuple(file.path for file in known.files) for name, known in KNOWN.items()} | {"lfw": (lfw.PATH,)}
 
 
 def real(name: str, scale: str = "unit") -> Dataset:

@@ -87,9 +87,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_shoal_data_comes_before_the_cache(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shoal_data_comes_before_the_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folders() == (cache,)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "own"))
     assert folders() == (tmp_path / "own", cache)
@@ -100,9 +98,7 @@ def test_shoal_data_comes_before_the_cache(
     assert locate(file) == tmp_path / "own" / "set" / "a.bin"
 
 
-def test_without_xdg_the_cache_is_below_home(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_xdg_the_cache_is_below_home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     assert folders() == (tmp_path / "me" / ".cache" / "shoal",)
@@ -118,9 +114,7 @@ def test_a_missing_file_is_downloaded_once_and_checked(cache: Path, mirror: Mirr
     assert files_below(cache) == ["set/a.bin"]
 
 
-def test_the_mirror_can_be_set_by_environment(
-    cache: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mirror_can_be_set_by_environment(cache: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror.serve("/below/set/a.bin", CONTENT)
     monkeypatch.setenv("SHOAL_MIRROR", f"{mirror.base}/below/")
     file = file_of("set/a.bin", mirrors=("http://nowhere.invalid/a.bin",))
@@ -327,9 +321,7 @@ def real_mnist() -> dict[str, bytes]:
     return {path: place.read_bytes() for path, place in found.items()}
 
 
-def test_a_real_data_set_is_downloaded_whole(
-    real_mnist: dict[str, bytes], cache: Path, mirror: Mirror
-) -> None:
+def test_a_real_data_set_is_downloaded_whole(real_mnist: dict[str, bytes], cache: Path, mirror: Mirror) -> None:
     for path, data in real_mnist.items():
         mirror.serve(f"/{path}", data)
     assert load("mnist", mirror=mirror.base).train_x.shape == (60_000, 1, 28, 28)

@@ -61,9 +61,7 @@ def plain_round(sim, module, t):
     weight = 0.0
     for client in cohort:
         module.load_state_dict(start)
-        optimiser = torch.optim.SGD(
-            module.parameters(), lr=float(record.local.lr), momentum=record.local.momentum
-        )
+        optimiser = torch.optim.SGD(module.parameters(), lr=float(record.local.lr), momentum=record.local.momentum)
         for batch in plan(record, federation, np.array([client]), moment, stage.streams)[:, 0]:
             rows = torch.from_numpy(batch[batch >= 0])
             optimiser.zero_grad()
@@ -142,9 +140,7 @@ def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
     x = dataset.train_x.clone()
     parts = partition("iid", dataset.train_y, clients=4, generator=Streams(5).generator("partition"))
     x[parts.records(2)[0]] = 1e35
-    sim = simulator(
-        fedavg(clients=Clients("all")), small_mlp(), "iid", 4, dataset=replace(dataset, train_x=x)
-    )
+    sim = simulator(fedavg(clients=Clients("all")), small_mlp(), "iid", 4, dataset=replace(dataset, train_x=x))
     state, told = play_round(sim.stage, sim.state, Moment(0, 3))
     assert told["bad_updates"] == 1
     assert torch.isfinite(state.model).all()

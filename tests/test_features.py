@@ -25,7 +25,7 @@ def digits():
     return torch.tensor(load_digits().images[:60], dtype=torch.float32)[:, None] / 16
 
 
-def slow_histograms(picture, bins, turn):
+def slow_histograms(picture, bins):
     """One picture [C][H][W], pixel by pixel, as the words of the docstring have it."""
     channels, height, width = picture.shape
     result = np.zeros((bins, 7, 7))
@@ -37,7 +37,7 @@ def slow_histograms(picture, bins, turn):
                 below, above = picture[c, min(i + 1, height - 1), j], picture[c, max(i - 1, 0), j]
                 gradient = ((right - left) / 2, (below - above) / 2)
                 best = max(best, gradient, key=lambda g: math.hypot(*g))
-            place = (math.atan2(best[1], best[0]) % turn) / turn * bins
+            place = (math.atan2(best[1], best[0]) % (2 * math.pi)) / (2 * math.pi) * bins
             for b, share in ((math.floor(place), 1 - place % 1), (math.floor(place) + 1, place % 1)):
                 for p in range(7):
                     for q in range(7):
@@ -49,7 +49,7 @@ def slow_histograms(picture, bins, turn):
 
 
 def slow_hog(picture):
-    h = slow_histograms(picture, 9, math.pi).ravel()
+    h = slow_histograms(picture, 9).ravel()
     return h / np.linalg.norm(h)
 
 
@@ -61,7 +61,7 @@ def slow_hog2(picture):
     smooth = np.pad(picture, ((0, 0), (reach, reach), (reach, reach)), mode="edge")
     for axis in (1, 2):
         smooth = np.apply_along_axis(np.convolve, axis, smooth, kernel, mode="valid")
-    h = np.sqrt(slow_histograms(smooth, 8, 2 * math.pi))
+    h = np.sqrt(slow_histograms(smooth, 8))
     hill = np.exp(-(np.linspace(-1, 1, 7) ** 2) / 1.4)
     template = np.broadcast_to(np.outer(hill, hill), h.shape)
     template = template / np.linalg.norm(template)

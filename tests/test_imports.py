@@ -52,9 +52,7 @@ def test_imports_go_one_way(path):
         other = module.split(".")[1]
         if other == own:
             continue
-        assert LAYERS[other] < LAYERS[own] or {own, other} <= {"config", "api"}, (
-            f"{own} must not import {module}"
-        )
+        assert LAYERS[other] < LAYERS[own] or {own, other} <= {"config", "api"}, f"{own} must not import {module}"
 
 
 def test_importing_shoal_loads_no_heavy_library():

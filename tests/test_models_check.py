@@ -50,9 +50,7 @@ def test_a_layer_that_mixes_examples_is_refused_with_its_place_and_the_mend(norm
         check(with_norm(norm), SHAPE, 4, example_level=True)
 
 
-@pytest.mark.parametrize(
-    "norm", [nn.GroupNorm(2, 6), nn.InstanceNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.Dropout(0.5)]
-)
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 6), nn.InstanceNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.Dropout(0.5)])
 def test_a_layer_that_keeps_examples_apart_passes(norm):
     check(with_norm(norm), SHAPE, 4, example_level=True)
 

@@ -27,7 +27,8 @@ def test_the_decays_of_the_papers(text, first, middle):
     schedule = parse(text)
     assert schedule.value(0, 100) == pytest.approx(first)
     assert schedule.value(50, 100) == pytest.approx(middle)
-    assert str(schedule) == text
+    assert parse(schedule.written()) == schedule
+    assert schedule.scaled(3).values(100) == pytest.approx([3 * value for value in schedule.values(100)])
 
 
 def test_the_exponential_of_004_is_its_printed_formula():

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,11 @@ from shoal.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from shoal.accounting.claims import Published
+    from shoal.algorithms.charges import Setting
     from shoal.data import Dataset
     from shoal.engine.simulator import Simulator
+    from shoal.engine.spending import Limit
 
 
 @dataclass
@@ -60,7 +63,9 @@ def run(
     `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`. `data` may be a `Dataset` (see
     `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder.
     """
+    from shoal.accounting.ledger import Ledger
     from shoal.engine.folder import RunFolder, environment
+    from shoal.engine.spending import Spending
 
     started = time.perf_counter()
     if resume is not None:
@@ -80,42 +85,62 @@ def run(
     else:
         name = f"{settings.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(settings.data.name).stem)}"
         folder = RunFolder.create(Path(runs), name)
-    with folder:
-        if resume is not None:
-            simulator.resume(folder)
-        else:
+    with folder, Ledger(folder.path / "ledger.jsonl") as ledger:
+        if resume is None:
             folder.write_text("config.toml", to_toml(settings))
             folder.write_text("environment.txt", environment(simulator.stage.federation.device))
+        written = folder.digest("config.toml")
+        ledger.begin(folder.path.name, settings.algorithm.name, written, asdict(settings.budget))
+        spending = Spending(settings.algorithm, simulator.setting, _limit(settings), ledger)
+        if resume is not None:
+            simulator.resume(folder, spending)
         if on_start:
             on_start(settings, simulator, folder.path)
         try:
-            finished = simulator.run(folder, on_round)
+            stopped = simulator.run(folder, spending, on_round)
         finally:
             simulator.close()
-        if not finished:
+        if stopped == "stopped":
             raise Interrupted(folder.path, simulator.done, simulator.rounds)
         folder.write_tensors("model.safetensors", simulator.model_tensors(), {"round": str(simulator.done)})
+        if ledger.closed is None:
+            ledger.end(stopped)
         metrics = folder.metrics()
+        proven = spending.proven()
     return Result(
         run=folder.path,
         algorithm=settings.algorithm.name,
         dataset=settings.data.name,
         rounds=simulator.done,
-        accuracy=metrics[-1]["accuracy"],
+        accuracy=metrics[-1]["accuracy"] if metrics else simulator.evaluate()[0],
         seconds=round(time.perf_counter() - started, 3),
-        stopped="rounds",
+        stopped=stopped,
+        proven=[claim.to_json() for claim in proven],
+        published=[claim.to_json() for claim in _published(settings, simulator)],
         model=simulator.model_tensors(),
         metrics=metrics,
     )
+
+
+def _limit(config: Config) -> Limit:
+    from shoal.engine.spending import Limit
+
+    budget = config.budget
+    return Limit(budget.delta, budget.epsilon, budget.unit, budget.observer)
+
+
+def _published(config: Config, simulator: Simulator) -> tuple[Published, ...]:
+    recipe = config.algorithm.published
+    if recipe is None:
+        return ()
+    return recipe(config.algorithm, simulator.setting.clients, simulator.done, config.budget.delta)
 
 
 class Interrupted(RunError):
     """The run was stopped by the user between two rounds, and can be resumed."""
 
     def __init__(self, run: Path, done: int, rounds: int) -> None:
-        super().__init__(
-            f"stopped after round {done} of {rounds}; go on with: shoal run --resume {os.fspath(run)}"
-        )
+        super().__init__(f"stopped after round {done} of {rounds}; go on with: shoal run --resume {os.fspath(run)}")
         self.run, self.done = run, done
 
 
@@ -151,6 +176,7 @@ def _name_of(model: Any) -> str:
 
 def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
     """Everything that can be wrong with data and model is found here, before anything is written."""
+    from shoal.algorithms.charges import Setting
     from shoal.data import Dataset, Partition, partition
     from shoal.engine.simulator import Settings, Simulator, pick_device
     from shoal.models import build, check
@@ -171,6 +197,7 @@ def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
         owners=dataset.owners,
         generator=streams.generator("partition"),
     )
+    config = _calibrated(config, Setting(len(parts), config.rounds, parts.multiplicity))
     wanted = config.model if model is None or isinstance(model, str) else model
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
     check(module, dataset.input_shape, dataset.class_count, example_level=False)
@@ -192,6 +219,17 @@ def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
         ),
     )
     return config, simulator
+
+
+def _calibrated(config: Config, setting: Setting) -> Config:
+    """The noise that spends the budget, where that is asked for; it stands in the run's config.toml from then on."""
+    if not config.budget.calibrate:
+        return config
+    from shoal.algorithms.charges import calibrated
+
+    limit = _limit(config)
+    algorithm = calibrated(config.algorithm, setting, limit.budget(), limit.unit, limit.observer)
+    return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
 
 
 def _load(config: Config) -> Dataset:

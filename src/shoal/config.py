@@ -7,6 +7,7 @@ The sections are the boundaries of the chosen algorithm (`clients`, `examples`, 
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -61,6 +62,28 @@ class EngineSection:
 
 
 @dataclass(frozen=True)
+class BudgetSection:
+    """What the run may spend. Without an epsilon nothing stops it, and all figures are told at this delta.
+
+    With `calibrate` the noise is set so that all rounds together just spend the budget.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    unit: Literal["client", "example"] = "client"
+    observer: Literal["release", "server", "inside"] = "release"
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigError(f"budget.epsilon must be > 0 and finite, got {self.epsilon}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"budget.delta must be in (0, 1), got {self.delta}")
+        if self.calibrate and self.epsilon is None:
+            raise ConfigError("budget.calibrate needs budget.epsilon: what is there to spend?")
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that defines a run."""
 
@@ -69,6 +92,7 @@ class Config:
     rounds: int
     seed: int
     data: DataSection
+    budget: BudgetSection
     engine: EngineSection
 
 
@@ -78,7 +102,7 @@ _TOP: dict[str, tuple[type, Any]] = {
     "rounds": (int, 30),
     "seed": (int, 0),
 }
-_SECTIONS: dict[str, Any] = {"data": DataSection(), "engine": EngineSection()}
+_SECTIONS: dict[str, Any] = {"data": DataSection(), "budget": BudgetSection(), "engine": EngineSection()}
 
 
 def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:

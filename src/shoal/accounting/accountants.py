@@ -61,6 +61,8 @@ def epsilon(
     if (reason := _unbounded(counts)) is not None:
         return Answer(None, delta, _named(accountant), False, reason)
     figures = _figures(counts, accountant, neighbours, orders)
+    if not counts:
+        return Answer(0.0, delta, accountant, True)
     found, flaw = figures.epsilon(delta), figures.flaw(delta)
     if accountant == "pld" and math.isinf(found):
         finer = "this delta is below what PLD resolves here, so RDP answers"
@@ -135,9 +137,7 @@ def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str
     chosen = rdp.grid(orders)
     taken: dict[Leaf, int] = {}
     for leaf, n in counts.items():
-        as_taken = (
-            replace(leaf, kind="poisson") if isinstance(leaf, Sampled) and _is_fixed_size(leaf) else leaf
-        )
+        as_taken = replace(leaf, kind="poisson") if isinstance(leaf, Sampled) and _is_fixed_size(leaf) else leaf
         taken[as_taken] = taken.get(as_taken, 0) + n
     mistaken = any(_is_fixed_size(leaf) for leaf in counts)
     flaw = "the moments accountant takes samples of fixed size for Poisson samples" if mistaken else None

@@ -79,9 +79,7 @@ def rounds(event_at: Callable[[int], Event], budget: Budget, most: int = _MOST_R
         if high is None:
             guess = min(most, max(guess + 1, math.ceil(guess * 1.2)))
         else:
-            guess = min(
-                max(int(_between(low, high, budget.epsilon)), int(low.value) + 1), int(high.value) - 1
-            )
+            guess = min(max(int(_between(low, high, budget.epsilon)), int(low.value) + 1), int(high.value) - 1)
     return low
 
 
@@ -125,9 +123,7 @@ def _bracket(event_at: Callable[[float], Event], budget: Budget) -> tuple[Calibr
 
 def _require_bounded(event: Event) -> None:
     if (reason := accountants.unbounded(event)) is not None:
-        raise ConfigError(
-            f"no noise and no number of rounds keeps a budget: nothing is proven, because {reason}"
-        )
+        raise ConfigError(f"no noise and no number of rounds keeps a budget: nothing is proven, because {reason}")
 
 
 def _cost(tried: Calibrated) -> float:

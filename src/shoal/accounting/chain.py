@@ -67,9 +67,7 @@ def verify(path: Path | str, head: str | None = None) -> Verification:
     except OSError as error:
         raise LedgerError(f"the ledger {path} cannot be read: {error.strerror or error}") from error
     if found.whole and not seen_head:
-        because = (
-            f"the line with hash {str(head)[:12]}... is gone: the ledger was cut off after line {found.lines}"
-        )
+        because = f"the line with hash {str(head)[:12]}... is gone: the ledger was cut off after line {found.lines}"
         return Verification(False, found.lines, found.head, found.lines + 1, because, found.torn)
     return found
 
@@ -114,9 +112,7 @@ def _parse(raw: bytes) -> Line | str:
         number, kind, before = content["n"], content["kind"], content["before"]
     except (ValueError, KeyError, RecursionError):
         return "was edited: it is not a line of a ledger"
-    if not (
-        type(number) is int and isinstance(kind, str) and isinstance(before, str) and isinstance(own, str)
-    ):
+    if not (type(number) is int and isinstance(kind, str) and isinstance(before, str) and isinstance(own, str)):
         return "was edited: it is not a line of a ledger"
     if own != _hash(content):
         return "was edited: its hash does not match what it says"

@@ -41,9 +41,7 @@ class Proven:
         if self.epsilon is None and not self.because:
             raise ConfigError(f"a claim of nothing ({self.unit}, {self.observer}) must say because of what")
         if self.epsilon is not None and (self.delta is None or self.accountant is None):
-            raise ConfigError(
-                f"a proven epsilon ({self.unit}, {self.observer}) needs a delta and an accountant"
-            )
+            raise ConfigError(f"a proven epsilon ({self.unit}, {self.observer}) needs a delta and an accountant")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

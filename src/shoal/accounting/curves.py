@@ -106,9 +106,7 @@ def poisson_replaced(shift: float, rate: float) -> Pair:
         with np.errstate(divide="ignore"):
             log_sinh = half + np.log(-np.expm1(-epsilon)) - math.log(2)
         exponent = log_odds + log_sinh
-        arcsinh = np.where(
-            exponent > 20, exponent + math.log(2), np.arcsinh(np.exp(np.minimum(exponent, 20)))
-        )
+        arcsinh = np.where(exponent > 20, exponent + math.log(2), np.arcsinh(np.exp(np.minimum(exponent, 20))))
         cut = -(arcsinh + half) / shift
         upper = rate * ndtr(cut + shift) + (1 - rate) * ndtr(cut)
         lower = np.logaddexp(math.log1p(-rate) + log_ndtr(cut), math.log(rate) + log_ndtr(cut - shift))

@@ -99,6 +99,15 @@ class Ledger:
         """The last round that was released."""
         return self.commits[-1] if self.commits else None
 
+    @property
+    def pending(self) -> Intent | None:
+        """The last round that was charged, where it has not been committed."""
+        last = self.charged[-1] if self.charged else None
+        done = self.last_committed
+        if last is None or (done is not None and (done.round, done.attempt) == (last.round, last.attempt)):
+            return None
+        return last
+
     def begin(self, run: str, algorithm: str, config: str, budget: dict[str, Any] | None = None) -> None:
         """Say whose ledger this is; on an old one, check that it is the same run's."""
         body = {"run": run, "algorithm": algorithm, "config": config, "budget": budget}
@@ -120,11 +129,9 @@ class Ledger:
 
     def commit(self, round: int, model: str) -> Commit:
         """Say that the model of the round that was charged last has been released."""
-        last = self.charged[-1] if self.charged else None
-        if last is None or last.round != round or self._last.kind != "intent":
-            raise LedgerError(
-                f"round {round} cannot be committed: the ledger {self.path} has no open intent for it"
-            )
+        last = self.pending
+        if last is None or last.round != round:
+            raise LedgerError(f"round {round} cannot be committed: the ledger {self.path} has no open intent for it")
         self._append("commit", {"round": round, "attempt": last.attempt, "model": model})
         return self.commits[-1]
 
@@ -162,9 +169,7 @@ class Ledger:
             file.seek(0)
             found, self._size = chain.read(file, self._take)
             if not found.whole:
-                raise LedgerError(
-                    f"the ledger {self.path} is broken: {found.because}; nothing can be proven from it"
-                )
+                raise LedgerError(f"the ledger {self.path} is broken: {found.because}; nothing can be proven from it")
             if found.torn:
                 file.seek(self._size)
                 torn = file.read(chain.LONGEST)
@@ -192,9 +197,7 @@ class Ledger:
                     commit = Commit(line.body["round"], line.body["attempt"], line.body["model"])
                     self.commits.append(commit)
         except (KeyError, TypeError, ConfigError) as error:
-            raise LedgerError(
-                f"line {line.number + 1} of {self.path} cannot be understood: {error}"
-            ) from error
+            raise LedgerError(f"line {line.number + 1} of {self.path} cannot be understood: {error}") from error
         self._last = line
 
     def _charge(self, written: dict[str, Any]) -> Charge:
@@ -210,9 +213,7 @@ class Ledger:
         stamped = {**body, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         line, raw = chain.seal(self._last.number + 1, kind, self._last.hash, stamped)
         if len(raw) > chain.LONGEST:
-            raise LedgerError(
-                f"a line of kind '{kind}' has {len(raw):,} bytes; {chain.LONGEST:,} are the most"
-            )
+            raise LedgerError(f"a line of kind '{kind}' has {len(raw):,} bytes; {chain.LONGEST:,} are the most")
         try:
             _write_all(self._file, raw)
             os.fsync(self._file)
@@ -229,11 +230,7 @@ class Ledger:
             os.ftruncate(self._file or -1, self._size)
 
     def _unwritable(self, error: OSError) -> LedgerError:
-        mend = (
-            "free some space"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            else "make it writable"
-        )
+        mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
         return LedgerError(
             f"the ledger {self.path} cannot be written: {error.strerror or error}. "
             f"Nothing was released by this round; {mend}, then resume the run"

@@ -24,9 +24,7 @@ Policy: TypeAlias = Callable[[Array], Array]
 
 def moments_epsilon(rate: float, noise: float, steps: int, delta: float, orders: str = "tf72") -> float:
     """The moments accountant (Abadi et al. 2016): Poisson RDP with the OLD conversion."""
-    return _figure(
-        accountants.epsilon(_steps(rate, noise, steps), delta, "rdp-classic", orders=orders).epsilon
-    )
+    return _figure(accountants.epsilon(_steps(rate, noise, steps), delta, "rdp-classic", orders=orders).epsilon)
 
 
 def moments_delta(rate: float, noise: float, steps: int, epsilon: float, orders: str = "2-32") -> float:
@@ -93,9 +91,7 @@ def printed_noise(policy: str, iterations: int = 10_000) -> Array:
     return NOISE_POLICIES[policy](np.arange(iterations) / iterations)
 
 
-def rounds_until(
-    noises: Array, target: float, accountant: str, rate: float = 0.01, delta: float = 1e-5
-) -> int:
+def rounds_until(noises: Array, target: float, accountant: str, rate: float = 0.01, delta: float = 1e-5) -> int:
     """Tables 8 and 11: the round of 100 iterations in which the target epsilon is reached."""
     within = int((spending(noises, accountant, rate, delta) <= target).sum())
     return math.ceil(min(within + 1, len(noises)) / 100)
@@ -184,9 +180,7 @@ def geyer_noise(client_rate: float, rounds: int, delta: float, epsilon: float = 
 # 002: PFL
 
 
-def pfl_noise(
-    epsilon: float, batches: int, accountant: str = "pld", epochs: int = 20, delta: float = 1e-5
-) -> float:
+def pfl_noise(epsilon: float, batches: int, accountant: str = "pld", epochs: int = 20, delta: float = 1e-5) -> float:
     """The noise for E x R = 20 epochs of Poisson batches, as Opacus' make_private_with_epsilon finds it."""
     budget = Budget(epsilon, delta, accountant)
     return calibration.noise(lambda noise: _steps(1 / batches, noise, epochs * batches), budget).value

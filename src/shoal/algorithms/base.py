@@ -6,14 +6,19 @@ nothing else: the engine reads this record, and so do the accountant and the com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
 from shoal.privacy.clip import Clip, MedianClip, QuantileClip
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
+
+Recipe = Callable[["Algorithm", int, int, float], tuple[Published, ...]]
+"""(algorithm, clients, rounds, delta) -> what the paper's recipe gives."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +75,15 @@ class Server:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One method: its paper, and what happens at each boundary."""
+    """One method: its paper, what that claims, and what happens at each boundary.
+
+    `published` gives the figures of the paper's own recipe for a setting: kept apart from what is proven.
+    """
 
     name: str
     paper: str
     summary: str
-    proves: str
-    published: str
+    claims: str
     clients: Clients
     examples: Examples
     local: Local
@@ -84,6 +91,11 @@ class Algorithm:
     per_update: Clip | MedianClip | QuantileClip | None = None
     per_round: Gaussian | None = None
     server: Server = field(default_factory=Server)
+    published: Recipe | None = None
+
+    @property
+    def claims_privacy(self) -> bool:
+        return self.published is not None or self.per_round is not None
 
 
 BOUNDARIES = ("clients", "examples", "local", "per_update", "aggregate", "per_round", "server")

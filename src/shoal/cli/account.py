@@ -66,9 +66,7 @@ class Setting:
         rate = 1.0 if self.sampling == "none" else self.rate
         if self.client_rate is None:
             if self.local_steps != 1:
-                raise ConfigError(
-                    f"--local-steps {self.local_steps} needs --client-rate: it counts steps in a round"
-                )
+                raise ConfigError(f"--local-steps {self.local_steps} needs --client-rate: it counts steps in a round")
             return Repeat(Sampled(self.sampling, rate, Gaussian(noise)), count)
         done = TwoLevel(self.client_rate, rate, self.local_steps, noise, self.sampling, self.participation)
         return Repeat(done, count)

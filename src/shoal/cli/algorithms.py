@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.algorithms.base import BOUNDARIES, Algorithm
+from shoal.algorithms.charges import proves
 
 
 def command(
@@ -34,8 +35,8 @@ def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
         "name": record.name,
         "paper": record.paper,
         "summary": record.summary,
-        "proves": record.proves,
-        "published": record.published,
+        "proves": proves(record),
+        "published": record.claims,
     }
     return facts | {"boundaries": _boundaries(record)} if detail else facts
 
@@ -43,9 +44,7 @@ def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
 def _boundaries(record: Algorithm) -> dict[str, Any]:
     found = {name: getattr(record, name) for name in BOUNDARIES}
     return {
-        name: {field.name: getattr(value, field.name) for field in fields(value)}
-        if is_dataclass(value)
-        else None
+        name: {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else None
         for name, value in found.items()
     }
 
@@ -53,14 +52,14 @@ def _boundaries(record: Algorithm) -> dict[str, Any]:
 def _show_all(records: list[Algorithm]) -> None:
     table = Table("method", "paper", "proves", "its paper claims", box=None, pad_edge=False)
     for record in records:
-        table.add_row(record.name, record.paper, record.proves, record.published)
+        table.add_row(record.name, record.paper, proves(record), record.claims)
     Console().print(table)
 
 
 def _show_one(record: Algorithm) -> None:
     console = Console()
     console.print(f"[bold]{record.name}[/bold]: {record.summary}")
-    console.print(f"paper:     {record.paper}\nproves:    {record.proves}\npublished: {record.published}\n")
+    console.print(f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}\n")
     table = Table("boundary", "key", "default", box=None, pad_edge=False)
     for boundary, values in _boundaries(record).items():
         if values is None:

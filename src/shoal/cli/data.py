@@ -51,9 +51,7 @@ def check_command(
 @app.command("import")
 def import_command(
     file: Annotated[Path, typer.Argument(help="A .csv, .parquet or .npz file.")],
-    name: Annotated[
-        str | None, typer.Option(help="Name under which it is kept; the file's own if left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name under which it is kept; the file's own if left out.")] = None,
     label: Annotated[str, typer.Option(help="Column with the label.")] = "label",
     client: Annotated[
         str | None, typer.Option(help="Column with the owner of each row; 'client' if there is one.")
@@ -61,13 +59,9 @@ def import_command(
     drop: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given again.")] = None,
     bounds: Annotated[
         list[str] | None,
-        typer.Option(
-            "--range", help="COLUMN=LOW:HIGH, public bounds that put a column of numbers into [0, 1]."
-        ),
+        typer.Option("--range", help="COLUMN=LOW:HIGH, public bounds that put a column of numbers into [0, 1]."),
     ] = None,
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of the rows that is held out for testing.")
-    ] = 0.2,
+    test_fraction: Annotated[float, typer.Option(help="Share of the rows that is held out for testing.")] = 0.2,
     replace: Annotated[bool, typer.Option("--replace", help="Replace data of the same name.")] = False,
     as_json: Json = False,
 ) -> None:

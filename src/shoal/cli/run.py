@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    config: Annotated[
-        Path | None, typer.Argument(help="A TOML file; the default experiment if left out.")
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if left out.")] = None,
     change: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the configuration.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
@@ -71,7 +67,7 @@ class Watch:
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("accuracy {task.fields[accuracy]}{task.fields[spent]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
@@ -79,13 +75,20 @@ class Watch:
         self._console = console
         self._before: Any = None
         self._task: Any = None
+        self._budget: Any = None
 
     def start(self, config: Config, simulator: Simulator, run: Path) -> None:
         self._console.print(
             f"{config.algorithm.name} on {config.data.name}: {len(simulator.stage.federation)} clients, {run}"
         )
+        self._budget = config.budget
         self._task = self.progress.add_task(
-            "", name=config.algorithm.name, accuracy="-", total=simulator.rounds, completed=simulator.done
+            "",
+            name=config.algorithm.name,
+            accuracy="-",
+            spent="",
+            total=simulator.rounds,
+            completed=simulator.done,
         )
 
         def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
@@ -98,6 +101,10 @@ class Watch:
 
     def round(self, line: dict[str, Any]) -> None:
         fields = {"accuracy": f"{line['accuracy']:.3f}"} if "accuracy" in line else {}
+        for claim in line["proven"]:
+            if (claim["unit"], claim["observer"]) == (self._budget.unit, self._budget.observer):
+                limit = f"/{self._budget.epsilon:g}" if self._budget.epsilon else ""
+                fields["spent"] = f"  epsilon {claim['epsilon']:.2f}{limit}"
         self.progress.update(self._task, completed=line["round"], **fields)
 
     def restore(self) -> None:
@@ -106,10 +113,30 @@ class Watch:
 
 
 def show(result: Result, console: Console) -> None:
-    """The closing table."""
+    """The closing table: how good, and what is proven against whom."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("accuracy", f"{result.accuracy:.4f} on held-out data, after {result.rounds} rounds")
+    if result.stopped == "budget":
+        table.add_row("stopped", "the privacy budget does not pay for another round")
     table.add_row("time", f"{result.seconds:.1f} s")
-    table.add_row("privacy", "not private: fedavg protects nothing")
     table.add_row("run", str(result.run))
     console.print(table)
+    console.print()
+    console.print(privacy_table(result))
+
+
+def privacy_table(result: Result) -> Table:
+    from shoal.accounting.claims import OBSERVERS, Proven, Published
+
+    table = Table("privacy of a", "against", "proven", box=None, pad_edge=False, title_justify="left")
+    claims = [Proven(**claim) for claim in result.proven]
+    if all(claim.epsilon is None for claim in claims) and len({claim.because for claim in claims}) == 1:
+        table.add_row("client or record", "anybody", f"[bold]not private[/bold]: {claims[0].because}")
+    else:
+        for claim in claims:
+            style = "dim" if claim.epsilon is None else "bold"
+            unit = "record" if claim.unit == "example" else claim.unit
+            table.add_row(unit, OBSERVERS[claim.observer], claim.words(), style=style)
+    for claim in (Published(**claim) for claim in result.published):
+        table.add_row(claim.unit, "as the paper says", claim.words(), style="italic")
+    return table

@@ -80,9 +80,7 @@ def import_file(
     path = Path(file).expanduser()
     if path.suffix not in FILE_TYPES or not path.is_file():
         raise DataError(f"cannot import {path}: it must be a file that ends with {', '.join(FILE_TYPES)}")
-    dataset = load(
-        path.absolute(), label=label, client=client, drop=drop, ranges=ranges, test_fraction=test_fraction
-    )
+    dataset = load(path.absolute(), label=label, client=client, drop=drop, ranges=ranges, test_fraction=test_fraction)
     name = path.stem if name is None else name
     imported.save(dataset, name, source=path.name, overwrite=overwrite)
     return inspect(name)

@@ -64,9 +64,7 @@ class Dataset:
             raise DataError(f"{where}: row {row} {NOT_FINITE}")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= len(self.classes):
-            raise DataError(
-                f"{where}: labels run from {low} to {high}, but there are {len(self.classes)} classes"
-            )
+            raise DataError(f"{where}: labels run from {low} to {high}, but there are {len(self.classes)} classes")
 
     def _check_owners(self) -> None:
         if self.owners is None:

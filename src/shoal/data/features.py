@@ -3,12 +3,14 @@
 They use nothing but the picture itself (no mean, no scale taken over a data set), so that they cost no
 privacy; and a small linear model on them suffers far less from noise than a network on pixels.
 
-hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapping cells, 9 orientations
-            without sign, unit norm: 441 numbers
-hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions with sign,
-            square roots, what all pictures share taken out, unit norm: 392 numbers
+hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapping cells, 9 directions of the
+            full turn, unit norm: 441 numbers
+hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions, square
+            roots, what all pictures share taken out, unit norm: 392 numbers
 scattering  the wavelet scattering transform (Oyallon & Mallat 2015), J=2, L=8, from kymatio, on pixels from 0
             to 255 as the public code of 002 has it: (81 per channel, height/4, width/4)
+
+Nothing is fitted, but the form of hog2 was chosen by trial on MNIST: there its accuracy is flattered a bit.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def names() -> list[str]:
 
 
 def _hog(x: torch.Tensor) -> torch.Tensor:
-    return _unit(_histograms(*_gradient(x), bins=9, turn=math.pi))
+    return _unit(_histograms(*_gradient(x), bins=9))
 
 
 def _hog2(x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +85,7 @@ def _hog2(x: torch.Tensor) -> torch.Tensor:
 
     Without taking it out, a large part of every unit vector is the same for all pictures, and says nothing.
     """
-    h = _histograms(*_gradient(_smooth(x, min(x.shape[-2:]) / 28)), bins=8, turn=2 * math.pi).sqrt()
+    h = _histograms(*_gradient(_smooth(x, min(x.shape[-2:]) / 28)), bins=8).sqrt()
     t = _template(8).to(h)
     return _unit(h - (h * t).sum((1, 2, 3), keepdim=True) * t)
 
@@ -98,9 +100,9 @@ def _gradient(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (dx**2 + dy**2).sqrt(), torch.atan2(dy, dx)
 
 
-def _histograms(size: torch.Tensor, angle: torch.Tensor, bins: int, turn: float) -> torch.Tensor:
-    """[N, bins, 7, 7]: each pixel's gradient shared between the two nearest angles and the nearest cells."""
-    place = angle.remainder(turn) * (bins / turn)
+def _histograms(size: torch.Tensor, angle: torch.Tensor, bins: int) -> torch.Tensor:
+    """[N, bins, 7, 7]: each pixel's gradient shared by the nearest directions and cells."""
+    place = angle.remainder(2 * math.pi) * (bins / (2 * math.pi))
     distance = (place - torch.arange(bins).to(place).view(1, bins, 1, 1)).abs()
     oriented = size * (1 - torch.minimum(distance, bins - distance)).clamp(min=0)
     rows, columns = (_windows(n).to(size) for n in size.shape[-2:])
@@ -117,14 +119,14 @@ def _windows(side: int) -> torch.Tensor:
 def _template(bins: int) -> torch.Tensor:
     """[1, bins, 7, 7] of unit norm: a hill over the cells, the same for all directions."""
     hill = torch.exp(-(torch.linspace(-1, 1, CELLS) ** 2) / 1.4)
-    template = (hill[:, None] * hill).expand(1, bins, CELLS, CELLS)
+    template: torch.Tensor = (hill[:, None] * hill).expand(1, bins, CELLS, CELLS)
     return template / template.norm()
 
 
 def _smooth(x: torch.Tensor, deviation: float) -> torch.Tensor:
     """Gaussian blur of each channel, the border repeated."""
-    reach = min(max(1, round(3 * deviation)), min(x.shape[-2:]) - 1)
-    kernel = torch.exp(-((torch.arange(-reach, reach + 1) / deviation) ** 2) / 2).to(x)
+    reach = max(1, round(3 * deviation))
+    kernel: torch.Tensor = torch.exp(-((torch.arange(-reach, reach + 1) / deviation) ** 2) / 2).to(x)
     kernel = kernel / kernel.sum()
     p = pad(x, (reach, reach, reach, reach), mode="replicate").flatten(0, 1)[:, None]
     return conv2d(conv2d(p, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1)).view_as(x)

@@ -38,9 +38,7 @@ class Record:
 def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -> Path:
     """Keep a data set under a name; where it lies."""
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"name '{name}' must be letters, digits, '-' and '_', at most 64, beginning with no sign"
-        )
+        raise ConfigError(f"name '{name}' must be letters, digits, '-' and '_', at most 64, beginning with no sign")
     if name in KNOWN:
         raise ConfigError(f"name '{name}' belongs to a data set that Shoal knows; choose another")
     if not overwrite and (old := find(name)) is not None:
@@ -81,9 +79,7 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
 
 def names() -> list[str]:
     """The names of all imported data sets."""
-    return sorted(
-        {path.stem for folder in folders() for path in (folder / FOLDER).glob("*.json")} - set(KNOWN)
-    )
+    return sorted({path.stem for folder in folders() for path in (folder / FOLDER).glob("*.json")} - set(KNOWN))
 
 
 def find(name: str) -> Path | None:

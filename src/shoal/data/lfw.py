@@ -48,8 +48,7 @@ def obtain() -> Path:
         make(target)
     except OSError as error:
         raise DataError(
-            f"{PATH}: not found in {' or '.join(map(str, folders()))}, and not made here ({error})\n"
-            f"  mend: {MEND}"
+            f"{PATH}: not found in {' or '.join(map(str, folders()))}, and not made here ({error})\n  mend: {MEND}"
         ) from error
     return target
 

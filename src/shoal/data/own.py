@@ -226,18 +226,14 @@ def _labels(
 def _label_array(value: Array, rows: int, where: str) -> np.ndarray:
     y = _array(value, f"{where}, y")
     if y.ndim != 1:
-        raise DataError(
-            f"{where}: labels have shape {y.shape}, expected [N]; of one-hot rows take the argmax"
-        )
+        raise DataError(f"{where}: labels have shape {y.shape}, expected [N]; of one-hot rows take the argmax")
     if len(y) != rows:
         raise DataError(f"{where}: {rows} rows but {len(y)} labels")
     if y.dtype.kind == "f":
         whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2**53)
         if not whole.all():
             row = int((~whole).argmax())
-            raise DataError(
-                f"{where}: label {y[row]} in row {row} is not a whole number; labels name classes"
-            )
+            raise DataError(f"{where}: label {y[row]} in row {row} is not a whole number; labels name classes")
         return y.astype(np.int64)
     if y.dtype.kind not in "biuU":
         raise DataError(f"{where}: labels are of type {y.dtype}, expected whole numbers or text")
@@ -251,9 +247,7 @@ def _given_codes(labels: np.ndarray, names: tuple[str, ...], where: str) -> np.n
         found, inverse = np.unique(labels, return_inverse=True)
         for label in found:
             if label not in names:
-                raise DataError(
-                    f"{where}: label '{label}' is not among the classes{nearest(str(label), names)}"
-                )
+                raise DataError(f"{where}: label '{label}' is not among the classes{nearest(str(label), names)}")
         return np.array([names.index(label) for label in found])[inverse]
     outside = (labels < 0) | (labels >= len(names))
     if outside.any():
@@ -266,9 +260,7 @@ def _owners(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[str
     """Owners numbered from 0, and their names."""
     array = _array(client, f"{where}, client")
     if array.shape != (rows,):
-        raise DataError(
-            f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows"
-        )
+        raise DataError(f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows")
     if array.dtype.kind not in "iuU":
         raise DataError(f"{where}: client is of type {array.dtype}, expected whole numbers or text")
     found, codes = np.unique(array, return_inverse=True)
@@ -280,7 +272,5 @@ def _split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.nda
         raise ConfigError(f"{where}: test_fraction must be between 0 and 1, got {test_fraction}")
     keep, out = held_out(groups, max(1, round(test_fraction * len(groups))))
     if not len(out):
-        raise DataError(
-            f"{where}: no row can be held out, as each client or class has one row only; give test rows"
-        )
+        raise DataError(f"{where}: no row can be held out, as each client or class has one row only; give test rows")
     return keep, out

@@ -98,8 +98,7 @@ def iid(rows: int, *, clients: int, records: int | None = None, generator: Gener
     _whole("records", records, most=rows, most_is="the records there are")
     at_once = rows // records
     deals = [
-        generator.permutation(rows)[: min(at_once, clients - done) * records]
-        for done in range(0, clients, at_once)
+        generator.permutation(rows)[: min(at_once, clients - done) * records] for done in range(0, clients, at_once)
     ]
     return _partition(np.concatenate(deals), np.full(clients, records))
 
@@ -173,9 +172,7 @@ def sample(rows: int, *, clients: int, fraction: float = 0.1, generator: Generat
 def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) -> Partition:
     """The data say who owns each record (their `client` column)."""
     if owners is None:
-        raise ConfigError(
-            "partition 'column' needs data with a client column; these have none, use iid or shards"
-        )
+        raise ConfigError("partition 'column' needs data with a client column; these have none, use iid or shards")
     if owners.shape != (rows,):
         raise DataError(f"owners must name one owner a record, got {owners.shape} for {rows} records")
     sizes = np.bincount(owners)

@@ -100,8 +100,6 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
             raise DataError(f"array '{member.filename}' is of type {dtype}; only numbers and text are read")
         there = member.file_size - stream.tell()
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != there:
-            raise DataError(
-                f"array '{member.filename}' claims the shape {shape} of {dtype} in {there:,} bytes"
-            )
+            raise DataError(f"array '{member.filename}' claims the shape {shape} of {dtype} in {there:,} bytes")
         values = np.frombuffer(stream.read(), dtype)
     return values.reshape(shape, order="F" if fortran else "C")

@@ -91,9 +91,7 @@ def content(file: File, path: Path) -> bytearray:
     """The content of `file` found at `path`; DataError unless size and SHA-256 are right."""
     data = unpacked(path, file.size)
     if wrong := _wrong(file, data):
-        raise DataError(
-            f"{path} is not the published {file.path}: {wrong}; remove it, or put the right file there"
-        )
+        raise DataError(f"{path} is not the published {file.path}: {wrong}; remove it, or put the right file there")
     return data
 
 
@@ -239,10 +237,7 @@ def _wrong(file: File, data: bytearray) -> str | None:
     digest = hashlib.sha256(data).hexdigest()
     if digest == file.sha256:
         return None
-    return (
-        f"wrong checksum (content of {len(data):,} bytes, SHA-256 {digest}; "
-        f"expected {file.size:,}, {file.sha256})"
-    )
+    return f"wrong checksum (content of {len(data):,} bytes, SHA-256 {digest}; expected {file.size:,}, {file.sha256})"
 
 
 @contextlib.contextmanager

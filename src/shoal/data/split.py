@@ -40,9 +40,7 @@ def _quotas(sizes: np.ndarray, count: int) -> np.ndarray:
 
 def _hash(rows: int, seed: int) -> np.ndarray:
     """SplitMix64 of the numbers 0 to rows - 1, in a sequence chosen by the seed."""
-    z: np.ndarray = (np.arange(1, rows + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
+    z: np.ndarray = (np.arange(1, rows + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))

@@ -95,9 +95,7 @@ def encode_table(
         features += made
         notes += note
         if len(features) * table.num_rows * 4 > SIZE_LIMIT:
-            raise DataError(
-                f"{where}: {len(features)} features of {table.num_rows} rows take too much memory"
-            )
+            raise DataError(f"{where}: {len(features)} features of {table.num_rows} rows take too much memory")
     y = _plain(table[label], f"{where}: label column '{label}'")
     owners = None if client is None else _plain(table[client], f"{where}: client column '{client}'")
     return Encoded(np.concatenate(blocks, axis=1), y, owners, tuple(features), tuple(notes))
@@ -120,9 +118,7 @@ def _read_parquet(path: Path) -> pa.Table:
     with parquet.ParquetFile(path) as file:
         claimed = file.metadata.num_rows * file.metadata.num_columns
         if claimed * 4 > SIZE_LIMIT:
-            raise ValueError(
-                f"claims {file.metadata.num_rows:,} rows of {file.metadata.num_columns:,} columns"
-            )
+            raise ValueError(f"claims {file.metadata.num_rows:,} rows of {file.metadata.num_columns:,} columns")
         return file.read()
 
 
@@ -185,9 +181,7 @@ def _plain(column: pa.ChunkedArray, where: str) -> np.ndarray:
     """A label or client column as whole numbers, floats or text, nothing missing."""
     column = _decoded(column, where)
     if column.null_count:
-        raise DataError(
-            f"{where}: {column.null_count} of {len(column)} values are missing; remove these rows"
-        )
+        raise DataError(f"{where}: {column.null_count} of {len(column)} values are missing; remove these rows")
     if not _is_text(column):
         return np.asarray(column)
     texts = column.to_pylist()

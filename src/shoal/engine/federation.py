@@ -47,9 +47,7 @@ class Federation:
         x = self.x.index_select(0, flat).unflatten(0, records.shape)
         return x, self.y.index_select(0, flat).view(records.shape)
 
-    def evaluate(
-        self, module: nn.Module, layout: Layout, model: Tensor, workers: Workers
-    ) -> tuple[float, float]:
+    def evaluate(self, module: nn.Module, layout: Layout, model: Tensor, workers: Workers) -> tuple[float, float]:
         """Accuracy and mean loss of a model on the held-out rows."""
         layout.load(module, model)
         module.eval()

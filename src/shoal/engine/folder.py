@@ -7,6 +7,7 @@ holds the folder's lock.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -49,9 +50,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an earlier run, to go on with it."""
         if not (path / "config.toml").is_file():
-            raise RunError(
-                f"{path} is no run folder (it has no config.toml); `ls runs` shows those there are"
-            )
+            raise RunError(f"{path} is no run folder (it has no config.toml); `ls runs` shows those there are")
         return cls(path, _locked(path))
 
     def close(self) -> None:
@@ -80,6 +79,11 @@ class RunFolder:
                 return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise RunError(f"{path} is damaged: {error}") from None
+
+    def digest(self, name: str) -> str:
+        """The SHA-256 of a file."""
+        with (self.path / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:

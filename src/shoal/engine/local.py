@@ -60,9 +60,7 @@ def train(
         else:
             _momentum_step(tape, params, velocity, lr, local.momentum, active[step])
     if local.keep_momentum and velocity is not None:
-        memory.update(
-            {f"velocity.{client}": row.cpu() for client, row in zip(clients, velocity, strict=True)}
-        )
+        memory.update({f"velocity.{client}": row.cpu() for client, row in zip(clients, velocity, strict=True)})
     return params.sub_(model)
 
 

@@ -52,9 +52,7 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     memory = dict(state.memory)
 
     # clients: who takes part, and how many are expected to, which is public
-    cohort = algorithm.clients.draw(
-        streams.generator("clients", moment.t, moment.attempt), *now, len(federation)
-    )
+    cohort = algorithm.clients.draw(streams.generator("clients", moment.t, moment.attempt), *now, len(federation))
     expected = algorithm.clients.expected(*now, len(federation))
 
     # examples, local: each client trains on its own records

@@ -1,6 +1,7 @@
 """The simulator: the outer loop over rounds, on one machine.
 
-A round counts once its state is on the disk; what is killed before that is played again.
+Order of a round: it is charged on the disk, then played (noise), then its state is written, then committed.
+What is killed in between is played again, charged again and, if it is private, drawn anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
+from shoal.algorithms.charges import Setting
 from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
 from shoal.engine.federation import Federation
@@ -23,6 +25,7 @@ from shoal.engine.local import Moment
 from shoal.engine.round import Stage, State, play_round
 from shoal.engine.server import given_out
 from shoal.engine.slices import Slicer
+from shoal.engine.spending import Spending
 from shoal.engine.workers import Workers
 from shoal.errors import RunError
 from shoal.gradients import network
@@ -68,6 +71,7 @@ class Simulator:
         for t in range(rounds):
             algorithm.clients.expected(t, rounds, len(federation))
         self.state = State(net.layout.flatten(self.module).to(device))
+        self.setting = Setting(len(federation), rounds, partition.multiplicity)
         self.done = 0
         self._stop = False
 
@@ -75,22 +79,27 @@ class Simulator:
         """Ask for an end after the round that is being played."""
         self._stop = True
 
-    def run(self, folder: RunFolder, on_round: OnRound | None = None) -> bool:
-        """Play what is left of the rounds; False if it was stopped before the last."""
-        while self.done < self.rounds and not self._stop:
-            last = min(self.rounds, self.done + self.settings.checkpoint_every)
+    def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
+        """Play the rounds that are left and that the budget pays for; why it ended: rounds, budget or stopped."""
+        private = self.stage.algorithm.per_round is not None
+        last_affordable = spending.affordable(self.done)
+        while self.done < last_affordable and not self._stop:
+            last = min(last_affordable, self.done + self.settings.checkpoint_every)
+            attempt = spending.intend(self.done + 1, last)
             lines = []
-            while self.done < last and not self._stop:
-                lines.append(self._play())
+            while self.done < last:
+                lines.append(self._play(attempt if private else 0) | {"proven": spending.spent()})
                 if on_round:
                     on_round(lines[-1])
-            self._save(folder)
+            spending.commit(last, self._save(folder, spending.head))
             for line in lines:
                 folder.add_metrics(line)
-        return self.done == self.rounds
+        if self.done == self.rounds:
+            return "rounds"
+        return "budget" if self.done == last_affordable else "stopped"
 
-    def resume(self, folder: RunFolder) -> None:
-        """Go on from the folder's checkpoint, if it has one."""
+    def resume(self, folder: RunFolder, spending: Spending) -> None:
+        """Go on from the folder's checkpoint, if it has one and the ledger knows it."""
         found = folder.read_tensors(CHECKPOINT)
         if found is not None:
             tensors, notes = found
@@ -102,6 +111,7 @@ class Simulator:
             held = {key: tensor.to(self.state.model.device) for key, tensor in tensors.items()}
             self.state = State(held.pop("model"), held)
             self.done = int(notes["round"])
+            spending.recognise(self.done, folder.digest(CHECKPOINT), notes["ledger"])
         folder.keep_metrics(self.done)
 
     @property
@@ -120,9 +130,9 @@ class Simulator:
     def close(self) -> None:
         self.stage.workers.close()
 
-    def _play(self) -> dict[str, Any]:
+    def _play(self, attempt: int) -> dict[str, Any]:
         start = time.perf_counter()
-        self.state, told = play_round(self.stage, self.state, Moment(self.done, self.rounds))
+        self.state, told = play_round(self.stage, self.state, Moment(self.done, self.rounds, attempt))
         self.done += 1
         line: dict[str, Any] = {"round": self.done}
         if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
@@ -130,10 +140,11 @@ class Simulator:
             line |= {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None}
         return line | told | {"seconds": time.perf_counter() - start}
 
-    def _save(self, folder: RunFolder) -> None:
-        folder.write_tensors(
-            CHECKPOINT, {"model": self.state.model, **self.state.memory}, {"round": str(self.done)}
-        )
+    def _save(self, folder: RunFolder, ledger_head: str) -> str:
+        """Release the state: the hash of its file."""
+        tensors = {"model": self.state.model, **self.state.memory}
+        folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done), "ledger": ledger_head})
+        return folder.digest(CHECKPOINT)
 
 
 def pick_device(name: str) -> torch.device:

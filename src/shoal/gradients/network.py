@@ -131,9 +131,7 @@ def _rules_cover(module: nn.Module, layout: Layout) -> bool:
     by_id = {id(p): entries[name] for name, p in named.items()}
     if any(isinstance(child, _MIXES_OR_DRAWS) for child in module.modules()):
         return False
-    covered = {
-        id(p) for child in module.modules() if rule_for(child, by_id) for p in child.parameters(recurse=False)
-    }
+    covered = {id(p) for child in module.modules() if rule_for(child, by_id) for p in child.parameters(recurse=False)}
     frozen_inside = any(not p.requires_grad for p in module.parameters())
     return not frozen_inside and covered == set(by_id)
 

@@ -118,8 +118,7 @@ class Conv2dRule:
         grad_rows = self._rows_of(grad, rows, shape)
         n, step = self._window(rows, wide)
         products = [
-            torch.bmm(rows[:, d * step : d * step + n].transpose(1, 2), grad_rows[:, :n])
-            for d in range(self.shifts)
+            torch.bmm(rows[:, d * step : d * step + n].transpose(1, 2), grad_rows[:, :n]) for d in range(self.shifts)
         ]
         kernel = torch.stack(products, 1).view(len(into), *self.kernel, shape[1], grad.shape[1])
         self.weight.of(into).add_(kernel.permute(0, 4, 3, 1, 2), alpha=scale)

@@ -14,9 +14,7 @@ from shoal.models.network import Shape
 from shoal.models.registry import network
 
 
-def build(
-    name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: int, *, seed: int = 0
-) -> nn.Module:
+def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: int, *, seed: int = 0) -> nn.Module:
     """The model for examples of that shape (without the batch axis) and that many classes.
 
     `name` is a name of the registry, `auto`, `package.module:Class` for the user's own, or an nn.Module

@@ -121,9 +121,7 @@ def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = F
                 f"{type(error).__name__}: {error}"
             ) from error
     if not isinstance(output, torch.Tensor):
-        raise ModelError(
-            f"model {type(model).__name__} gives a {type(output).__name__}, not a tensor [N, classes]"
-        )
+        raise ModelError(f"model {type(model).__name__} gives a {type(output).__name__}, not a tensor [N, classes]")
     return _Result(output, dict(model.named_buffers()))
 
 

@@ -56,9 +56,7 @@ def call(found: nn.Module | Factory, path: str, shape: Shape, classes: int) -> n
     return model
 
 
-def _arguments(
-    found: Factory, path: str, shape: Shape, classes: int
-) -> tuple[tuple[object, ...], dict[str, object]]:
+def _arguments(found: Factory, path: str, shape: Shape, classes: int) -> tuple[tuple[object, ...], dict[str, object]]:
     """By name where it has parameters `input_shape` or `classes`, by place where two are required."""
     try:
         parameters = inspect.signature(found).parameters.values()
@@ -108,13 +106,9 @@ def _import(name: str, path: str) -> ModuleType:
                 f"model '{path}': no module '{prefix}{last}' in {Path.cwd()} or among the installed packages"
                 f"{nearest(missing, choices)}"
             ) from error
-        raise ModelError(
-            f"model '{path}': {name} needs the module '{missing}', which is not installed"
-        ) from error
+        raise ModelError(f"model '{path}': {name} needs the module '{missing}', which is not installed") from error
     except Exception as error:
-        raise ModelError(
-            f"model '{path}': importing {name} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise ModelError(f"model '{path}': importing {name} failed: {type(error).__name__}: {error}") from error
 
 
 def _siblings(parent: str) -> list[str]:
@@ -125,7 +119,5 @@ def _siblings(parent: str) -> list[str]:
 
 def _nearest(attribute: str, module: ModuleType) -> str:
     """The nearest thing that the module itself defines."""
-    own = [
-        n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
-    ]
+    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
     return nearest(attribute, own)

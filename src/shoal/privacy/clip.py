@@ -93,9 +93,7 @@ class QuantileClip:
             )
         return float(spent**-0.5)
 
-    def adapt(
-        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, drawn: float
-    ) -> None:
+    def adapt(self, memory: Memory, below: float, clients: int, cohort: float, noise: float, drawn: float) -> None:
         """The next round's bound, from how many norms were below it; `drawn` is a standard normal number."""
         scale = self.count_noise * cohort if noise else 0.0
         share = (below - clients / 2 + scale * drawn) / cohort + 0.5

@@ -90,9 +90,7 @@ class Examples:
         epochs = math.ceil(steps / per_epoch)
         table = np.full((epochs, per_epoch * width), -1)
         for epoch in table:
-            epoch[:records] = (
-                np.arange(records) if self.sampling == "fixed-order" else generator.permutation(records)
-            )
+            epoch[:records] = np.arange(records) if self.sampling == "fixed-order" else generator.permutation(records)
         return table.reshape(epochs * per_epoch, width)[:steps]
 
 

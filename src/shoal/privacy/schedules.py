@@ -42,13 +42,14 @@ def _decay(u: float, t: int, total: int, a: float, rate: float, low: float) -> f
     return max(a * (1 - rate) ** t, low)
 
 
-_SHAPES: dict[str, tuple[Callable[..., float], int, str]] = {
-    "linear": (_linear, 2, "linear:from:to"),
-    "staircase": (_staircase, 3, "staircase:from:to:stairs"),
-    "exponential": (_exponential, 2, "exponential:from:to"),
-    "cyclic": (_cyclic, 2, "cyclic:from:cycles"),
-    "decay": (_decay, 3, "decay:from:rate:low"),
+_SHAPES: dict[str, tuple[Callable[..., float], str]] = {
+    "linear": (_linear, "linear:from:to"),
+    "staircase": (_staircase, "staircase:from:to:stairs"),
+    "exponential": (_exponential, "exponential:from:to"),
+    "cyclic": (_cyclic, "cyclic:from:cycles"),
+    "decay": (_decay, "decay:from:rate:low"),
 }
+_VALUES = ("from", "to", "low")  # those numbers of a schedule that are values of it
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,19 @@ class Schedule:
     def values(self, total: int) -> list[float]:
         return [self.value(t, total) for t in range(total)]
 
-    def __str__(self) -> str:
-        numbers = ":".join(f"{number:g}" for number in self.numbers)
-        return numbers if self.shape == "constant" else f"{self.shape}:{numbers}"
+    def scaled(self, factor: float) -> Schedule:
+        """The schedule whose every value is `factor` times this one's."""
+        names = ["from"] if self.shape == "constant" else _SHAPES[self.shape][1].split(":")[1:]
+        scaled = [
+            number * factor if name in _VALUES else number for name, number in zip(names, self.numbers, strict=True)
+        ]
+        return Schedule(self.shape, tuple(scaled))
+
+    def written(self) -> str | float:
+        """As it stands in a config: `parse` reads it back to the last digit."""
+        if self.shape == "constant":
+            return self.numbers[0]
+        return ":".join([self.shape, *(repr(number) for number in self.numbers)])
 
 
 def parse(text: str | float | int | Schedule) -> Schedule:
@@ -82,7 +93,8 @@ def parse(text: str | float | int | Schedule) -> Schedule:
         return Schedule("constant", (_number(shape, str(text)),))
     if shape not in _SHAPES:
         raise ConfigError(f"no schedule is called '{shape}' (in '{text}'){nearest(shape, _SHAPES)}")
-    _, count, form = _SHAPES[shape]
+    form = _SHAPES[shape][1]
+    count = form.count(":")
     if len(rest) != count:
         raise ConfigError(f"schedule '{text}' has {len(rest)} numbers, {count} are needed: {form}")
     numbers = tuple(_number(word, str(text)) for word in rest)
@@ -101,6 +113,6 @@ def _number(word: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        forms = ", ".join(form for _, _, form in _SHAPES.values())
+        forms = ", ".join(form for _, form in _SHAPES.values())
         raise ConfigError(f"'{text}' is neither a number nor a schedule; schedules are {forms}")
     return number

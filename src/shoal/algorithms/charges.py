@@ -1,0 +1,110 @@
+"""What a round of an algorithm is charged, derived from its record: for each unit, against each observer.
+
+The event says what was really done: how clients were sampled, and the noise in units of what one of them can
+add. Where the record leaves something unbounded the event is `Unbounded`, with the reason in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shoal.accounting import calibration
+from shoal.accounting.calibration import Budget
+from shoal.accounting.claims import Observer, Unit
+from shoal.accounting.events import Compose, Event, Gaussian, Sampled, Unbounded
+from shoal.accounting.ledger import Charge
+from shoal.accounting.pld import Neighbours
+from shoal.algorithms.base import Algorithm
+from shoal.errors import ConfigError
+from shoal.privacy.schedules import parse
+
+PAIRS: tuple[tuple[Unit, Observer], ...] = (
+    ("client", "release"),
+    ("client", "server"),
+    ("client", "inside"),
+    ("example", "release"),
+    ("example", "server"),
+    ("example", "inside"),
+)
+
+NEIGHBOURS: dict[Unit, Neighbours] = {"client": "add-remove", "example": "replace-one"}
+"""A client comes or goes with all it has. A record changes its client's update, which is there all the same."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The public facts about a federation that accounting needs."""
+
+    clients: int
+    rounds: int
+    multiplicity: int = 1
+
+
+def charges(algorithm: Algorithm, setting: Setting, t: int) -> tuple[Charge, ...]:
+    """What round t (from 0) is charged."""
+    return tuple(Charge(unit, who, event(algorithm, setting, t, unit, who)) for unit, who in PAIRS)
+
+
+def event(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer) -> Event:
+    """What round t does to one unit, as one observer sees it."""
+    if algorithm.per_round is None:
+        return Unbounded("no noise is added")
+    if observer == "inside":
+        return Unbounded("inside a client's process its records lie open, and no noise is added there")
+    if observer == "server":
+        return Unbounded("each update reaches the server before any noise is added")
+    if (reason := _no_bound(algorithm)) is not None:
+        return Unbounded(reason)
+    noise = algorithm.per_round.multiplier(t, setting.rounds)
+    if noise == 0:
+        return Unbounded("the noise is 0")
+    if unit == "example" and setting.multiplicity > 1:
+        # Its copies change that many updates of one round, whoever of them was sampled.
+        return Gaussian(noise / setting.multiplicity)
+    sampling = algorithm.clients.sampling
+    rate = algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
+    return Gaussian(noise) if sampling == "all" else Sampled(sampling, rate, Gaussian(noise))
+
+
+def _no_bound(algorithm: Algorithm) -> str | None:
+    """Why one client could move the sum by any amount, or the noise tell of the data; None where neither is so."""
+    if algorithm.per_update is None:
+        return "updates are not clipped: one client can move the sum by any amount"
+    if algorithm.per_update.data_dependent is not None:
+        return algorithm.per_update.data_dependent
+    if algorithm.aggregate.weights == "size":
+        return "updates are weighted by the clients' own sizes, which no clip bounds"
+    return None
+
+
+def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, observer: Observer) -> Event:
+    """The first rounds of a run, composed."""
+    return Compose(tuple(event(algorithm, setting, t, unit, observer) for t in range(rounds)))
+
+
+def proves(algorithm: Algorithm) -> str:
+    """In a few words, for tables: for whom and against whom the method proves something."""
+    found = {pair: event(algorithm, Setting(10**6, 100), 0, *pair) for pair in PAIRS}
+    bounded = [pair for pair, what in found.items() if not isinstance(what, Unbounded)]
+    if not bounded:
+        return f"nothing: {next(what.because for what in found.values() if isinstance(what, Unbounded))}"
+    units = [unit for unit in ("client", "example") if (unit, "release") in bounded]
+    observers = [who for who in ("release", "server", "inside") if (units[0], who) in bounded]
+    return f"{' and '.join(units)} level, against the {' and the '.join(observers)}"
+
+
+def calibrated(algorithm: Algorithm, setting: Setting, budget: Budget, unit: Unit, observer: Observer) -> Algorithm:
+    """The algorithm with its noise (or its schedule of noise) scaled to spend the budget over all rounds."""
+    if algorithm.per_round is None:
+        raise ConfigError(f"budget.calibrate: algorithm {algorithm.name} adds no noise that could be calibrated")
+    shape = parse(algorithm.per_round.noise)
+    shape = shape.scaled(1 / max(shape.values(setting.rounds)))
+
+    def with_noise(scale: float) -> Algorithm:
+        noise = shape.scaled(scale)
+        return replace(algorithm, per_round=replace(algorithm.per_round, noise=noise.written()))
+
+    found = calibration.noise(
+        lambda scale: whole_run(with_noise(scale), setting, setting.rounds, unit, observer), budget
+    )
+    return with_noise(found.value)

@@ -1,0 +1,127 @@
+"""A run's privacy while it goes on: what each round is charged, what is spent, when the budget ends.
+
+The ledger is on the disk before any noise is drawn (DESIGN, "What must always hold", 1). While the run goes on
+RDP counts, in milliseconds a round; what is reported at the end is PLD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.accounting import calibration
+from shoal.accounting.calibration import Budget
+from shoal.accounting.claims import Observer, Proven, Unit, prove
+from shoal.accounting.events import Compose, Unbounded
+from shoal.accounting.ledger import Charge, Ledger, verify
+from shoal.accounting.rdp import Running
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, charges, event
+from shoal.errors import ConfigError, LedgerError
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a run may spend (`epsilon`, where there is a limit), and the delta at which everything is told."""
+
+    delta: float
+    epsilon: float | None = None
+    unit: Unit = "client"
+    observer: Observer = "release"
+
+    def budget(self) -> Budget | None:
+        if self.epsilon is None:
+            return None
+        return Budget(self.epsilon, self.delta, neighbours=NEIGHBOURS[self.unit])
+
+
+class Spending:
+    """Charges rounds to a ledger and knows what they cost."""
+
+    def __init__(self, algorithm: Algorithm, setting: Setting, limit: Limit, ledger: Ledger) -> None:
+        self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
+        self._running = {pair: Running(NEIGHBOURS[pair[0]]) for pair in PAIRS}
+        for intent in ledger.charged:
+            self._count(intent.charges)
+
+    def affordable(self, done: int) -> int:
+        """The last round that the budget pays for, given what was charged before; rounds count from 1."""
+        budget, rounds = self.limit.budget(), self._setting.rounds
+        if budget is None:
+            return rounds
+        pair = (self.limit.unit, self.limit.observer)
+        first = event(self._algorithm, self._setting, 0, *pair)
+        if isinstance(first, Unbounded):
+            raise ConfigError(
+                f"budget.epsilon cannot be kept by {self._algorithm.name} for a {pair[0]} against the {pair[1]}: "
+                f"nothing is proven, because {first.because}"
+            )
+        spent = self._ledger.charged_event(*pair)
+        ahead = [event(self._algorithm, self._setting, t, *pair) for t in range(done, rounds)]
+        found = calibration.rounds(lambda n: Compose((spent, *ahead[:n])), budget, most=max(1, len(ahead)))
+        return done + min(int(found.value), len(ahead))
+
+    def intend(self, first: int, last: int) -> int:
+        """Charge the rounds first..last (from 1), on the disk; how many attempts at them came before."""
+        together = [charges(self._algorithm, self._setting, t) for t in range(first - 1, last)]
+        composed = tuple(
+            replace(
+                column[0],
+                event=column[0].event if len(column) == 1 else Compose(tuple(c.event for c in column)),
+            )
+            for column in zip(*together, strict=True)
+        )
+        intent = self._ledger.intend(last, composed)
+        self._count(composed)
+        return intent.attempt - 1
+
+    def commit(self, last: int, model: str) -> None:
+        """Say that the model of the rounds up to `last` is released; `model` is the hash of its file."""
+        self._ledger.commit(last, model)
+
+    @property
+    def head(self) -> str:
+        """The hash of the ledger's last line, which a checkpoint keeps to notice a ledger that was cut off."""
+        return self._ledger.head
+
+    def recognise(self, done: int, model: str, head: str) -> None:
+        """A checkpoint must be one that the ledger knows; a kill just before its commit is made good."""
+        if not verify(self._ledger.path, head).whole:
+            raise LedgerError(
+                f"the checkpoint of round {done} was written after a line that is no longer in {self._ledger.path}: "
+                f"the end of the ledger was cut off, so nothing can be proven; put the whole ledger back"
+            )
+        pending = self._ledger.pending
+        if pending is not None and pending.round == done:
+            self._ledger.commit(done, model)
+        elif not any(commit.round == done and commit.model == model for commit in self._ledger.commits):
+            raise LedgerError(
+                f"the checkpoint of round {done} is not the one that {self._ledger.path} says was released; "
+                f"put the right one back, or start a new run"
+            )
+
+    def spent(self) -> list[dict[str, Any]]:
+        """What is proven so far, by RDP, where something is."""
+        told = []
+        for (unit, observer), running in self._running.items():
+            epsilon = running.epsilon(self.limit.delta)
+            if epsilon is not None:
+                told.append({"unit": unit, "observer": observer, "epsilon": epsilon, "delta": self.limit.delta})
+        return told
+
+    def proven(self) -> list[Proven]:
+        """What is proven of all that was charged, by PLD, for every unit against every observer."""
+        return [
+            prove(
+                unit,
+                who,
+                self._ledger.charged_event(unit, who),
+                self.limit.delta,
+                neighbours=NEIGHBOURS[unit],
+            )
+            for unit, who in PAIRS
+        ]
+
+    def _count(self, charged: tuple[Charge, ...]) -> None:
+        for charge in charged:
+            self._running[charge.unit, charge.observer].add(charge.event)
