@@ -64,9 +64,9 @@ def epsilon(
     if not counts:
         return Answer(0.0, delta, accountant, True)
     found, flaw = figures.epsilon(delta), figures.flaw(delta)
-    if accountant == "pld" and math.isinf(found):
-        finer = "this delta is below what PLD resolves here, so RDP answers"
-        return replace(epsilon(event, delta, "rdp", neighbours), because=finer)
+    if accountant == "pld" and math.isinf(found) and (spent := _rdp_or_none(counts, neighbours)) is not None:
+        said = "this delta is below what PLD resolves here, so RDP answers"
+        return Answer(spent.epsilon(delta), delta, "rdp", True, said)
     if math.isinf(found):
         return Answer(None, delta, accountant, False, f"no finite epsilon is known at delta {delta:g}")
     return Answer(found, delta, accountant, flaw is None, flaw or _rests_on(counts))
@@ -87,8 +87,11 @@ def delta(
         return Answer(epsilon, None, _named(accountant), False, reason)
     figures = _figures(counts, accountant, neighbours, orders)
     found = figures.delta(epsilon)
-    if accountant == "pld" and found < _FAINT and (by_rdp := _rdp_delta(counts, epsilon, neighbours)) < found:
-        return Answer(epsilon, by_rdp, "rdp", True, "so small a delta is below what PLD resolves here")
+    if accountant == "pld" and found < _FAINT and (spent := _rdp_or_none(counts, neighbours)) is not None:
+        said = "so small a delta is below what PLD resolves here, so RDP answers"
+        by_rdp = spent.delta(epsilon)
+        if by_rdp < found:
+            return Answer(epsilon, by_rdp, "rdp", True, said)
     flaw = figures.flaw(found) if 0 < found < 1 else None
     return Answer(epsilon, found, accountant, flaw is None, flaw or _rests_on(counts))
 
@@ -212,12 +215,12 @@ def _inverse(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     return float(10**high)
 
 
-def _rdp_delta(counts: Mapping[Leaf, int], epsilon: float, neighbours: Neighbours) -> float:
-    """RDP's delta where RDP understands all events, else 1."""
+def _rdp_or_none(counts: Mapping[Leaf, int], neighbours: Neighbours) -> _Figures | None:
+    """RDP's figures, where it understands all events."""
     try:
-        return _rdp(counts, neighbours, "").delta(epsilon)
+        return _rdp(counts, neighbours, "")
     except ConfigError:
-        return 1.0
+        return None
 
 
 def _unbounded(counts: Mapping[Leaf, int]) -> str | None:

@@ -249,9 +249,10 @@ def _discretised(forward: Curve, backward: Curve, ahead: float, behind: float, i
     excess = np.concatenate([np.exp(below) * backward(-below), forward(above)])
     steps = np.diff(excess)
     mass = np.empty_like(excess)
-    mass[1:-1] = (steps[1:] - steps[:-1] * math.exp(interval)) / math.expm1(interval)
-    mass[0] = steps[0] / math.expm1(interval) - excess[0]
-    mass[-1] = steps[-1] / math.expm1(-interval)
+    up, down = math.exp(-interval) / -math.expm1(-interval), math.expm1(-interval)
+    mass[1:-1] = steps[1:] * up + steps[:-1] / down
+    mass[0] = steps[0] * up - excess[0]
+    mass[-1] = steps[-1] / down
     mass[-low] += 1.0  # the corner of max(0, 1 - e^epsilon) at epsilon = 0
     return Losses(low, np.maximum(mass, 0.0), float(excess[-1]))
 

@@ -30,6 +30,7 @@ GRIDS: dict[str, Orders] = {
 }
 _CHUNK = 64  # noises at a time: bounds the memory of the quadrature
 _LEAST_NOISE = 0.1  # below this the quadrature needs too many points
+_ROUNDING = 5e-15  # of a logarithm near 0: added, so that many faint steps are not taken for none
 
 
 def grid(name: str) -> Orders:
@@ -99,7 +100,8 @@ def poisson_gaussian(rate: float, noises: Array, orders: Orders) -> Array:
     for start in range(0, noises.size, _CHUNK):
         chunk = noises[start : start + _CHUNK]
         found[start : start + _CHUNK] = _chunk(rate, chunk, orders)
-    return found
+    alpha = np.array(orders)
+    return np.maximum(found, 0.0) + _ROUNDING * alpha / (alpha - 1)
 
 
 def _chunk(rate: float, noises: Array, orders: Orders) -> Array:

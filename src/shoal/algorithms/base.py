@@ -12,11 +12,14 @@ from typing import Literal
 
 from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Clip, MedianClip, QuantileClip
+from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
+from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
+PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
+NO_CLAIM = "no privacy"
 Recipe = Callable[["Algorithm", int, int, float], tuple[Published, ...]]
 """(algorithm, clients, rounds, delta) -> what the paper's recipe gives."""
 
@@ -88,14 +91,19 @@ class Algorithm:
     examples: Examples
     local: Local
     aggregate: Aggregate
-    per_update: Clip | MedianClip | QuantileClip | None = None
+    per_update: PerUpdate | None = None
     per_round: Gaussian | None = None
     server: Server = field(default_factory=Server)
     published: Recipe | None = None
 
     @property
     def claims_privacy(self) -> bool:
-        return self.published is not None or self.per_round is not None
+        return self.claims != NO_CLAIM
+
+    @property
+    def draws_noise(self) -> bool:
+        """Does a round draw noise, which must never be drawn twice?"""
+        return self.per_round is not None or isinstance(self.per_update, NoisyClip | RandomNoise | Select)
 
 
 BOUNDARIES = ("clients", "examples", "local", "per_update", "aggregate", "per_round", "server")

@@ -6,16 +6,19 @@ add. Where the record leaves something unbounded the event is `Unbounded`, with 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import Compose, Event, Gaussian, Sampled, Unbounded
+from shoal.accounting.events import Compose, Event, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.ledger import Charge
 from shoal.accounting.pld import Neighbours
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
+from shoal.privacy import noise
+from shoal.privacy.clip import NoisyClip
 from shoal.privacy.schedules import parse
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
@@ -47,31 +50,61 @@ def charges(algorithm: Algorithm, setting: Setting, t: int) -> tuple[Charge, ...
 
 def event(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer) -> Event:
     """What round t does to one unit, as one observer sees it."""
-    if algorithm.per_round is None:
+    if not algorithm.draws_noise:
         return Unbounded("no noise is added")
     if observer == "inside":
         return Unbounded("inside a client's process its records lie open, and no noise is added there")
-    if observer == "server":
-        return Unbounded("each update reaches the server before any noise is added")
     if (reason := _no_bound(algorithm)) is not None:
         return Unbounded(reason)
-    noise = algorithm.per_round.multiplier(t, setting.rounds)
-    if noise == 0:
+    if isinstance(algorithm.per_update, NoisyClip):
+        return _noisy_updates(algorithm, algorithm.per_update, setting, t, unit, observer)
+    if observer == "server" or algorithm.per_round is None:
+        return Unbounded("each update reaches the server before any noise is added")
+    return _on_the_sum(algorithm, setting, t, unit, algorithm.per_round.multiplier(t, setting.rounds))
+
+
+def _on_the_sum(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: float) -> Event:
+    """Noise on the sum of clipped updates, in units of the clip."""
+    if z == 0:
         return Unbounded("the noise is 0")
     if unit == "example" and setting.multiplicity > 1:
         # Its copies change that many updates of one round, whoever of them was sampled.
-        return Gaussian(noise / setting.multiplicity)
-    sampling = algorithm.clients.sampling
-    rate = algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
-    return Gaussian(noise) if sampling == "all" else Sampled(sampling, rate, Gaussian(noise))
+        return Gaussian(z / setting.multiplicity)
+    sampling, rate = algorithm.clients.sampling, _rate(algorithm, setting, t)
+    return Gaussian(z) if sampling == "all" else Sampled(sampling, rate, Gaussian(z))
+
+
+def _noisy_updates(
+    algorithm: Algorithm, clip: NoisyClip, setting: Setting, t: int, unit: Unit, observer: Observer
+) -> Event:
+    """Noise on each update: m of them add up in the sum, and the server sees one at a time."""
+    own = clip.multiplier(t, setting.rounds)
+    if own == 0:
+        return Unbounded("the noise is 0")
+    if observer == "release" and algorithm.clients.sampling == "poisson":
+        return Unbounded("each of a random number of clients adds noise, so that its amount tells who came")
+    if observer == "release":
+        cohort = algorithm.clients.expected(t, setting.rounds, setting.clients)
+        return _on_the_sum(algorithm, setting, t, unit, own * math.sqrt(cohort))
+    if clip.at == "server":
+        return Unbounded("each update reaches the server before any noise is added")
+    if unit == "example" and setting.multiplicity > 1:
+        return Unbounded("the record lies on several clients, and the server sees each one's update")
+    # Who takes part is plain to the server; what is hidden is what the client holds: a change of 2 clips.
+    change = own if NEIGHBOURS[unit] == "replace-one" else own / 2
+    return TwoLevel(_rate(algorithm, setting, t), 1.0, 1, change, local="none", participation="visible")
+
+
+def _rate(algorithm: Algorithm, setting: Setting, t: int) -> float:
+    return algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
 
 
 def _no_bound(algorithm: Algorithm) -> str | None:
     """Why one client could move the sum by any amount, or the noise tell of the data; None where neither is so."""
     if algorithm.per_update is None:
         return "updates are not clipped: one client can move the sum by any amount"
-    if algorithm.per_update.data_dependent is not None:
-        return algorithm.per_update.data_dependent
+    if algorithm.per_update.unproven is not None:
+        return algorithm.per_update.unproven
     if algorithm.aggregate.weights == "size":
         return "updates are weighted by the clients' own sizes, which no clip bounds"
     return None
@@ -95,14 +128,15 @@ def proves(algorithm: Algorithm) -> str:
 
 def calibrated(algorithm: Algorithm, setting: Setting, budget: Budget, unit: Unit, observer: Observer) -> Algorithm:
     """The algorithm with its noise (or its schedule of noise) scaled to spend the budget over all rounds."""
-    if algorithm.per_round is None:
+    boundary = "per_round" if algorithm.per_round is not None else "per_update"
+    holder = getattr(algorithm, boundary)
+    if not isinstance(holder, noise.Gaussian | NoisyClip):
         raise ConfigError(f"budget.calibrate: algorithm {algorithm.name} adds no noise that could be calibrated")
-    shape = parse(algorithm.per_round.noise)
+    shape = parse(holder.noise)
     shape = shape.scaled(1 / max(shape.values(setting.rounds)))
 
     def with_noise(scale: float) -> Algorithm:
-        noise = shape.scaled(scale)
-        return replace(algorithm, per_round=replace(algorithm.per_round, noise=noise.written()))
+        return replace(algorithm, **{boundary: replace(holder, noise=shape.scaled(scale).written())})
 
     found = calibration.noise(
         lambda scale: whole_run(with_noise(scale), setting, setting.rounds, unit, observer), budget

@@ -7,14 +7,14 @@
 It protects nothing: an update can be inverted, and a model remembers. It is the baseline of all others.
 """
 
-from shoal.algorithms.base import Aggregate, Algorithm, Local
+from shoal.algorithms.base import NO_CLAIM, Aggregate, Algorithm, Local
 from shoal.privacy.sampling import Clients, Examples
 
 FEDAVG = Algorithm(
     name="fedavg",
     paper="000 Algorithm 1 (McMahan et al. 2017)",
     summary="plain federated averaging, the baseline of all",
-    claims="no privacy",
+    claims=NO_CLAIM,
     clients=Clients("fixed-size", cohort=10),
     examples=Examples("shuffled", batch=10),
     local=Local(epochs=1, lr=0.1),

@@ -119,14 +119,14 @@ def _windows(side: int) -> torch.Tensor:
 def _template(bins: int) -> torch.Tensor:
     """[1, bins, 7, 7] of unit norm: a hill over the cells, the same for all directions."""
     hill = torch.exp(-(torch.linspace(-1, 1, CELLS) ** 2) / 1.4)
-    template: torch.Tensor = (hill[:, None] * hill).expand(1, bins, CELLS, CELLS)
+    template = (hill[:, None] * hill).expand(1, bins, CELLS, CELLS)
     return template / template.norm()
 
 
 def _smooth(x: torch.Tensor, deviation: float) -> torch.Tensor:
     """Gaussian blur of each channel, the border repeated."""
     reach = max(1, round(3 * deviation))
-    kernel: torch.Tensor = torch.exp(-((torch.arange(-reach, reach + 1) / deviation) ** 2) / 2).to(x)
+    kernel = torch.exp(-((torch.arange(-reach, reach + 1) / deviation) ** 2) / 2).to(x)
     kernel = kernel / kernel.sum()
     p = pad(x, (reach, reach, reach, reach), mode="replicate").flatten(0, 1)[:, None]
     return conv2d(conv2d(p, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1)).view_as(x)

@@ -20,7 +20,7 @@ from shoal.engine.local import Moment, train
 from shoal.engine.slices import Slicer
 from shoal.engine.workers import Workers
 from shoal.gradients import Network
-from shoal.privacy.clip import QuantileClip, clipped
+from shoal.privacy.clip import QuantileClip
 from shoal.privacy.noise import gaussian_like
 from shoal.privacy.random import Streams
 
@@ -129,7 +129,7 @@ def _leave_clients(
 
     slices = stage.slicer.slices(cohort)
     if algorithm.per_update is None:
-        return float("inf"), workers.map(lambda clients: _contribution(stage, trained(clients), None), slices)
+        return float("inf"), workers.map(lambda clients: _contribution(stage, trained(clients), None, moment), slices)
     norms = None
     ready: list[Trained] | None = None
     if algorithm.per_update.waits_for_cohort:
@@ -137,14 +137,20 @@ def _leave_clients(
         norms = torch.cat([part.norms for part in ready]) if ready else None
     bound = algorithm.per_update.bound(memory, moment.t, moment.total, norms)
     if ready is not None:
-        return bound, workers.map(lambda part: _contribution(stage, part, bound), ready)
-    return bound, workers.map(lambda clients: _contribution(stage, trained(clients), bound), slices)
+        return bound, workers.map(lambda part: _contribution(stage, part, bound, moment), ready)
+    return bound, workers.map(lambda clients: _contribution(stage, trained(clients), bound, moment), slices)
 
 
-def _contribution(stage: Stage, part: Trained, bound: float | None) -> Total:
+def _contribution(stage: Stage, part: Trained, bound: float | None, moment: Moment) -> Total:
     """A slice's part of the sum."""
+
+    def draw(row: int) -> np.random.Generator:
+        return stage.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
+
     raw = part.updates.sum(0)
-    leaving = part.updates if bound is None else clipped(part.updates, part.norms, bound)
+    leaving = part.updates
+    if stage.algorithm.per_update is not None and bound is not None:
+        leaving = stage.algorithm.per_update.leave(leaving, part.norms, bound, moment.t, moment.total, draw)
     sizes = np.ones(len(part.clients))
     if stage.algorithm.aggregate.weights == "size":
         sizes = stage.federation.sizes[part.clients]

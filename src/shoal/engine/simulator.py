@@ -81,14 +81,14 @@ class Simulator:
 
     def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
         """Play the rounds that are left and that the budget pays for; why it ended: rounds, budget or stopped."""
-        private = self.stage.algorithm.per_round is not None
+        fresh = self.stage.algorithm.draws_noise
         last_affordable = spending.affordable(self.done)
         while self.done < last_affordable and not self._stop:
             last = min(last_affordable, self.done + self.settings.checkpoint_every)
             attempt = spending.intend(self.done + 1, last)
             lines = []
             while self.done < last:
-                lines.append(self._play(attempt if private else 0) | {"proven": spending.spent()})
+                lines.append(self._play(attempt if fresh else 0) | {"proven": spending.spent()})
                 if on_round:
                     on_round(lines[-1])
             spending.commit(last, self._save(folder, spending.head))

@@ -1,47 +1,59 @@
-"""Clips of a whole update, as it leaves the client (boundary `per_update`). Each knows its own sensitivity.
+"""What happens to a whole update as it leaves its client (boundary `per_update`).
 
-`bound` gives this round's bound S; an update of norm z becomes update / max(1, z/S), so that one client moves
-the sum by at most S. A bound that was computed from the clients' data without noise proves nothing.
+`bound` gives this round's bound S: an update of norm z becomes update / max(1, z/S), so that one client moves
+the sum by at most S, the sensitivity. A bound that was computed from the clients' data without noise proves
+nothing, nor does one that is missing: `unproven` then says why. `leave` gives what the server gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
+from shoal.privacy.noise import gaussian_like
 from shoal.privacy.schedules import parse
 
 Memory = MutableMapping[str, Tensor]
+Draw = Callable[[int], np.random.Generator]
+"""The random numbers of the client in each row, for this round."""
+
+
+class Clipping:
+    """What all clips share."""
+
+    waits_for_cohort: ClassVar[bool] = False
+    unproven: ClassVar[str | None] = None
+
+    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+        """The updates [k, P] of a slice of clients as they enter the sum; may overwrite them."""
+        return clipped(updates, norms, bound)
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Clipping):
     """A public bound, constant or falling (000 Algorithm 6: `decay:from:rate:low`)."""
 
     clip: str | float = 1.0
 
-    waits_for_cohort: ClassVar[bool] = False
-    data_dependent: ClassVar[str | None] = None
-
     def __post_init__(self) -> None:
-        if min(parse(self.clip).values(100)) <= 0:
-            raise ConfigError(f"per_update.clip must be > 0, got {self.clip}")
+        _require_positive("clip", min(parse(self.clip).values(100)), self.clip)
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
         return parse(self.clip).value(t, total)
 
 
 @dataclass(frozen=True)
-class MedianClip:
+class MedianClip(Clipping):
     """001 Algorithm 1: the median of the cohort's norms. It is released, through the noise's scale, as it is."""
 
     waits_for_cohort: ClassVar[bool] = True
-    data_dependent: ClassVar[str | None] = (
+    unproven: ClassVar[str | None] = (
         "the clip is the median of the clients' norms, taken without noise: it depends on their data"
     )
 
@@ -50,7 +62,7 @@ class MedianClip:
 
 
 @dataclass(frozen=True)
-class QuantileClip:
+class QuantileClip(Clipping):
     """Andrew et al. 2021: the bound follows a quantile of the norms, found with noise.
 
         b~ <- (1/m) (sum_k (1[norm_k <= C] - 1/2) + N(0, sigma_b^2)) + 1/2
@@ -65,18 +77,13 @@ class QuantileClip:
     rate: float = 0.2
     count_noise: float = 0.05
 
-    waits_for_cohort: ClassVar[bool] = False
-    data_dependent: ClassVar[str | None] = None
-
     def __post_init__(self) -> None:
-        if self.initial <= 0:
-            raise ConfigError(f"per_update.initial must be > 0, got {self.initial}")
+        _require_positive("initial", self.initial)
         if not 0 < self.quantile < 1:
             raise ConfigError(f"per_update.quantile must be in (0, 1), got {self.quantile}")
         if self.rate < 0:
             raise ConfigError(f"per_update.rate must be >= 0, got {self.rate}")
-        if self.count_noise <= 0:
-            raise ConfigError(f"per_update.count_noise must be > 0, got {self.count_noise}")
+        _require_positive("count_noise", self.count_noise)
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
         return float(memory.get("clip", torch.tensor(self.initial)))
@@ -101,7 +108,37 @@ class QuantileClip:
         memory["clip"] = torch.as_tensor(bound, dtype=torch.float64)
 
 
+@dataclass(frozen=True)
+class NoisyClip(Clip):
+    """Fed-SDP (004): each update is clipped and gets N(0, (noise x clip)^2) of its own.
+
+    `at` says where: at the `client`, before the update leaves it, or at the `server`, which then sees it raw.
+    """
+
+    noise: str | float = 1.0
+    at: Literal["server", "client"] = "server"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(parse(self.noise).values(100)) < 0:
+            raise ConfigError(f"per_update.noise must be >= 0, got {self.noise}")
+
+    def multiplier(self, t: int, total: int) -> float:
+        return parse(self.noise).value(t, total)
+
+    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+        updates = clipped(updates, norms, bound)
+        for row, update in enumerate(updates):
+            update += gaussian_like(update, self.multiplier(t, total) * bound, draw(row))
+        return updates
+
+
 def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
     """update / max(1, norm/bound), in place, for each row."""
     factors = (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
     return updates.mul_(factors.unsqueeze(1))
+
+
+def _require_positive(key: str, value: float, written: object = None) -> None:
+    if value <= 0:
+        raise ConfigError(f"per_update.{key} must be > 0, got {value if written is None else written}")

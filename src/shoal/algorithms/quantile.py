@@ -1,0 +1,27 @@
+"""Adaptive clipping: the clip follows a private quantile of the norms (Andrew et al. 2021; a comparator in 004).
+
+    b_k <- 1[norm_k <= C];  w_{t+1} <- w_t + (1/m) (sum_k update_k / max(1, norm_k/C) + N(0, z_delta^2 C^2))
+    C <- C exp(-rate (b~ - quantile)),  b~ the share of b_k with noise
+
+The count is paid for out of the same noise (see QuantileClip), so that a round costs what `per_round.noise` says.
+"""
+
+from shoal.algorithms.base import Aggregate, Algorithm, Local
+from shoal.privacy.clip import QuantileClip
+from shoal.privacy.noise import Gaussian
+from shoal.privacy.sampling import Clients, Examples
+
+QUANTILE = Algorithm(
+    name="quantile",
+    paper="Andrew et al. 2021 (comparator in 004)",
+    summary="client-level noise with a clip that follows a private quantile of the norms",
+    claims="client level: what the accountant says",
+    clients=Clients("poisson", cohort=100),
+    examples=Examples("shuffled", batch=5),
+    local=Local(steps=100, lr=0.05),
+    per_update=QuantileClip(initial=4.0, quantile=0.5, rate=0.2, count_noise=0.05),
+    aggregate=Aggregate("equal"),
+    per_round=Gaussian(noise=6.0),
+)
+
+ALGORITHMS = (QUANTILE,)

@@ -1,0 +1,52 @@
+"""Defences that 004 section 4 compares with: compression, DSSGD and plain random noise.
+
+    compression     the smallest share of an update's coordinates becomes 0
+    dssgd           a client sends a random fraction of its coordinates, capped (Shokri & Shmatikov 2015)
+    dssgd-noise     the same, with noise on what is sent
+    random-noise    noise of a fixed scale on an update that nothing bounds
+
+None of them bounds what an update tells, so that nothing is proven for any.
+"""
+
+from dataclasses import replace
+
+from shoal.algorithms.base import Aggregate, Algorithm, Local
+from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.unbounded import Prune, RandomNoise, Select
+
+COMPRESSION = Algorithm(
+    name="compression",
+    paper="004 section 4 (gradient compression)",
+    summary="the smallest coordinates of an update are left out",
+    claims="resilience to gradient leakage, no epsilon",
+    clients=Clients("fixed-size", cohort=100),
+    examples=Examples("shuffled", batch=5),
+    local=Local(steps=100, lr=0.05),
+    per_update=Prune(share=0.3),
+    aggregate=Aggregate("equal"),
+)
+
+DSSGD = replace(
+    COMPRESSION,
+    name="dssgd",
+    paper="004 section 4 (Shokri & Shmatikov 2015)",
+    summary="a random fraction of an update's coordinates is sent, capped",
+    per_update=Select(fraction=0.1),
+)
+
+DSSGD_NOISE = replace(
+    DSSGD,
+    name="dssgd-noise",
+    summary="a random fraction of an update's coordinates is sent, capped and with noise",
+    per_update=Select(fraction=0.1, noise=1.0),
+)
+
+RANDOM_NOISE = replace(
+    COMPRESSION,
+    name="random-noise",
+    paper="004 section 4 (random noise)",
+    summary="noise of a fixed scale on an update that nothing bounds",
+    per_update=RandomNoise(scale=0.01),
+)
+
+ALGORITHMS = (COMPRESSION, DSSGD, DSSGD_NOISE, RANDOM_NOISE)

@@ -1,0 +1,98 @@
+"""Defences of 004 section 4 that change an update as it leaves, without a bound on what it tells.
+
+They are here to be compared with: nothing is proven for any of them, and each says why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.privacy.clip import Draw, Memory
+from shoal.privacy.noise import gaussian_like
+
+
+class Unclipped:
+    """What they share: no bound."""
+
+    waits_for_cohort: ClassVar[bool] = False
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Prune(Unclipped):
+    """Gradient compression: the smallest `share` of all coordinates of an update become 0."""
+
+    share: float = 0.3
+
+    unproven: ClassVar[str | None] = "pruning adds no noise: what is left of an update is exact"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ConfigError(f"per_update.share must be in [0, 1), got {self.share}")
+
+    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+        dropped = int(self.share * updates.shape[1])
+        if dropped:
+            least = updates.abs().topk(dropped, dim=1, largest=False, sorted=False).indices
+            updates.scatter_(1, least, 0.0)
+        return updates
+
+
+@dataclass(frozen=True)
+class RandomNoise(Unclipped):
+    """Additive Gaussian noise of a fixed `scale` on an update that nothing bounds."""
+
+    scale: float = 0.01
+
+    unproven: ClassVar[str | None] = "updates are not clipped: one client can move the sum by any amount"
+
+    def __post_init__(self) -> None:
+        if self.scale < 0:
+            raise ConfigError(f"per_update.scale must be >= 0, got {self.scale}")
+
+    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+        for row, update in enumerate(updates):
+            update += gaussian_like(update, self.scale, draw(row))
+        return updates
+
+
+@dataclass(frozen=True)
+class Select(Unclipped):
+    """DSSGD (Shokri & Shmatikov 2015): a client sends a random `fraction` of its coordinates, of those over a
+    `threshold`; each is clipped to +-`cap` and, with `noise` > 0, gets Gaussian noise of noise x cap.
+    """
+
+    fraction: float = 0.1
+    threshold: float = 0.0
+    cap: float = 0.001
+    noise: float = 0.0
+
+    unproven: ClassVar[str | None] = "which coordinates are sent depends on the data, without noise"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"per_update.fraction must be in (0, 1], got {self.fraction}")
+        if self.threshold < 0 or self.noise < 0:
+            raise ConfigError(f"per_update.threshold and noise must be >= 0, got {self.threshold}, {self.noise}")
+        if self.cap <= 0:
+            raise ConfigError(f"per_update.cap must be > 0, got {self.cap}")
+
+    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+        sent = torch.zeros_like(updates)
+        wanted = math.ceil(self.fraction * updates.shape[1])
+        for row, update in enumerate(updates):
+            generator = draw(row)
+            over = (update.abs() > self.threshold).nonzero().squeeze(1).cpu().numpy()
+            chosen = generator.choice(over, size=min(wanted, len(over)), replace=False)
+            places = torch.from_numpy(chosen).to(update.device)
+            values = update[places].clamp(-self.cap, self.cap)
+            sent[row, places] = values + gaussian_like(values, self.noise * self.cap, generator)
+        return sent
