@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.config import Config, configure, read_toml, to_toml
-from shoal.errors import ConfigError, RunError
+from shoal.errors import ConfigError, LedgerError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,13 +36,24 @@ class Result:
     accuracy: float
     seconds: float
     stopped: str
+    baseline: float | None = None
     proven: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
     model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        names = ("algorithm", "dataset", "rounds", "accuracy", "seconds", "stopped", "proven", "published")
+        names = (
+            "algorithm",
+            "dataset",
+            "rounds",
+            "accuracy",
+            "baseline",
+            "seconds",
+            "stopped",
+            "proven",
+            "published",
+        )
         return {"run": str(self.run)} | {name: getattr(self, name) for name in names}
 
 
@@ -53,6 +66,7 @@ def run(
     device: str | None = None,
     resume: str | Path | None = None,
     runs: str | Path = "runs",
+    no_guarantee: bool = False,
     on_start: Callable[[Config, Simulator, Path], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
     **keys: Any,
@@ -61,36 +75,37 @@ def run(
 
     `config` is a TOML file or a mapping of its shape; keys may be given by name too, sections as mappings:
     `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`. `data` may be a `Dataset` (see
-    `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder.
+    `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder. A method that
+    claims privacy but proves none starts only with `no_guarantee=True`.
     """
     from shoal.accounting.ledger import Ledger
     from shoal.engine.folder import RunFolder, environment
-    from shoal.engine.spending import Spending
+    from shoal.engine.spending import Spending, refuse_budget
 
     started = time.perf_counter()
     if resume is not None:
         if config is not None or overrides or keys:
             raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
-        folder_path = Path(resume)
-        if not (folder_path / "config.toml").is_file():
-            raise RunError(f"{folder_path} is no run folder: it has no config.toml")
-        settings = configure(folder_path / "config.toml")
+        settings = _settings_of(Path(resume), data, model)
     else:
         settings = _settings(config, data, model, overrides, keys)
+        if not no_guarantee:
+            _refuse_empty_claims(settings)
     if device is not None:
         settings = replace(settings, engine=replace(settings.engine, device=device))
     settings, simulator = _prepare(settings, data, model)
     if resume is not None:
-        folder = RunFolder.open(folder_path)
+        folder = RunFolder.open(Path(resume))
     else:
+        refuse_budget(settings.algorithm, simulator.setting, _limit(settings))
         name = f"{settings.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(settings.data.name).stem)}"
         folder = RunFolder.create(Path(runs), name)
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger:
         if resume is None:
-            folder.write_text("config.toml", to_toml(settings))
             folder.write_text("environment.txt", environment(simulator.stage.federation.device))
+            folder.write_text("config.toml", to_toml(settings))
         written = folder.digest("config.toml")
-        ledger.begin(folder.path.name, settings.algorithm.name, written, asdict(settings.budget))
+        ledger.begin(folder.path.resolve().name, settings.algorithm.name, written, asdict(settings.budget))
         spending = Spending(settings.algorithm, simulator.setting, _limit(settings), ledger)
         if resume is not None:
             simulator.resume(folder, spending)
@@ -107,19 +122,45 @@ def run(
             ledger.end(stopped)
         metrics = folder.metrics()
         proven = spending.proven()
+        baseline = _baseline(settings, simulator)
     return Result(
         run=folder.path,
         algorithm=settings.algorithm.name,
         dataset=settings.data.name,
         rounds=simulator.done,
-        accuracy=metrics[-1]["accuracy"] if metrics else simulator.evaluate()[0],
+        accuracy=_last_accuracy(metrics, simulator),
         seconds=round(time.perf_counter() - started, 3),
         stopped=stopped,
+        baseline=baseline,
         proven=[claim.to_json() for claim in proven],
         published=[claim.to_json() for claim in _published(settings, simulator)],
         model=simulator.model_tensors(),
         metrics=metrics,
     )
+
+
+def _refuse_empty_claims(config: Config) -> None:
+    from shoal.algorithms.charges import proves
+
+    said = proves(config.algorithm)
+    if config.algorithm.claims_privacy and said.startswith("nothing"):
+        raise ConfigError(
+            f"algorithm {config.algorithm.name} claims privacy but proves {said}. "
+            f"To run it all the same, say so: --no-guarantee (in Python: no_guarantee=True)"
+        )
+
+
+def _baseline(config: Config, simulator: Simulator) -> float | None:
+    """The accuracy of the same training without clip and noise, where that is asked for. It is not private."""
+    if not config.baseline:
+        return None
+    plain = simulator.without_privacy()
+    try:
+        while plain.done < simulator.done:
+            plain.play(0)
+        return plain.evaluate()[0]
+    finally:
+        plain.close()
 
 
 def _limit(config: Config) -> Limit:
@@ -136,12 +177,44 @@ def _published(config: Config, simulator: Simulator) -> tuple[Published, ...]:
     return recipe(config.algorithm, simulator.setting.clients, simulator.done, config.budget.delta)
 
 
+def _last_accuracy(metrics: list[dict[str, Any]], simulator: Simulator) -> float:
+    """As the last round's line says, where that round was evaluated."""
+    last = metrics[-1] if metrics else {}
+    if last.get("round") == simulator.done and "accuracy" in last:
+        return float(last["accuracy"])
+    return simulator.evaluate()[0]
+
+
 class Interrupted(RunError):
     """The run was stopped by the user between two rounds, and can be resumed."""
 
+    exit_code = 130
+
     def __init__(self, run: Path, done: int, rounds: int) -> None:
-        super().__init__(f"stopped after round {done} of {rounds}; go on with: shoal run --resume {os.fspath(run)}")
+        again = f"shoal run --resume {shlex.quote(os.fspath(run))}"
+        super().__init__(f"stopped after round {done} of {rounds}; go on with: {again}")
         self.run, self.done = run, done
+
+
+def _settings_of(run: Path, data: Any, model: Any) -> Config:
+    """The configuration of an earlier run; only data and a model that it cannot name may be given again."""
+    from shoal.accounting.ledger import FILE
+
+    for key, value in (("data", data), ("model", model)):
+        if isinstance(value, str | Mapping):
+            raise ConfigError(f"a resumed run keeps its own configuration: leave out {key}={value!r}")
+    if not (run / "config.toml").is_file():
+        raise RunError(f"{run} is no run folder: it has no config.toml")
+    if not (run / FILE).is_file():
+        raise LedgerError(
+            f"{run / FILE} is gone, so nothing can be proven of this run; put it back, or start a new one"
+        )
+    settings = configure(run / "config.toml")
+    if data is not None and data.name != settings.data.name:
+        raise ConfigError(f"{run} was run on data '{settings.data.name}', it cannot go on with '{data.name}'")
+    if model is not None and _name_of(model) != settings.model:
+        raise ConfigError(f"{run} was run with model '{settings.model}', it cannot go on with '{_name_of(model)}'")
+    return settings
 
 
 def _settings(
@@ -153,8 +226,10 @@ def _settings(
 ) -> Config:
     if config is not None and keys:
         raise ConfigError(f"keys ({', '.join(keys)}) go into the mapping, or into overrides, with a config")
-    given: Any = dict(keys) if config is None else config
+    given: Any = config if config is not None or (not keys and data is None and model is None) else dict(keys)
     words = list(overrides)
+    if given is None:
+        return configure(None, words)
     given = dict(given) if isinstance(given, Mapping) else read_toml(Path(given))
     if isinstance(data, str):
         given["data.name"] = data
@@ -198,7 +273,7 @@ def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
         generator=streams.generator("partition"),
     )
     config = _calibrated(config, Setting(len(parts), config.rounds, parts.multiplicity))
-    wanted = config.model if model is None or isinstance(model, str) else model
+    wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
     check(module, dataset.input_shape, dataset.class_count, example_level=False)
     engine = config.engine

@@ -39,8 +39,16 @@ class DataSection:
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ConfigError(f"data.clients must be >= 1, got {self.clients}")
+        for name in ("clients", "shards", "records"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"data.{name} must be >= 1, got {value}")
+        if self.alpha <= 0:
+            raise ConfigError(f"data.alpha must be > 0, got {self.alpha}")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"data.fraction must be > 0 and at most 1, got {self.fraction}")
+        if not 0 < self.test_fraction < 1:
+            raise ConfigError(f"data.test_fraction must be in (0, 1), got {self.test_fraction}")
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class EngineSection:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"engine.{name} must be > 0, got {value}")
+        if self.checkpoint_every > 10**6:  # more rounds than one line of the ledger may charge
+            raise ConfigError(f"engine.checkpoint_every must be at most 1000000, got {self.checkpoint_every}")
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ class Config:
     model: str
     rounds: int
     seed: int
+    baseline: bool
     data: DataSection
     budget: BudgetSection
     engine: EngineSection
@@ -101,21 +112,47 @@ _TOP: dict[str, tuple[type, Any]] = {
     "model": (str, "auto"),
     "rounds": (int, 30),
     "seed": (int, 0),
+    "baseline": (bool, False),
 }
 _SECTIONS: dict[str, Any] = {"data": DataSection(), "budget": BudgetSection(), "engine": EngineSection()}
 
 
+DEFAULT_EXPERIMENT: dict[str, Any] = {
+    "algorithm": "geyer-private",
+    "model": "linear",
+    "rounds": 30,
+    "baseline": True,
+    "data.clients": 200,
+    "clients.sampling": "all",
+    "examples.batch": 20,
+    "local.epochs": 5,
+    "local.lr": 5.0,
+    "per_update.initial": 4.0,
+    "budget.epsilon": 4.0,
+    "budget.delta": 1e-3,
+    "budget.calibrate": True,
+}
+"""What `shoal run` does where it is told nothing: digits over 200 clients, client level, proven epsilon 4."""
+
+
 def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top."""
+    """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top.
+
+    Without a source, and unless an override names an algorithm, it is the default experiment.
+    """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     for word in overrides:
         key, value = _override(word)
         given[key] = value
+    if source is None and "algorithm" not in given:
+        given = DEFAULT_EXPERIMENT | given
     algorithm = find_algorithm(_checked("algorithm", given.pop("algorithm", _TOP["algorithm"][1]), str))
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
+        if value == {} and key in sections:
+            continue
         _refuse_unknown(key, sections, algorithm)
         section, _, name = key.rpartition(".")
         if section:
@@ -131,12 +168,12 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return _flat(tomllib.loads(path.read_text(encoding="utf-8")))
+        return _flat(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number too long, or lists too deep
         raise ConfigError(f"config file {path} is not TOML: {error}") from None
 
 
@@ -164,14 +201,14 @@ def to_toml(config: Config) -> str:
 
 def _word(value: Any) -> str:
     if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants that one escaped
     return repr(value)
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value
@@ -183,9 +220,10 @@ def _override(word: str) -> tuple[str, Any]:
     if not equals:
         raise ConfigError(f"'-c {word}' has no '='; write key=value, for example -c rounds=50")
     try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        read = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return key.strip(), text
+    return key.strip(), read["value"] if len(read) == 1 else text
 
 
 def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm) -> None:
@@ -211,9 +249,22 @@ def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
 
 def _checked(key: str, value: Any, kind: Any) -> Any:
     try:
-        return TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
+        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{key} cannot be {value!r}: {_reason(error, value)}") from None
+        raise ConfigError(f"{key} cannot be {_short(value)}: {_reason(error, value)}") from None
+    if isinstance(checked, int) and abs(checked) >= 2**63:
+        raise ConfigError(f"{key} cannot be {_short(value)}: no number here has more than 63 bits")
+    if isinstance(checked, str) and any("\ud800" <= letter <= "\udfff" for letter in checked):
+        raise ConfigError(f"{key} cannot be {_short(value)}: it is not UTF-8")
+    return checked
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than 4,300 digits
+        return "so long a number"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _reason(error: ValidationError, value: Any) -> str:

@@ -63,11 +63,11 @@ def noise(event_at: Callable[[float], Event], budget: Budget) -> Calibrated:
 
 
 def rounds(event_at: Callable[[int], Event], budget: Budget, most: int = _MOST_ROUNDS) -> Calibrated:
-    """The most rounds whose event costs no more than the budget, up to `most`; `event_at` counts from 0."""
+    """The most rounds that cost no more than the budget, up to `most`; `event_at` gives their event."""
     _require_bounded(event_at(1))
     low = Calibrated(0, budget.cost(NOTHING))
     high: Calibrated | None = None
-    guess = _guess_rounds(event_at, budget, most)
+    guess, growth = _guess_rounds(event_at, budget, most), 1.15
     while high is None or high.value - low.value > 1:
         tried = Calibrated(guess, budget.cost(event_at(guess)))
         if _cost(tried) <= budget.epsilon:
@@ -77,7 +77,7 @@ def rounds(event_at: Callable[[int], Event], budget: Budget, most: int = _MOST_R
         else:
             high = tried
         if high is None:
-            guess = min(most, max(guess + 1, math.ceil(guess * 1.2)))
+            guess, growth = min(most, max(guess + 1, math.ceil(guess * growth))), growth**2
         else:
             guess = min(max(int(_between(low, high, budget.epsilon)), int(low.value) + 1), int(high.value) - 1)
     return low

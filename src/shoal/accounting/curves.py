@@ -45,6 +45,15 @@ def gaussian(shift: float) -> Pair:
     return Pair(curve, curve)
 
 
+def negligible(variation: float) -> Pair:
+    """Two distributions that differ by no more than a mass of `variation`, at any epsilon."""
+
+    def curve(epsilon: Array) -> Array:
+        return np.full_like(epsilon, variation)
+
+    return Pair(curve, curve, 1.0, 1.0)
+
+
 def amplified(pair: Pair, rate: float) -> Pair:
     """(rate P + (1 - rate) Q, Q): P's data entered with probability `rate`, and it does not show if not."""
 
@@ -152,14 +161,14 @@ def reach(curve: Curve, tail: float, end: float) -> float:
     return high
 
 
-def moments(pair: Pair, furthest: float) -> tuple[float, float]:
-    """Mean and variance of the privacy loss under P, from the curves alone (integration by parts)."""
+def variance(pair: Pair, furthest: float) -> float:
+    """The variance of the privacy loss under P, from the curves alone (integration by parts)."""
     epsilon = np.concatenate([[0.0], np.geomspace(furthest * 1e-10, furthest, 2000)])
     forward = pair.forward(epsilon)
     shrunk = np.exp(-epsilon) * pair.backward(epsilon)
     mean = float(np.trapezoid(forward + shrunk, epsilon))
     square = float(2 * np.trapezoid((1 + epsilon) * forward + (1 - epsilon) * shrunk, epsilon))
-    return mean, max(square - mean**2, 0.0)
+    return max(square - mean**2, 0.0)
 
 
 def _before_sampling(epsilon: Array, rate: float) -> Array:

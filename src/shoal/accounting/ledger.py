@@ -31,6 +31,7 @@ from shoal.errors import ConfigError, LedgerError
 __all__ = ["Charge", "Commit", "Intent", "Ledger", "Verification", "verify"]
 
 FILE = "ledger.jsonl"
+_MOST_ROUNDS = 10**6  # in one intent
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,16 @@ class Charge:
 
 @dataclass(frozen=True)
 class Intent:
-    """A round that is about to draw noise: charged from now on, whether it is committed or not."""
+    """Rounds `first` to `round` are about to draw noise: charged from now on, whether committed or not.
+
+    `hash` is that of the line in the ledger, which a checkpoint of these rounds keeps.
+    """
 
     round: int
     attempt: int
     charges: tuple[Charge, ...]
+    first: int
+    hash: str
 
 
 @dataclass(frozen=True)
@@ -120,11 +126,15 @@ class Ledger:
                 f"not {body[key]!r}; resume that run as it was, or start a new one"
             )
 
-    def intend(self, round: int, charges: Sequence[Charge]) -> Intent:
-        """Charge a round, on disk, before it draws any noise; a round charged before is charged again."""
-        attempt = self._attempts[round] + 1
-        body = {"round": round, "attempt": attempt, "charges": [charge.to_json() for charge in charges]}
-        self._append("intent", body)
+    def intend(self, round: int, charges: Sequence[Charge], first: int | None = None) -> Intent:
+        """Charge a round, or those from `first` to it, on disk, before any noise; what was charged is charged again.
+
+        The attempt's number is new to each of these rounds, however they were grouped before.
+        """
+        first = round if first is None else first
+        attempt = 1 + max(self._attempts[each] for each in range(first, round + 1))
+        body = {"round": round, "first": first, "attempt": attempt}
+        self._append("intent", {**body, "charges": [charge.to_json() for charge in charges]})
         return self.charged[-1]
 
     def commit(self, round: int, model: str) -> Commit:
@@ -190,8 +200,12 @@ class Ledger:
                     self.closed = line.body
                 case "intent":
                     charges = tuple(self._charge(charge) for charge in line.body["charges"])
-                    self.charged.append(Intent(line.body["round"], line.body["attempt"], charges))
-                    self._attempts[line.body["round"]] += 1
+                    last, attempt = line.body["round"], line.body["attempt"]
+                    first = line.body.get("first", last)
+                    _require_rounds(first, last, attempt)
+                    self.charged.append(Intent(last, attempt, charges, first, line.hash))
+                    for each in range(first, last + 1):
+                        self._attempts[each] = max(self._attempts[each], attempt)
                     self.closed = None
                 case "commit":
                     commit = Commit(line.body["round"], line.body["attempt"], line.body["model"])
@@ -220,7 +234,7 @@ class Ledger:
         except OSError as error:
             self._failed = True
             self._forget_half_a_line()
-            raise self._unwritable(error) from error
+            raise self._unwritable(error, released=kind in ("commit", "close")) from error
         self._size += len(raw)
         self._take(line)
 
@@ -229,12 +243,21 @@ class Ledger:
         with suppress(OSError):  # else the next reader sees a torn line and drops it
             os.ftruncate(self._file or -1, self._size)
 
-    def _unwritable(self, error: OSError) -> LedgerError:
+    def _unwritable(self, error: OSError, released: bool = False) -> LedgerError:
         mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
+        done = "The round's model is written, and its charge" if released else "Nothing was released by this round"
         return LedgerError(
             f"the ledger {self.path} cannot be written: {error.strerror or error}. "
-            f"Nothing was released by this round; {mend}, then resume the run"
+            f"{done}; {mend}, then resume the run"
         )
+
+
+def _require_rounds(first: object, last: object, attempt: object) -> None:
+    """A line from elsewhere must not make us count through a million million rounds."""
+    if not (type(first) is int and type(last) is int and type(attempt) is int):
+        raise TypeError("rounds and attempts are whole numbers")
+    if not 0 <= last - first < _MOST_ROUNDS:
+        raise TypeError(f"rounds {first} to {last} are not a stretch of rounds")
 
 
 def _open_locked(path: Path) -> int:

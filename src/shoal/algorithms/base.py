@@ -12,7 +12,7 @@ from typing import Literal
 
 from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
+from shoal.privacy.clip import Clip, Clipping, MedianClip, NoisyClip, QuantileClip
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
@@ -95,6 +95,21 @@ class Algorithm:
     per_round: Gaussian | None = None
     server: Server = field(default_factory=Server)
     published: Recipe | None = None
+
+    def refuse_unfit(self, t: int, total: int, clients: int) -> None:
+        """A ConfigError where round t could not be played: found before the first is."""
+        expected = self.clients.expected(t, total, clients)
+        if isinstance(self.per_update, Clip):
+            self.per_update.bound({}, t, total, None)
+        if isinstance(self.per_update, NoisyClip):
+            self.per_update.multiplier(t, total)
+        if self.per_round is None:
+            return
+        if not isinstance(self.per_update, Clipping):
+            raise ConfigError(f"algorithm {self.name}: per_round adds noise in units of the clip, but nothing clips")
+        noise = self.per_round.multiplier(t, total)
+        if isinstance(self.per_update, QuantileClip):
+            self.per_update.update_noise(noise, expected)
 
     @property
     def claims_privacy(self) -> bool:

@@ -121,9 +121,14 @@ def proves(algorithm: Algorithm) -> str:
     bounded = [pair for pair, what in found.items() if not isinstance(what, Unbounded)]
     if not bounded:
         return f"nothing: {next(what.because for what in found.values() if isinstance(what, Unbounded))}"
-    units = [unit for unit in ("client", "example") if (unit, "release") in bounded]
-    observers = [who for who in ("release", "server", "inside") if (units[0], who) in bounded]
-    return f"{' and '.join(units)} level, against the {' and the '.join(observers)}"
+    units_of: dict[tuple[Observer, ...], list[Unit]] = {}
+    for unit in NEIGHBOURS:
+        if observers := tuple(who for whose, who in bounded if whose == unit):
+            units_of.setdefault(observers, []).append(unit)
+    return "; ".join(
+        f"{' and '.join(units)} level, against the {' and the '.join(observers)}"
+        for observers, units in units_of.items()
+    )
 
 
 def calibrated(algorithm: Algorithm, setting: Setting, budget: Budget, unit: Unit, observer: Observer) -> Algorithm:

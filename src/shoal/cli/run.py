@@ -29,6 +29,9 @@ def command(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Run a method that claims privacy but proves none.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
     ] = False,
@@ -39,18 +42,18 @@ def command(
     console = Console(stderr=as_json)
     watch = Watch(console)
     try:
-        with watch.progress:
-            result = shoal.run(
-                config,
-                overrides=change or [],
-                resume=resume,
-                runs=runs,
-                device=device,
-                on_start=watch.start,
-                on_round=watch.round,
-            )
+        result = shoal.run(
+            config,
+            overrides=change or [],
+            resume=resume,
+            runs=runs,
+            no_guarantee=no_guarantee,
+            device=device,
+            on_start=watch.start,
+            on_round=watch.round,
+        )
     finally:
-        watch.restore()
+        watch.end()
     if as_json:
         json.dump(result.to_json(), sys.stdout)
         print()
@@ -59,7 +62,7 @@ def command(
 
 
 class Watch:
-    """The progress bar; and Ctrl-C, which ends the run after the round that is being played."""
+    """The progress bar; and Ctrl-C, which ends the run at its next checkpoint."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -90,9 +93,10 @@ class Watch:
             total=simulator.rounds,
             completed=simulator.done,
         )
+        self.progress.start()
 
         def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-            self._console.print("stopping after this round (Ctrl-C again: at once)")
+            self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
             simulator.stop()
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -107,7 +111,9 @@ class Watch:
                 fields["spent"] = f"  epsilon {claim['epsilon']:.2f}{limit}"
         self.progress.update(self._task, completed=line["round"], **fields)
 
-    def restore(self) -> None:
+    def end(self) -> None:
+        if self._task is not None:
+            self.progress.stop()
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
@@ -116,6 +122,8 @@ def show(result: Result, console: Console) -> None:
     """The closing table: how good, and what is proven against whom."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("accuracy", f"{result.accuracy:.4f} on held-out data, after {result.rounds} rounds")
+    if result.baseline is not None:
+        table.add_row("", f"{result.baseline:.4f} with neither clip nor noise (a figure that is not private)")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget does not pay for another round")
     table.add_row("time", f"{result.seconds:.1f} s")
@@ -126,17 +134,25 @@ def show(result: Result, console: Console) -> None:
 
 
 def privacy_table(result: Result) -> Table:
-    from shoal.accounting.claims import OBSERVERS, Proven, Published
+    """What is proven of whom against whom; what is not, grouped by the reason; what the paper says."""
+    from shoal.accounting.claims import Proven, Published
 
-    table = Table("privacy of a", "against", "proven", box=None, pad_edge=False, title_justify="left")
-    claims = [Proven(**claim) for claim in result.proven]
-    if all(claim.epsilon is None for claim in claims) and len({claim.because for claim in claims}) == 1:
-        table.add_row("client or record", "anybody", f"[bold]not private[/bold]: {claims[0].because}")
-    else:
-        for claim in claims:
-            style = "dim" if claim.epsilon is None else "bold"
-            unit = "record" if claim.unit == "example" else claim.unit
-            table.add_row(unit, OBSERVERS[claim.observer], claim.words(), style=style)
+    table = Table("privacy of", "against", "proven", box=None, pad_edge=False)
+    reasons: dict[str, list[Proven]] = {}
+    for claim in (Proven(**claim) for claim in result.proven):
+        if claim.epsilon is None:
+            reasons.setdefault(claim.words(), []).append(claim)
+        else:
+            table.add_row(_UNITS[claim.unit], _OBSERVERS[claim.observer], claim.words(), style="bold")
+    for words, claims in reasons.items():
+        units = " and ".join(dict.fromkeys(_UNITS[claim.unit] for claim in claims))
+        observers = ", ".join(dict.fromkeys(_OBSERVERS[claim.observer] for claim in claims))
+        everybody = len(claims) == len(result.proven)
+        table.add_row(units, "anybody" if everybody else observers, f"not private: {words}" if everybody else words)
     for claim in (Published(**claim) for claim in result.published):
-        table.add_row(claim.unit, "as the paper says", claim.words(), style="italic")
+        table.add_row(_UNITS[claim.unit], "as its paper counts", claim.words(), style="italic")
     return table
+
+
+_UNITS = {"client": "a client", "example": "a record"}
+_OBSERVERS = {"release": "whoever sees the model", "server": "the server", "inside": "someone inside the client"}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.privacy.clip import row_norms
+
 
 def finite_or_zero(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The updates [k, P] with every one that holds NaN or Inf set to zero; their norms; which were bad.
 
     A norm that overflows is bad too: such numbers are no honest update, and would turn a sum into Inf.
     """
-    norms = torch.linalg.vector_norm(updates, dim=1)
+    norms = row_norms(updates)
     bad = ~torch.isfinite(norms)
     if bad.any():
         updates = torch.where(bad.unsqueeze(1), 0.0, updates)

@@ -6,13 +6,15 @@ holds the folder's lock.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,6 +44,7 @@ class RunFolder:
             root.mkdir(parents=True, exist_ok=True)
             path = next(p for p in _names(root, f"{stamp}-{name}") if _made(p))
             (path / "checkpoint").mkdir()
+            _sync(root)
         except OSError as error:
             raise RunError(f"the run folder cannot be made in {root}: {error}") from None
         return cls(path, _locked(path))
@@ -85,9 +88,13 @@ class RunFolder:
         with (self.path / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def add_metrics(self, line: Mapping[str, Any]) -> None:
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    def add_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+        except OSError as error:
+            raise RunError(_unwritable(path, error)) from None
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that are whole."""
@@ -116,14 +123,25 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{path} cannot be written: {error}") from None
+        with suppress(OSError):
+            temporary.unlink()
+        raise RunError(_unwritable(path, error)) from None
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder survive a crash as well."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
+    return f"{path} cannot be written: {error.strerror or error}; {mend}, then resume the run"
 
 
 def environment(device: torch.device) -> str:
@@ -167,9 +185,13 @@ def _made(path: Path) -> bool:
 def _locked(path: Path) -> IO[str]:
     try:
         file = (path / ".lock").open("w")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunError(f"{path} is in use by another process; wait for it, or start a new run") from None
     except OSError as error:
-        raise RunError(f"{path} cannot be locked: {error}") from None
+        raise RunError(f"{path} cannot be written: {error.strerror or error}; make it writable") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise RunError(f"{path} is in use by another process; wait for it, or start a new run") from None
+        raise RunError(f"{path} cannot be locked: {error.strerror or error}") from None
     return file

@@ -63,7 +63,8 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     total = Total(torch.zeros_like(state.model), torch.zeros_like(state.model))
     for part in parts:
         total += part
-    denominator = total.weight if algorithm.aggregate.weights == "size" else expected
+    by_size = algorithm.aggregate.weights == "size" and total.weight > 0
+    denominator = total.weight if by_size else expected
 
     # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
     noise = 0.0
@@ -74,7 +75,7 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
         noise = z * bound
         generator = streams.generator("noise", moment.t, moment.attempt)
         total.update += gaussian_like(state.model, noise, generator)
-    mean = total.update / max(denominator, 1e-12)
+    mean = total.update / denominator
 
     # the server's step, after which everyone sees the model
     model = server.step(algorithm.server, state.model, mean, memory, moment)
@@ -99,8 +100,13 @@ class Total:
     bad: list[int] = field(default_factory=list)
 
     def __iadd__(self, other: Total) -> Total:
-        for name in ("update", "raw", "weight", "clients", "below", "square", "bad"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.update += other.update
+        self.raw += other.raw
+        self.weight += other.weight
+        self.clients += other.clients
+        self.below += other.below
+        self.square += other.square
+        self.bad += other.bad
         return self
 
 
@@ -147,16 +153,20 @@ def _contribution(stage: Stage, part: Trained, bound: float | None, moment: Mome
     def draw(row: int) -> np.random.Generator:
         return stage.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
 
+    per_update = stage.algorithm.per_update
     raw = part.updates.sum(0)
-    leaving = part.updates
-    if stage.algorithm.per_update is not None and bound is not None:
-        leaving = stage.algorithm.per_update.leave(leaving, part.norms, bound, moment.t, moment.total, draw)
     sizes = np.ones(len(part.clients))
     if stage.algorithm.aggregate.weights == "size":
         sizes = stage.federation.sizes[part.clients]
-    weights = torch.as_tensor(sizes, dtype=leaving.dtype, device=leaving.device)
+    if per_update is None and (sizes == sizes[0]).all():
+        total = raw * float(sizes[0])
+    else:
+        leaving = part.updates
+        if per_update is not None and bound is not None:
+            leaving = per_update.leave(leaving, part.norms, bound, moment.t, moment.total, draw)
+        total = torch.as_tensor(sizes, dtype=leaving.dtype, device=leaving.device) @ leaving
     return Total(
-        update=weights @ leaving,
+        update=total,
         raw=raw,
         weight=float(sizes.sum()),
         clients=len(part.clients),

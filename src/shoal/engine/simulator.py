@@ -6,10 +6,11 @@ What is killed in between is played again, charged again and, if it is private, 
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class Simulator:
         settings: Settings,
     ) -> None:
         self.rounds, self.settings = rounds, settings
+        self._start = copy.deepcopy(module)
         self.module = module.to(device)
         federation = Federation.of(dataset, partition, device)
         sample = federation.x[:3]
@@ -69,14 +71,14 @@ class Simulator:
         slicer = Slicer(algorithm, net, self.module, sample, partition.sizes, workers.count, settings.memory)
         self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed))
         for t in range(rounds):
-            algorithm.clients.expected(t, rounds, len(federation))
+            algorithm.refuse_unfit(t, rounds, len(federation))
         self.state = State(net.layout.flatten(self.module).to(device))
         self.setting = Setting(len(federation), rounds, partition.multiplicity)
         self.done = 0
         self._stop = False
 
     def stop(self) -> None:
-        """Ask for an end after the round that is being played."""
+        """Ask for an end at the next checkpoint: after this round, unless engine.checkpoint_every says otherwise."""
         self._stop = True
 
     def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
@@ -88,12 +90,11 @@ class Simulator:
             attempt = spending.intend(self.done + 1, last)
             lines = []
             while self.done < last:
-                lines.append(self._play(attempt if fresh else 0) | {"proven": spending.spent()})
+                lines.append(self.play(attempt if fresh else 0) | {"proven": spending.spent()})
                 if on_round:
                     on_round(lines[-1])
+            folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a kill
             spending.commit(last, self._save(folder, spending.head))
-            for line in lines:
-                folder.add_metrics(line)
         if self.done == self.rounds:
             return "rounds"
         return "budget" if self.done == last_affordable else "stopped"
@@ -103,6 +104,8 @@ class Simulator:
         found = folder.read_tensors(CHECKPOINT)
         if found is not None:
             tensors, notes = found
+            if "model" not in tensors or not {"round", "ledger"} <= notes.keys():
+                raise RunError(f"{folder.path / CHECKPOINT} is no checkpoint of a run; put the right one back")
             if tensors["model"].shape != self.state.model.shape:
                 raise RunError(
                     f"the checkpoint in {folder.path} has {tensors['model'].numel()} parameters, "
@@ -127,10 +130,21 @@ class Simulator:
         layout = self.stage.network.layout
         return self.stage.federation.evaluate(self.module, layout, self.model, self.stage.workers)
 
+    def without_privacy(self) -> Simulator:
+        """The same training from the start, with neither clip nor noise: what privacy costs in accuracy."""
+        record = replace(self.stage.algorithm, per_update=None, per_round=None)
+        settings = replace(self.settings, evaluate_every=self.rounds)
+        federation = self.stage.federation
+        return Simulator(
+            record, self._start, federation.dataset, federation.partition,
+            rounds=self.rounds, seed=self.stage.streams.seed, device=federation.device, settings=settings,
+        )  # fmt: skip
+
     def close(self) -> None:
         self.stage.workers.close()
 
-    def _play(self, attempt: int) -> dict[str, Any]:
+    def play(self, attempt: int) -> dict[str, Any]:
+        """Play the next round, and tell of it; it must have been charged before."""
         start = time.perf_counter()
         self.state, told = play_round(self.stage, self.state, Moment(self.done, self.rounds, attempt))
         self.done += 1

@@ -7,12 +7,13 @@ RDP counts, in milliseconds a round; what is reported at the end is PLD.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Proven, Unit, prove
-from shoal.accounting.events import Compose, Unbounded
+from shoal.accounting.events import Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Charge, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.algorithms.base import Algorithm
@@ -40,6 +41,7 @@ class Spending:
 
     def __init__(self, algorithm: Algorithm, setting: Setting, limit: Limit, ledger: Ledger) -> None:
         self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
+        self._kept: tuple[Unit, Observer] | None = None
         self._running = {pair: Running(NEIGHBOURS[pair[0]]) for pair in PAIRS}
         for intent in ledger.charged:
             self._count(intent.charges)
@@ -50,12 +52,7 @@ class Spending:
         if budget is None:
             return rounds
         pair = (self.limit.unit, self.limit.observer)
-        first = event(self._algorithm, self._setting, 0, *pair)
-        if isinstance(first, Unbounded):
-            raise ConfigError(
-                f"budget.epsilon cannot be kept by {self._algorithm.name} for a {pair[0]} against the {pair[1]}: "
-                f"nothing is proven, because {first.because}"
-            )
+        self._kept = pair
         spent = self._ledger.charged_event(*pair)
         ahead = [event(self._algorithm, self._setting, t, *pair) for t in range(done, rounds)]
         found = calibration.rounds(lambda n: Compose((spent, *ahead[:n])), budget, most=max(1, len(ahead)))
@@ -65,13 +62,10 @@ class Spending:
         """Charge the rounds first..last (from 1), on the disk; how many attempts at them came before."""
         together = [charges(self._algorithm, self._setting, t) for t in range(first - 1, last)]
         composed = tuple(
-            replace(
-                column[0],
-                event=column[0].event if len(column) == 1 else Compose(tuple(c.event for c in column)),
-            )
+            replace(column[0], event=_one_after_the_other([charge.event for charge in column]))
             for column in zip(*together, strict=True)
         )
-        intent = self._ledger.intend(last, composed)
+        intent = self._ledger.intend(last, composed, first)
         self._count(composed)
         return intent.attempt - 1
 
@@ -91,10 +85,12 @@ class Spending:
                 f"the checkpoint of round {done} was written after a line that is no longer in {self._ledger.path}: "
                 f"the end of the ledger was cut off, so nothing can be proven; put the whole ledger back"
             )
+        if any(commit.round == done and commit.model == model for commit in self._ledger.commits):
+            return
         pending = self._ledger.pending
-        if pending is not None and pending.round == done:
+        if pending is not None and (pending.round, pending.hash) == (done, head):
             self._ledger.commit(done, model)
-        elif not any(commit.round == done and commit.model == model for commit in self._ledger.commits):
+        else:
             raise LedgerError(
                 f"the checkpoint of round {done} is not the one that {self._ledger.path} says was released; "
                 f"put the right one back, or start a new run"
@@ -105,6 +101,8 @@ class Spending:
         told = []
         for (unit, observer), running in self._running.items():
             epsilon = running.epsilon(self.limit.delta)
+            if epsilon is not None and self._kept == (unit, observer):
+                epsilon = min(epsilon, self.limit.epsilon or epsilon)  # PLD has found that no round passes it
             if epsilon is not None:
                 told.append({"unit": unit, "observer": observer, "epsilon": epsilon, "delta": self.limit.delta})
         return told
@@ -125,3 +123,31 @@ class Spending:
     def _count(self, charged: tuple[Charge, ...]) -> None:
         for charge in charged:
             self._running[charge.unit, charge.observer].add(charge.event)
+
+
+def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
+    """Refuse a budget that the method cannot keep, or that pays for no round at all."""
+    budget, pair = limit.budget(), (limit.unit, limit.observer)
+    if budget is None:
+        return
+    first = event(algorithm, setting, 0, *pair)
+    if isinstance(first, Unbounded):
+        raise ConfigError(
+            f"budget.epsilon cannot be kept by {algorithm.name} for a {pair[0]} against the {pair[1]}: "
+            f"nothing is proven, because {first.because}"
+        )
+    cost = budget.cost(first).epsilon
+    if cost is None or cost > budget.epsilon:
+        needed = "no budget does" if cost is None else f"it costs {cost:.4g}"
+        raise ConfigError(
+            f"budget.epsilon {budget.epsilon:g} does not pay for the first round ({needed}); raise it, add noise, or "
+            f"let budget.calibrate=true choose the noise"
+        )
+
+
+def _one_after_the_other(events: list[Event]) -> Event:
+    """Several rounds as one event; equal ones in a row are counted, so that a line of the ledger stays short."""
+    counted = [(event, len(list(same))) for event, same in groupby(events)]
+    # Compose inside Repeat: right around a shuffled step a Repeat would mean one unbroken pass.
+    parts = tuple(event if count == 1 else Repeat(Compose((event,)), count) for event, count in counted)
+    return parts[0] if len(parts) == 1 else Compose(parts)

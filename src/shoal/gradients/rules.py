@@ -177,8 +177,9 @@ class Conv2dRule:
         if self.shifts == 1:
             return pictures.reshape(clients, -1, grad.shape[1])
         n, high, wide, channels = pictures.shape
-        padded = grad.new_zeros(n, shape[2], wide, channels)
+        padded = grad.new_empty(n, shape[2], wide, channels)
         padded[:, :high] = pictures
+        padded[:, high:] = 0
         return padded.view(clients, -1, channels)
 
 

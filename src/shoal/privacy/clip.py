@@ -7,6 +7,7 @@ nothing, nor does one that is missing: `unproven` then says why. `leave` gives w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.noise import gaussian_like
+from shoal.privacy.noise import gaussian_like, multiplier
 from shoal.privacy.schedules import parse
 
 Memory = MutableMapping[str, Tensor]
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
+
+_PIECE = 128  # squares that are summed in float32 before float64 takes over
 
 
 class Clipping:
@@ -45,7 +48,9 @@ class Clip(Clipping):
         _require_positive("clip", min(parse(self.clip).values(100)), self.clip)
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return parse(self.clip).value(t, total)
+        bound = parse(self.clip).value(t, total)
+        _require_positive("clip", bound, f"{self.clip}, which is {bound:g} in round {t + 1} of {total}")
+        return bound
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,26 @@ class NoisyClip(Clip):
             raise ConfigError(f"per_update.noise must be >= 0, got {self.noise}")
 
     def multiplier(self, t: int, total: int) -> float:
-        return parse(self.noise).value(t, total)
+        return multiplier("per_update.noise", self.noise, t, total)
 
     def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
         updates = clipped(updates, norms, bound)
         for row, update in enumerate(updates):
             update += gaussian_like(update, self.multiplier(t, total) * bound, draw(row))
         return updates
+
+
+def row_norms(updates: Tensor) -> Tensor:
+    """The norm of each row, exact to a few digits of float32's last: the clip is only as good as this.
+
+    One long sum of squares in float32 falls short, by .6% where a million small numbers follow a few large ones.
+    """
+    whole = updates.shape[1] // _PIECE
+    pieces = updates[:, : whole * _PIECE].reshape(len(updates), whole, _PIECE)
+    rest = updates[:, whole * _PIECE :].unsqueeze(1)
+    short = torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1)
+    norms: Tensor = torch.linalg.vector_norm(short, dim=1, dtype=torch.float64)
+    return norms.to(updates.dtype)
 
 
 def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
@@ -140,5 +158,5 @@ def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
 
 
 def _require_positive(key: str, value: float, written: object = None) -> None:
-    if value <= 0:
-        raise ConfigError(f"per_update.{key} must be > 0, got {value if written is None else written}")
+    if not 0 < value < math.inf:
+        raise ConfigError(f"per_update.{key} must be > 0 and finite, got {value if written is None else written}")

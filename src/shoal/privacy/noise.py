@@ -27,7 +27,15 @@ class Gaussian:
             raise ConfigError(f"per_round.noise must be >= 0, got {self.noise}")
 
     def multiplier(self, t: int, total: int) -> float:
-        return parse(self.noise).value(t, total)
+        return multiplier("per_round.noise", self.noise, t, total)
+
+
+def multiplier(key: str, noise: str | float, t: int, total: int) -> float:
+    """The noise of round t in units of the sensitivity; a schedule may not fall below 0."""
+    value = parse(noise).value(t, total)
+    if value < 0:
+        raise ConfigError(f"{key} must be >= 0, got {noise}, which is {value:g} in round {t + 1} of {total}")
+    return value
 
 
 def gaussian_like(vector: Tensor, scale: float, generator: np.random.Generator) -> Tensor:

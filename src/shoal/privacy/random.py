@@ -22,8 +22,9 @@ class Streams:
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """The stream of this name, from its beginning."""
         name = ":".join([str(self.seed), purpose, *map(str, numbers)])
-        key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+        key = hashlib.blake2b(name.encode(), digest_size=32).digest()
+        seed = np.random.SeedSequence(int.from_bytes(key, "little"))
+        return np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's for normal numbers
 
     def number(self, purpose: str, *numbers: int) -> int:
         """One 63-bit number of that name, for libraries that take a seed of their own."""

@@ -30,7 +30,7 @@ def _staircase(u: float, t: int, total: int, a: float, b: float, stairs: float) 
 
 
 def _exponential(u: float, t: int, total: int, a: float, b: float) -> float:
-    return b * (a / b) ** (1 - u)
+    return float(b * (a / b) ** (1 - u))
 
 
 def _cyclic(u: float, t: int, total: int, a: float, cycles: float) -> float:

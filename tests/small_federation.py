@@ -1,0 +1,219 @@
+"""Any registered method, cut down so that a round of it takes milliseconds: what the contract suite plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, norm
+from torch import Tensor, nn
+
+from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
+from shoal.algorithms import algorithm, algorithms
+from shoal.algorithms.base import BOUNDARIES, Algorithm, Server
+from shoal.algorithms.charges import Setting, event
+from shoal.data import Dataset, Partition, load, partition
+from shoal.engine import round as round_module
+from shoal.engine.local import Moment
+from shoal.engine.round import State, play_round
+from shoal.engine.simulator import Settings, Simulator
+from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients
+
+CLIENTS, COHORT, ROUNDS = 10, 4, 4
+SETTING = Setting(CLIENTS, ROUNDS)
+CPU = torch.device("cpu")
+WIDE = 1600  # outputs of a model of 104,000 parameters, for many numbers of noise in one round
+ALPHA = 1e-6  # how often a statistical check may fail by chance
+FAR = float(norm.isf(ALPHA / 2))  # 4.9 standard deviations
+
+
+def small(name: str, **changes: object) -> Algorithm:
+    """The method with a small cohort, small batches and few steps; `changes` replace whole boundaries."""
+    record = algorithm(name)
+    few = {
+        "clients": record.clients if record.clients.sampling == "all" else replace(record.clients, cohort=COHORT),
+        "examples": replace(record.examples, batch=min(record.examples.batch, 5)),
+        "local": replace(record.local, epochs=1, steps=record.local.steps and 2),
+    }
+    if isinstance(record.per_update, QuantileClip) and record.per_round is not None:
+        # The same share of the noise goes to the count, whatever the cohort.
+        noise = record.per_round.multiplier(0, ROUNDS)
+        few["per_update"] = replace(record.per_update, count_noise=noise / COHORT)
+    return replace(record, **(few | changes))
+
+
+def plain_server(record: Algorithm) -> Algorithm:
+    """The method with a server that only adds: the new model then is the old one plus the mean."""
+    return replace(record, server=Server())
+
+
+def silent(record: Algorithm) -> Algorithm:
+    """The method with its noise at 0."""
+    if record.per_round is not None:
+        record = replace(record, per_round=replace(record.per_round, noise=0.0))
+    if isinstance(record.per_update, NoisyClip):
+        record = replace(record, per_update=replace(record.per_update, noise=0.0))
+    return record
+
+
+def idle(record: Algorithm) -> Algorithm:
+    """The method whose clients learn nothing: every update is 0, and a sum holds noise only."""
+    return replace(record, local=replace(record.local, lr=0.0))
+
+
+def keys(record: Algorithm) -> dict[str, object]:
+    """How a configuration would turn the registered method into this record."""
+    told: dict[str, object] = {"algorithm": record.name}
+    for boundary in BOUNDARIES:
+        ours, theirs = getattr(record, boundary), getattr(algorithm(record.name), boundary)
+        for field in fields(ours) if ours is not None else ():
+            if getattr(ours, field.name) != getattr(theirs, field.name):
+                told[f"{boundary}.{field.name}"] = getattr(ours, field.name)
+    return told
+
+
+@cache
+def digits() -> Dataset:
+    """A hundred digits of the embedded set."""
+    whole = load("digits")
+    rows = slice(100)
+    return replace(
+        whole,
+        train_x=whole.train_x[rows],
+        train_y=whole.train_y[rows],
+        test_x=whole.test_x[rows],
+        test_y=whole.test_y[rows],
+    )
+
+
+def parted(clients: int = CLIENTS) -> Partition:
+    return partition("iid", digits().train_y, clients=clients, generator=Streams(0).generator("partition"))
+
+
+def simulator(record: Algorithm, *, seed: int = 5, clients: int = CLIENTS, width: int = 10) -> Simulator:
+    """A linear model on the hundred digits; `width` outputs make as many parameters as are wanted."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+    settings = Settings(threads=1)
+    with one_thread():
+        return Simulator(
+            record, module, digits(), parted(clients), rounds=ROUNDS, seed=seed, device=CPU, settings=settings
+        )
+
+
+def twin(sim: Simulator, **changes: object) -> Simulator:
+    """The same simulation with another algorithm, federation or streams."""
+    other = copy(sim)
+    other.stage = replace(sim.stage, **changes)
+    return other
+
+
+def play(sim: Simulator, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
+    """Round t from a model of zeros, so that under a plain server the new model is the mean update itself."""
+    state = State(torch.zeros_like(sim.state.model), memory or {})
+    with one_thread():
+        return play_round(sim.stage, state, Moment(t, ROUNDS, attempt))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take five times as long for so little work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def total(sim: Simulator, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
+    """The sum that is released (the mean times the public cohort), in float64, and what is told of the round."""
+    state, told = play(sim, t, attempt, memory)
+    return state.model.double() * told["expected_clients"], told
+
+
+def stubbed(monkeypatch: pytest.MonkeyPatch, updates_of: Callable[[int, int], Tensor]) -> None:
+    """Put updates of our own making in the place of local training."""
+
+    def train(algorithm, network, federation, model, clients, moment, streams, memory) -> Tensor:
+        return torch.stack([updates_of(int(client), len(model)) for client in clients])
+
+    monkeypatch.setattr(round_module, "train", train)
+
+
+def nothing_learnt(client: int, size: int) -> Tensor:
+    return torch.zeros(size)
+
+
+def of_one_length(client: int, size: int) -> Tensor:
+    """An update of norm .01 that is this client's alone."""
+    update = torch.from_numpy(np.random.default_rng(client).normal(size=size)).float()
+    return update * (0.01 / update.norm())
+
+
+@dataclass(frozen=True)
+class Restricted(Clients):
+    """Sampling as ever, of which only some clients really come."""
+
+    kept: tuple[int, ...] = ()
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> np.ndarray:
+        drawn = super().draw(generator, t, total, clients)
+        return drawn[np.isin(drawn, self.kept)]
+
+
+def restricted(record: Algorithm, kept: tuple[int, ...]) -> Algorithm:
+    return replace(record, clients=Restricted(record.clients.sampling, record.clients.cohort, kept))
+
+
+def cohort(sim: Simulator, t: int = 0, attempt: int = 0) -> list[int]:
+    """Who takes part in a round."""
+    stream = sim.stage.streams.generator("clients", t, attempt)
+    return sim.stage.algorithm.clients.draw(stream, t, ROUNDS, len(sim.stage.federation)).tolist()
+
+
+def against_release(record: Algorithm, t: int = 0, setting: Setting = SETTING) -> Event:
+    """What a round is charged for a client, against those who see the released models."""
+    return event(record, setting, t, "client", "release")
+
+
+def noise_charged(charged: Event) -> float:
+    """The noise multiplier in an event."""
+    inner = charged.event if isinstance(charged, Sampled) else charged
+    assert isinstance(inner, Gaussian)
+    return inner.noise
+
+
+def update_noise(record: Algorithm, t: int = 0) -> float:
+    """What the sum of updates must carry, in units of the clip, so that the event's noise is true.
+
+    Where the norms are counted as well, the count tells something too: in units of what one client adds to it, 1/2,
+    its noise is 2 sigma_b, and both together must amount to the event's.
+    """
+    charged = noise_charged(against_release(record, t))
+    if not isinstance(record.per_update, QuantileClip):
+        return charged
+    count = 2 * record.per_update.count_noise * record.clients.expected(t, ROUNDS, CLIENTS)
+    return (charged**-2 - count**-2) ** -0.5
+
+
+def chi_square_fits(numbers: np.ndarray, spare: float = 1.0) -> bool:
+    """Is the sum of squares what it is for standard normal numbers? `spare` is for those that are only nearly so."""
+    n = numbers.size
+    low, high = (chi2.ppf(p, n) / n - 1 for p in (ALPHA / 2, 1 - ALPHA / 2))
+    return spare * low <= float(np.square(numbers).sum()) / n - 1 <= spare * high
+
+
+NAMES = list(algorithms())
+BOUNDED = [name for name in NAMES if not isinstance(against_release(small(name)), Unbounded)]
+UNPROVEN = [name for name in NAMES if name not in BOUNDED]
+ADAPTIVE = [name for name in BOUNDED if isinstance(algorithm(name).per_update, QuantileClip)]
+EQUAL = [name for name in NAMES if algorithm(name).aggregate.weights == "equal"]

@@ -1,0 +1,238 @@
+"""A round is charged what its record does: for a client and for a record, against each observer."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from shoal.accounting.calibration import Budget
+from shoal.accounting.events import Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.algorithms import algorithm
+from shoal.algorithms.base import Aggregate
+from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, calibrated, charges, event, proves, whole_run
+from shoal.errors import ConfigError
+from shoal.privacy import noise
+from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
+from shoal.privacy.sampling import Clients
+from shoal.privacy.unbounded import Prune, RandomNoise, Select
+
+SETTING = Setting(clients=100, rounds=20)
+
+
+def curator(**changes):
+    """Clip 1, noise 2 on the sum, 10 of 100 clients by Poisson sampling; `changes` replace boundaries."""
+    wanted = {"clients": Clients("poisson", 10), "per_update": Clip(1.0), "per_round": noise.Gaussian(2.0)}
+    return replace(algorithm("trusted-curator"), **(wanted | changes))
+
+
+def sdp(at="client", own=3.0, sampling="fixed-size"):
+    """Clip 1 and noise of each client's own, 25 of 100 clients."""
+    clip = NoisyClip(clip=1.0, noise=own, at=at)
+    return replace(algorithm("fed-sdp"), clients=Clients(sampling, 25), per_update=clip)
+
+
+def charged(record, unit="client", observer="release", t=0, setting=SETTING):
+    return event(record, setting, t, unit, observer)
+
+
+def why_not(record, unit="client", observer="release", setting=SETTING):
+    found = charged(record, unit, observer, setting=setting)
+    assert isinstance(found, Unbounded)
+    return found.because
+
+
+# --- noise on the sum
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ("poisson", Sampled("poisson", 0.1, Gaussian(2.0))),
+        ("fixed-size", Sampled("fixed-size", 0.1, Gaussian(2.0))),
+        ("all", Gaussian(2.0)),
+    ],
+)
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_noise_on_the_sum_is_charged_as_clients_are_sampled(sampling, expected, unit):
+    assert charged(curator(clients=Clients(sampling, 10)), unit) == expected
+
+
+def test_the_clips_size_does_not_matter_only_the_noise_in_units_of_it():
+    assert charged(curator(per_update=Clip(0.01))) == charged(curator(per_update=Clip("decay:50:0.1:1")))
+
+
+def test_a_private_quantile_costs_no_more_than_the_noise_says():
+    assert charged(curator(per_update=QuantileClip())) == Sampled("poisson", 0.1, Gaussian(2.0))
+
+
+def test_noise_and_cohort_may_follow_schedules():
+    record = curator(clients=Clients("poisson", "linear:10:50"), per_round=noise.Gaussian("linear:4:2"))
+    assert charged(record, t=0) == Sampled("poisson", 0.1, Gaussian(4.0))
+    assert charged(record, t=10) == Sampled("poisson", 0.3, Gaussian(3.0))
+
+
+def test_a_fixed_cohort_is_charged_the_whole_number_that_is_drawn():
+    assert charged(curator(clients=Clients("fixed-size", 10.4))).rate == 0.1
+    assert charged(curator(clients=Clients("poisson", 10.4))).rate == pytest.approx(0.104)
+
+
+def test_copies_of_a_record_add_up_and_are_not_hidden_by_sampling():
+    copies = replace(SETTING, multiplicity=4)
+    assert charged(curator(), "example", setting=copies) == Gaussian(0.5)
+    assert charged(curator(), "client", setting=copies) == charged(curator())
+
+
+def test_the_server_sees_each_update_before_the_noise():
+    for unit in ("client", "example"):
+        assert why_not(curator(), unit, "server") == "each update reaches the server before any noise is added"
+
+
+# --- noise on each update
+
+
+@pytest.mark.parametrize("at", ["client", "server"])
+def test_noise_on_each_update_adds_up_in_the_sum(at):
+    """25 clients with noise 3 each: 15 on the sum."""
+    assert charged(sdp(at)) == Sampled("fixed-size", 0.25, Gaussian(15.0))
+    assert charged(sdp(at), "example") == Sampled("fixed-size", 0.25, Gaussian(15.0))
+    assert charged(sdp(at, sampling="all")) == Gaussian(30.0)
+    assert charged(sdp(at), "example", setting=replace(SETTING, multiplicity=3)) == Gaussian(5.0)
+
+
+def test_a_random_number_of_noises_proves_nothing_for_the_release():
+    assert "its amount tells who came" in why_not(sdp(sampling="poisson"))
+    assert "its amount tells who came" in why_not(sdp(sampling="poisson"), "example")
+
+
+@pytest.mark.parametrize("sampling", ["fixed-size", "poisson"])
+def test_noise_at_the_client_counts_against_the_server(sampling):
+    """It sees who comes, and one update at a time: two clips apart for whatever the client holds."""
+    record = sdp(sampling=sampling)
+    seen = TwoLevel(0.25, 1.0, 1, 1.5, local="none", participation="visible")
+    assert charged(record, "client", "server") == seen
+    assert charged(record, "example", "server") == replace(seen, noise=3.0), "replace-one doubles by itself"
+    assert "on several clients" in why_not(record, "example", "server", replace(SETTING, multiplicity=2))
+
+
+def test_both_units_cost_the_same_against_a_server_that_sees_the_update():
+    """A client's data replaced whole, or one record of it: the update moves by two clips at most either way."""
+    events = {unit: whole_run(sdp(), SETTING, 20, unit, "server") for unit in ("client", "example")}
+    costs = [Budget(1, 1e-5, neighbours=NEIGHBOURS[unit]).cost(done).epsilon for unit, done in events.items()]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-3)
+
+
+def test_noise_that_the_server_adds_hides_nothing_from_it():
+    for unit in ("client", "example"):
+        assert why_not(sdp("server"), unit, "server") == "each update reaches the server before any noise is added"
+
+
+# --- what proves nothing
+
+
+@pytest.mark.parametrize("record", [curator(), sdp(), sdp("server"), curator(per_update=QuantileClip())])
+def test_inside_a_client_nothing_is_hidden(record):
+    for unit in ("client", "example"):
+        assert "inside a client's process" in why_not(record, unit, "inside")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (curator(per_round=None), "no noise is added"),
+        (curator(per_round=noise.Gaussian(0.0)), "the noise is 0"),
+        (sdp(own=0.0), "the noise is 0"),
+        (curator(per_update=None), "updates are not clipped"),
+        (curator(per_update=MedianClip()), "median of the clients' norms, taken without noise"),
+        (curator(aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
+        (replace(sdp(), aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
+        (curator(per_update=Prune()), "pruning adds no noise"),
+        (curator(per_update=RandomNoise(), per_round=None), "updates are not clipped"),
+        (curator(per_update=Select(noise=1.0), per_round=None), "which coordinates are sent depends on the data"),
+    ],
+)
+def test_what_has_no_bound_says_why_whoever_looks(record, reason):
+    for unit in ("client", "example"):
+        assert reason in why_not(record, unit)
+        assert isinstance(charged(record, unit, "server"), Unbounded)
+    assert proves(record).startswith("nothing: ")
+
+
+def test_a_schedule_that_reaches_zero_proves_nothing_in_that_round():
+    record = curator(per_round=noise.Gaussian("decay:2:0.999:0"))
+    assert isinstance(charged(record, t=0), Sampled)
+    assert charged(record, t=200) == Unbounded("the noise is 0")
+
+
+# --- a round's charges together
+
+
+@pytest.mark.parametrize("record", [curator(), sdp(), algorithm("fedavg"), algorithm("geyer")])
+def test_every_pair_of_unit_and_observer_is_charged(record):
+    found = charges(record, Setting(1000, 20), 3)
+    assert [(charge.unit, charge.observer) for charge in found] == list(PAIRS)
+    for charge in found:
+        assert charge.event == event(record, Setting(1000, 20), 3, charge.unit, charge.observer)
+
+
+def test_what_is_proven_is_put_in_words():
+    assert proves(curator()) == "client and example level, against the release"
+    assert proves(sdp("server")) == "client and example level, against the release"
+    assert proves(sdp("client")) == "client and example level, against the release and the server"
+
+
+def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the_server_only():
+    assert proves(sdp(sampling="poisson")) == "client and example level, against the server"
+
+
+# --- calibration
+
+
+@pytest.mark.parametrize(
+    ("record", "unit", "observer"),
+    [
+        (curator(), "client", "release"),
+        (curator(clients=Clients("all")), "client", "release"),
+        (curator(clients=Clients("fixed-size", 10)), "client", "release"),
+        (curator(), "example", "release"),
+        (curator(per_update=QuantileClip()), "client", "release"),
+        (curator(per_round=noise.Gaussian("linear:4:1")), "client", "release"),
+        (curator(per_round=noise.Gaussian("staircase:15:4.85:4")), "client", "release"),
+        (curator(clients=Clients("all"), per_round=noise.Gaussian("decay:4:0.1:1")), "client", "release"),
+        (sdp(), "client", "release"),
+        (sdp(), "client", "server"),
+        (sdp(own="exponential:4:2"), "example", "release"),
+    ],
+)
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_calibrated_noise_spends_the_budget_and_no_more(record, unit, observer, epsilon):
+    budget = Budget(epsilon, 1e-5, neighbours=NEIGHBOURS[unit])
+    found = calibrated(record, SETTING, budget, unit, observer)
+    cost = budget.cost(whole_run(found, SETTING, SETTING.rounds, unit, observer)).epsilon
+    assert 0.99 * epsilon < cost <= epsilon
+
+
+def test_calibration_scales_a_schedule_and_leaves_all_else_alone():
+    record = curator(per_round=noise.Gaussian("linear:4:1"))
+    found = calibrated(record, SETTING, Budget(1.0, 1e-5), "client", "release")
+    before, after = (
+        [each.per_round.multiplier(t, SETTING.rounds) for t in range(SETTING.rounds)] for each in (record, found)
+    )
+    ratios = [new / old for new, old in zip(after, before, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * SETTING.rounds)
+    assert not math.isclose(ratios[0], 1, rel_tol=0.01)
+    assert replace(found, per_round=record.per_round) == record
+
+
+@pytest.mark.parametrize("name", ["fedavg", "compression", "dssgd", "random-noise"])
+def test_what_adds_no_scalable_noise_cannot_be_calibrated(name):
+    with pytest.raises(ConfigError, match=rf"budget\.calibrate: algorithm {name} adds no noise"):
+        calibrated(algorithm(name), SETTING, Budget(1.0, 1e-5), "client", "release")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [(algorithm("geyer"), "median"), (curator(aggregate=Aggregate("size")), "sizes"), (sdp("server"), "server")],
+)
+def test_what_no_noise_bounds_cannot_be_calibrated(record, reason):
+    with pytest.raises(ConfigError, match=rf"no noise .* keeps a budget: .*{reason}"):
+        calibrated(record, SETTING, Budget(1.0, 1e-5), "client", "server" if reason == "server" else "release")
