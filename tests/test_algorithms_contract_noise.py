@@ -1,7 +1,7 @@
 """What every method that proves something is held to: the event it is charged is what was really done.
 
 Who was sampled, how much noise there was, how far one client can move what is released; and no noise twice. The
-same checks run on each method, a new file's included. Statistical ones fail by chance once in a million runs.
+same checks run on each method, a new file's included. A statistical one fails by chance for one seed in a million.
 """
 
 import math
@@ -72,6 +72,7 @@ def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
         assert chi_square_fits((np.array(sizes) - rate * CLIENTS) / math.sqrt(CLIENTS * rate * (1 - rate)), spare=2)
     if rate < 1:
         spread = math.sqrt(rate * (1 - rate) / rounds)
+        assert abs(np.mean(sizes) - rate * CLIENTS) < FAR * spread * math.sqrt(CLIENTS)
         assert np.abs(shares - rate).max() < float(norm.isf(ALPHA / 2 / CLIENTS)) * spread
 
 

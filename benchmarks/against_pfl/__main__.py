@@ -1,0 +1,293 @@
+"""Seconds a round: Shoal's simulator against Apple's pfl 0.6, central Gaussian DP, the same work, in one run.
+
+pfl wants an environment of its own (torch first and by its exact version, as in the Makefile):
+
+    python3 -m venv PFL && PFL/bin/pip install torch==2.13.0
+    PFL/bin/pip install 'pfl[pytorch]==0.6.*' torch==2.13.0
+    python benchmarks/against_pfl --pfl-python PFL/bin/python [--device cuda] [--repeats 7] [--task b]
+
+(a) MLP 784-1000-10, 100 clients x 600, 10 a round, 6 steps of 100;  (b) the CNN of 1,663,370 parameters, 10 clients a
+round x 20 steps of 5;  (c) the CNN of 34,720 parameters, 100 clients x 100 steps of 5. Pictures of MNIST's shape.
+
+Timed is a round and nothing else: cohort, training, clip, sum, noise, the server's step; no evaluation, checkpoint
+or ledger. pfl runs under every setting that might suit it: a process of one thread for each core (joined by gloo, as
+its guide says) or one process with all threads, mkldnn on and off, channels last; the best one counts. pfl cannot
+join processes that share one GPU, so there several run apart, each with its share of the cohort and no sum over
+them: less work than a true round. Shoal runs with its defaults, and shuffles its batches, which pfl does not.
+
+The sides are timed in turns, so that a busy machine slows both; the ratio is of the two fastest rounds. After two
+turns, settings of pfl that are a quarter slower than its best are dropped. Before any timing it is checked that
+without noise, in a fixed order, both sides find the same update; in the warm-up that both take the steps they should
+and that the noise is there. Each task prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import numpy as np
+import torch
+from processes import Pfl, Start, versions
+from torch import Tensor, nn
+
+from shoal.algorithms import algorithm
+from shoal.algorithms.base import Local
+from shoal.data.dataset import Dataset
+from shoal.data.partition import Partition
+from shoal.engine.local import Moment
+from shoal.engine.round import play_round
+from shoal.engine.simulator import Settings, Simulator, pick_device
+from shoal.gradients import Network, Tape
+from shoal.models import build
+from shoal.privacy.clip import Clip
+from shoal.privacy.noise import Gaussian
+from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients, Examples
+
+Order = Literal["shuffled", "fixed-order"]
+Work = dict[str, int]
+Choice = tuple[Start, bool]
+"""How pfl is started, and mkldnn on or off."""
+
+SAME = 1e-3
+DROP_AFTER, DROP_SLOWER = 2, 1.25
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    model: str
+    clients: int
+    cohort: int
+    steps: int
+    batch: int
+    lr: float = 0.02
+    clip: float = 0.4
+    noise: float = 1.633
+
+    @property
+    def work(self) -> Work:
+        return {"steps": self.cohort * self.steps, "examples": self.cohort * self.steps * self.batch}
+
+
+TASKS = (
+    Task("a: MLP 784-1000-10", "thesis-mlp", 100, 10, 6, 100),
+    Task("b: CNN 1,663,370", "thesis-cnn", 100, 10, 20, 5),
+    Task("c: CNN 34,720", "alphacdp-cnn", 100, 100, 100, 5),
+)
+
+
+def synthetic(task: Task) -> Dataset:
+    """Pictures of MNIST's shape: what is in them does not change the time."""
+    rows = task.clients * task.steps * task.batch
+    random = Streams(0).generator("benchmark")
+    x = torch.from_numpy(random.random((rows, 1, 28, 28), dtype="float32"))
+    y = torch.from_numpy(random.integers(0, 10, rows))
+    return Dataset("synthetic", x, y, x[:100], y[:100], tuple("0123456789"))
+
+
+class Shoal:
+    """Shoal's side: rounds of the trusted curator, each from the first model."""
+
+    def __init__(self, task: Task, data: Dataset, module: nn.Module, device: torch.device, order: Order) -> None:
+        record = replace(
+            algorithm("trusted-curator"),
+            clients=Clients("fixed-size", task.cohort),
+            examples=Examples(order, task.batch),
+            local=Local(steps=task.steps, lr=task.lr),
+            per_update=Clip(task.clip),
+            per_round=Gaussian(task.noise),
+        )
+        each = task.steps * task.batch
+        held = Partition(np.arange(task.clients * each, dtype=np.int32), np.arange(task.clients + 1) * each)
+        self.device = device
+        self.simulator = Simulator(
+            record, copy.deepcopy(module), data, held, rounds=1, seed=0, device=device, settings=Settings()
+        )
+
+    def play(self, t: int) -> float:
+        """Round t, with a cohort of its own: its seconds."""
+        start = time.perf_counter()
+        play_round(self.simulator.stage, self.simulator.state, Moment(t, t + 1))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def watched(self) -> tuple[Work, Tensor]:
+        """A round that is not timed: the work that was done, and the update of the model."""
+        counted = Counted(self.simulator.stage.network)
+        state, _ = play_round(replace(self.simulator.stage, network=counted), self.simulator.state, Moment(0, 1))
+        done = {"steps": sum(s for s, _ in counted.seen), "examples": sum(e for _, e in counted.seen)}
+        return done, (state.model - self.simulator.state.model).cpu()
+
+
+class Counted:
+    """A network that notes for each call how many clients took a step, and with how many records."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.layout, self.together = network, network.layout, network.together
+        self.seen: list[tuple[int, int]] = []
+
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
+        self.seen.append((len(params), int((weights > 0).sum())))
+        return self.network.backward(params, x, y, weights)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the two sides of a task have in common."""
+
+    task: Task
+    python: str
+    device: torch.device
+    folder: Path
+    dataset: Dataset
+    module: nn.Module
+
+    @classmethod
+    def of(cls, task: Task, python: str, device: torch.device, folder: Path) -> Bench:
+        dataset = synthetic(task)
+        module = build(task.model, dataset.input_shape, dataset.class_count, seed=0)
+        torch.save({"x": dataset.train_x, "y": dataset.train_y, "module": module}, folder / "data.pt")
+        return cls(task, python, device, folder, dataset, module)
+
+    def starts(self) -> list[Start]:
+        """The ways of starting pfl that might be the best."""
+        layouts = (False, True) if self.task.model.endswith("cnn") else (False,)
+        if self.device.type == "cuda":
+            return [Start(n, 1, False, last) for n in (1, 5, 10) for last in layouts]
+        cores = torch.get_num_threads()
+        ways = sorted({(cores, 1), (1, cores)}, reverse=True)
+        return [Start(n, threads, True, last) for n, threads in ways for last in layouts]
+
+    def pfl(self, start: Start, task: Task) -> Pfl:
+        return Pfl(self.python, start, asdict(task), self.folder / "data.pt", self.device)
+
+    def shoal(self, task: Task, order: Order) -> Shoal:
+        return Shoal(task, self.dataset, self.module, self.device, order)
+
+    def watched(self, pfl: Pfl) -> tuple[Work, Tensor]:
+        """A round of pfl that is not timed: the work that was done, and the update of the model."""
+        model = self.folder / "model.pt"
+        told = pfl.play(mkldnn=True, save=model)
+        first = torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+        return {key: told[key] for key in self.task.work}, torch.load(model) - first
+
+
+def agreement(bench: Bench, start: Start) -> float:
+    """How far apart the sides' updates are without noise, as a share of their length."""
+    task = replace(bench.task, clients=bench.task.cohort, noise=0.0)
+    _, ours = bench.shoal(task, "fixed-order").watched()
+    with bench.pfl(start, task) as pfl:
+        _, theirs = bench.watched(pfl)
+    apart = float((ours - theirs).norm() / ours.norm())
+    require(apart < SAME, f"{task.name}: without noise the updates are {apart:.2g} of their length apart")
+    return float(f"{apart:.1g}")
+
+
+def warm_up(bench: Bench, shoal: Shoal, groups: dict[Start, Pfl]) -> dict[str, float]:
+    """A round of everyone, checked: the size of the updates in units of the noise they must hold."""
+    sides = [("shoal", bench.task.cohort, shoal.watched())]
+    sides += [(f"pfl x {start.processes}", group.cohort, bench.watched(group)) for start, group in groups.items()]
+    for side, _, (work, _) in sides:
+        require(work == bench.task.work, f"{bench.task.name}: {side} did {work}, not {bench.task.work}")
+    return {side: noise_held(bench.task, side, cohort, update) for side, cohort, (_, update) in sides}
+
+
+def noise_held(task: Task, side: str, cohort: int, update: Tensor) -> float:
+    """The root mean square of the update over the noise's sigma: 1, and a little for what was learned."""
+    sigma = task.noise * task.clip / cohort
+    most = (sigma**2 + task.clip**2 / len(update)) ** 0.5
+    size = float(update.double().square().mean().sqrt())
+    require(0.98 * sigma < size < 1.02 * most, f"{task.name}: {side}'s update is {size:.4g}, its noise {sigma:.4g}")
+    return round(size / sigma, 3)
+
+
+def in_turns(shoal: Shoal, groups: dict[Start, Pfl], repeats: int) -> tuple[list[float], dict[Choice, list[float]]]:
+    """The seconds of every round: Shoal's, and pfl's under each of its settings."""
+    flags = (True, False) if shoal.device.type == "cpu" else (True,)
+    own: list[float] = []
+    theirs: dict[Choice, list[float]] = {(start, mkldnn): [] for start in groups for mkldnn in flags}
+    running = list(theirs)
+    for turn in range(1, repeats + 1):
+        for start, mkldnn in running:
+            theirs[start, mkldnn].append(groups[start].play(mkldnn)["seconds"])
+        own.append(shoal.play(turn))
+        if turn == DROP_AFTER:
+            fastest = min(map(min, theirs.values()))
+            running = [choice for choice in running if min(theirs[choice]) <= DROP_SLOWER * fastest]
+    return own, theirs
+
+
+def compare(bench: Bench, repeats: int) -> dict[str, object]:
+    starts = bench.starts()
+    apart = agreement(bench, starts[0])
+    shoal = bench.shoal(bench.task, "shuffled")
+    with ExitStack() as stack:
+        groups = {start: stack.enter_context(bench.pfl(start, bench.task)) for start in starts}
+        noises = warm_up(bench, shoal, groups)
+        own, theirs = in_turns(shoal, groups, repeats)
+    best = min(theirs, key=lambda choice: min(theirs[choice]))
+    return {
+        "task": bench.task.name,
+        "device": name_of(bench.device),
+        "pfl_seconds": round(min(theirs[best]), 4),
+        "shoal_seconds": round(min(own), 4),
+        "ratio": round(min(theirs[best]) / min(own), 2),
+        "pfl_median": round(median(theirs[best]), 4),
+        "shoal_median": round(median(own), 4),
+        "ratio_of_medians": round(median(theirs[best]) / median(own), 2),
+        "repeats": repeats,
+        "pfl_setting": described(best),
+        "pfl_tried": [described(choice) | {"seconds": round(min(times), 4)} for choice, times in theirs.items()],
+        "work_a_round": bench.task.work,
+        "updates_apart_without_noise": apart,
+        "update_over_noise": noises,
+        "versions": versions(bench.python) | {"shoal_torch": torch.__version__},
+    }
+
+
+def described(choice: Choice) -> dict[str, object]:
+    start, mkldnn = choice
+    return asdict(start) | {"mkldnn": mkldnn}
+
+
+def require(held: bool, otherwise: str) -> None:
+    if not held:
+        raise SystemExit(otherwise)
+
+
+def name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pfl-python", required=True, help="the python of pfl's environment")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--task", default="abc", help="which tasks, by their letters")
+    chosen = parser.parse_args()
+    require(chosen.repeats >= 1, "--repeats must be at least 1")
+    versions(chosen.pfl_python)
+    for task in TASKS:
+        if task.name[0] in chosen.task:
+            with tempfile.TemporaryDirectory() as folder:
+                bench = Bench.of(task, chosen.pfl_python, pick_device(chosen.device), Path(folder))
+                print(json.dumps(compare(bench, chosen.repeats)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
