@@ -161,3 +161,17 @@ def test_ten_thousand_clients_are_index_views():
     )
     assert parts.sizes.tolist() == [600] * 10_000
     assert parts.indices.nbytes == 4 * 600 * 10_000
+
+
+def test_dropout_follows_the_seed_and_leaves_other_random_numbers_alone():
+    def model():
+        torch.manual_seed(5)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+        torch.manual_seed(6)
+        return final_model(Settings(), make=lambda: module)
+
+    first = model()
+    drawn = torch.rand(1)
+    assert torch.equal(first, model())
+    torch.manual_seed(6)
+    assert torch.equal(drawn, torch.rand(1))

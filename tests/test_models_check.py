@@ -137,3 +137,10 @@ def test_the_check_leaves_weights_and_random_state_alone():
     check(model, (5,), 4, example_level=True)
     assert torch.equal(model.layer.weight, weights)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batchnorm_is_refused_where_noise_would_spoil_its_statistics():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    check(model, (1, 8, 8), 10, example_level=False)
+    with pytest.raises(ModelError, match=r"layer '2' is BatchNorm1d, which keeps running statistics.*GroupNorm"):
+        check(model, (1, 8, 8), 10, example_level=False, noisy_updates=True)

@@ -80,12 +80,6 @@ class Pfl:
                 worker.wait()
         self.workers = []
 
-    def __enter__(self) -> Pfl:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def versions(python: str) -> dict[str, str]:
     """What pfl's environment holds."""

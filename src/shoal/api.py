@@ -275,7 +275,8 @@ def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
     config = _calibrated(config, Setting(len(parts), config.rounds, parts.multiplicity))
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
-    check(module, dataset.input_shape, dataset.class_count, example_level=False)
+    noisy = config.algorithm.draws_noise
+    check(module, dataset.input_shape, dataset.class_count, example_level=False, noisy_updates=noisy)
     engine = config.engine
     simulator = Simulator(
         config.algorithm,

@@ -107,6 +107,8 @@ class Config:
     engine: EngineSection
 
 
+MOST_ROUNDS = 1_000_000
+
 _TOP: dict[str, tuple[type, Any]] = {
     "algorithm": (str, "fedavg"),
     "model": (str, "auto"),
@@ -160,8 +162,8 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
         else:
             top[name] = _checked(name, value, _TOP[name][0])
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
-    if top["rounds"] < 1:
-        raise ConfigError(f"rounds must be >= 1, got {top['rounds']}")
+    if not 1 <= top["rounds"] <= MOST_ROUNDS:
+        raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
     return Config(algorithm, **top, **built)
 

@@ -7,6 +7,8 @@ for each client k:      w_k <- w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +52,13 @@ def train(
 
     params = model.repeat(len(clients), 1)
     velocity = _velocity(params, clients, memory) if local.momentum else None
-    if not network.together:
-        torch.manual_seed(streams.number("dropout", moment.t, moment.attempt, int(clients[0])))
-    for step in range(len(records)):
-        chosen = records[step]
-        tape = network.backward(params, *federation.rows(chosen), weights[step])
-        if velocity is None:
-            tape.accumulate(params, -lr)
-        else:
-            _momentum_step(tape, params, velocity, lr, local.momentum, active[step])
+    with _drawing(network, streams.number("dropout", moment.t, moment.attempt, int(clients[0])), params.device):
+        for step in range(len(records)):
+            tape = network.backward(params, *federation.rows(records[step]), weights[step])
+            if velocity is None:
+                tape.accumulate(params, -lr)
+            else:
+                _momentum_step(tape, params, velocity, lr, local.momentum, active[step])
     if local.keep_momentum and velocity is not None:
         memory.update({f"velocity.{client}": row.cpu() for client, row in zip(clients, velocity, strict=True)})
     return params.sub_(model)
@@ -91,6 +91,17 @@ def mean_weights(records: Tensor) -> Tensor:
     """1/n for each of the n real records of a batch, 0 for the filling."""
     real = records >= 0
     return real / real.sum(-1, keepdim=True).clamp(min=1)
+
+
+@contextmanager
+def _drawing(network: Network, seed: int, device: torch.device) -> Iterator[None]:
+    """Layers that draw (Dropout) draw from this seed; nobody else's random numbers are touched."""
+    if network.together:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _velocity(params: Tensor, clients: np.ndarray, memory: dict[str, Tensor]) -> Tensor:

@@ -67,7 +67,7 @@ class Simulator:
         federation = Federation.of(dataset, partition, device)
         sample = federation.x[:3]
         net = network(self.module, sample, together=settings.together)
-        workers = Workers(device, settings.threads if net.together else 1)
+        workers = Workers(device, settings.threads, side_by_side=net.together)
         slicer = Slicer(algorithm, net, self.module, sample, partition.sizes, workers.count, settings.memory)
         self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed))
         for t in range(rounds):

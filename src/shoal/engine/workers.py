@@ -19,11 +19,13 @@ Result = TypeVar("Result")
 
 
 class Workers:
-    """A small pool of threads; `count` is 1 on a GPU."""
+    """A small pool of threads; `count` is 1 on a GPU, and where slices must not be trained side by side."""
 
-    def __init__(self, device: torch.device, threads: int | None = None) -> None:
-        self.threads = threads or torch.get_num_threads()
-        self.count = self.threads if device.type == "cpu" else 1
+    def __init__(self, device: torch.device, threads: int | None = None, *, side_by_side: bool = True) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.threads = torch.get_num_threads()
+        self.count = self.threads if device.type == "cpu" and side_by_side else 1
         self._pool: ThreadPoolExecutor | None = None
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:

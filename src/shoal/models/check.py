@@ -23,8 +23,12 @@ from shoal.models.network import Shape
 EXAMPLES = 3
 
 
-def check(model: nn.Module, input_shape: Shape, classes: int, *, example_level: bool) -> None:
+def check(
+    model: nn.Module, input_shape: Shape, classes: int, *, example_level: bool, noisy_updates: bool = False
+) -> None:
     """ModelError unless a batch gives [N, classes] and, if asked, no example has a say in another's output.
+
+    Under `noisy_updates` (client-level DP) examples may mix, but running statistics would get noise as well.
 
     The model itself is left as it was: copies are run, on the CPU.
     """
@@ -34,7 +38,9 @@ def check(model: nn.Module, input_shape: Shape, classes: int, *, example_level: 
     if count(model) == 0:
         raise ModelError(f"model {name} has no parameters to train")
     if example_level:
-        _refuse_mixing_layers(model)
+        _refuse_mixing_layers(model, "mixes the examples of a batch, so that example-level privacy cannot hold")
+    elif noisy_updates:
+        _refuse_mixing_layers(model, "keeps running statistics, which noise would spoil (a variance below 0)")
     batch, changed = _batches(model, input_shape)
     output = _run(model, batch, input_shape).output
     if tuple(output.shape) != (EXAMPLES, classes):
@@ -90,13 +96,12 @@ def _groups(channels: int) -> int:
     return next((g for g in range(min(32, channels // 2), 0, -1) if channels % g == 0), 1)
 
 
-def _refuse_mixing_layers(model: nn.Module) -> None:
+def _refuse_mixing_layers(model: nn.Module, why: str) -> None:
     for path in mixing_layers(model):
         layer = model.get_submodule(path)
         raise ModelError(
-            f"layer '{path or 'model'}' is {type(layer).__name__}, which mixes the examples of a batch, so "
-            "that example-level privacy cannot hold; use nn.GroupNorm instead "
-            "(shoal.models.replace_batchnorm(model) puts it in)"
+            f"layer '{path or 'model'}' is {type(layer).__name__}, which {why}; use nn.GroupNorm instead "
+            f"(shoal.models.replace_batchnorm(model) puts it in)"
         )
 
 
