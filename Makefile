@@ -1,3 +1,4 @@
+# Threads that wait for one another sleep (OMP_WAIT_POLICY): on a busy machine spinning costs minutes.
 # make run: set up .venv, run the default experiment.  make test: set up, run the whole test suite.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ run: setup
 	$(PY) -m shoal run
 
 test: setup-dev lint
-	$(PY) -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest
 
 lint: setup-dev
 	$(PY) -m ruff check src tests benchmarks

@@ -30,7 +30,8 @@ from shoal.data.dataset import Dataset
 from shoal.data.partition import partition
 from shoal.engine.local import Moment
 from shoal.engine.round import play_round
-from shoal.engine.simulator import Settings, Simulator
+from shoal.engine.settings import Settings
+from shoal.engine.simulator import Simulator
 from shoal.models import build
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
@@ -66,7 +67,7 @@ def simulator_round(task: Task, data: Dataset, module: nn.Module, device: torch.
     )
     parts = partition("iid", data.train_y, clients=task.clients, generator=Streams(0).generator("partition"))
     simulator = Simulator(
-        record, copy.deepcopy(module), data, parts, rounds=1, seed=0, device=device, settings=Settings()
+        record, copy.deepcopy(module), data, parts, rounds=1, seed=0, settings=Settings(str(device))
     )
 
     def run() -> None:

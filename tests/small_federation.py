@@ -22,7 +22,8 @@ from shoal.data import Dataset, Partition, load, partition
 from shoal.engine import round as round_module
 from shoal.engine.local import Moment
 from shoal.engine.round import State, play_round
-from shoal.engine.simulator import Settings, Simulator
+from shoal.engine.settings import Settings
+from shoal.engine.simulator import Simulator
 from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
@@ -104,9 +105,7 @@ def simulator(record: Algorithm, *, seed: int = 5, clients: int = CLIENTS, width
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
     settings = Settings(threads=1)
     with one_thread():
-        return Simulator(
-            record, module, digits(), parted(clients), rounds=ROUNDS, seed=seed, device=CPU, settings=settings
-        )
+        return Simulator(record, module, digits(), parted(clients), rounds=ROUNDS, seed=seed, settings=settings)
 
 
 def twin(sim: Simulator, **changes: object) -> Simulator:

@@ -14,7 +14,8 @@ from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
 from shoal.engine.local import Moment, plan
 from shoal.engine.round import play_round
-from shoal.engine.simulator import Settings, Simulator
+from shoal.engine.settings import Settings
+from shoal.engine.simulator import Simulator
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
 
@@ -46,9 +47,7 @@ def fedavg(**changes):
 def simulator(record, module, kind="dirichlet", clients=9, settings=None, rounds=3, seed=5, dataset=None):
     dataset = dataset or load("digits")
     parts = partition(kind, dataset.train_y, clients=clients, generator=Streams(seed).generator("partition"))
-    return Simulator(
-        record, module, dataset, parts, rounds=rounds, seed=seed, device=CPU, settings=settings or Settings()
-    )
+    return Simulator(record, module, dataset, parts, rounds=rounds, seed=seed, settings=settings or Settings())
 
 
 def plain_round(sim, module, t):

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,27 +51,32 @@ class Pfl:
 
     def play(self, mkldnn: bool, save: Path | None = None) -> dict[str, Any]:
         """One round: the seconds of the slowest process, the work of all; the first one's model is saved."""
-        for rank, worker in enumerate(self.workers):
-            assert worker.stdin is not None
-            worker.stdin.write(
-                json.dumps({"mkldnn": mkldnn, "save": str(save) if save and rank == 0 else None}) + "\n"
-            )
-            worker.stdin.flush()
+        for rank in range(len(self.workers)):
+            self._tell(rank, {"mkldnn": mkldnn, "save": str(save) if save and rank == 0 else None})
         answers = [self._answer(rank) for rank in range(len(self.workers))]
         work = {key: sum(answer[key] for answer in answers) for key in ("steps", "examples")}
         return {"seconds": max(answer["seconds"] for answer in answers), **work}
 
+    def _tell(self, rank: int, order: dict[str, Any]) -> None:
+        stream = self.workers[rank].stdin
+        assert stream is not None
+        with suppress(BrokenPipeError):  # its answer will be missed, and says why
+            print(json.dumps(order), file=stream, flush=True)
+
     def _answer(self, rank: int) -> dict[str, Any]:
         stream = self.workers[rank].stdout
-        line = stream.readline() if stream is not None else ""
+        assert stream is not None
+        line = stream.readline()
         if not line:
-            raise SystemExit(f"pfl's process {rank} ended:\n{self.logs[rank].read_text()[-3000:]}")
+            logs = "\n".join(log.read_text()[-3000:] for log in self.logs)
+            raise SystemExit(f"pfl's process {rank} ended:\n{logs}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
         for worker in self.workers:
-            if worker.stdin is not None and not worker.stdin.closed:
+            assert worker.stdin is not None
+            with suppress(BrokenPipeError):
                 worker.stdin.close()
         for worker in self.workers:
             try:

@@ -4,7 +4,7 @@ It is run by the python of pfl's own environment, so it must not import Shoal. S
 each round, {"mkldnn": true, "save": null}; the answer is {"seconds": 0.4, "steps": 30, "examples": 3000}, and the new
 model is put at `save`. The time is that of one turn of the loop of `FederatedAveraging.run`: choosing the cohort,
 training, clipping, the sum over the processes, noise, the server's step. Then the first model is put back, so
-that every round is the same work. (pfl looks at all users' losses in its very first round: that is the warm-up.)
+that every round is the same work. (pfl also evaluates each user in its very first round: that is the warm-up.)
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from shoal.accounting.claims import Published
-    from shoal.algorithms.charges import Setting
     from shoal.data import Dataset
     from shoal.engine.simulator import Simulator
-    from shoal.engine.spending import Limit
 
 
 @dataclass
@@ -81,6 +78,7 @@ def run(
     from shoal.accounting.ledger import Ledger
     from shoal.engine.folder import RunFolder, environment
     from shoal.engine.spending import Spending, refuse_budget
+    from shoal.prepare import limit_of, prepare
 
     started = time.perf_counter()
     if resume is not None:
@@ -93,11 +91,11 @@ def run(
             _refuse_empty_claims(settings)
     if device is not None:
         settings = replace(settings, engine=replace(settings.engine, device=device))
-    settings, simulator = _prepare(settings, data, model)
+    settings, simulator = prepare(settings, data, model)
     if resume is not None:
         folder = RunFolder.open(Path(resume))
     else:
-        refuse_budget(settings.algorithm, simulator.setting, _limit(settings))
+        refuse_budget(settings.algorithm, simulator.setting, limit_of(settings))
         name = f"{settings.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(settings.data.name).stem)}"
         folder = RunFolder.create(Path(runs), name)
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger:
@@ -106,7 +104,7 @@ def run(
             folder.write_text("config.toml", to_toml(settings))
         written = folder.digest("config.toml")
         ledger.begin(folder.path.resolve().name, settings.algorithm.name, written, asdict(settings.budget))
-        spending = Spending(settings.algorithm, simulator.setting, _limit(settings), ledger)
+        spending = Spending(settings.algorithm, simulator.setting, limit_of(settings), ledger)
         if resume is not None:
             simulator.resume(folder, spending)
         if on_start:
@@ -161,13 +159,6 @@ def _baseline(config: Config, simulator: Simulator) -> float | None:
         return plain.evaluate()[0]
     finally:
         plain.close()
-
-
-def _limit(config: Config) -> Limit:
-    from shoal.engine.spending import Limit
-
-    budget = config.budget
-    return Limit(budget.delta, budget.epsilon, budget.unit, budget.observer)
 
 
 def _published(config: Config, simulator: Simulator) -> tuple[Published, ...]:
@@ -247,97 +238,3 @@ def _settings(
 def _name_of(model: Any) -> str:
     kind = model if isinstance(model, type) else type(model)
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
-    """Everything that can be wrong with data and model is found here, before anything is written."""
-    from shoal.algorithms.charges import Setting
-    from shoal.data import Dataset, Partition, partition
-    from shoal.engine.simulator import Settings, Simulator, pick_device
-    from shoal.models import build, check
-    from shoal.privacy.random import Streams
-
-    device = pick_device(config.engine.device)
-    dataset = _with_features(data if isinstance(data, Dataset) else _load(config), config.data.features)
-    config = _resolved(config, dataset)
-    streams, section = Streams(config.seed), config.data
-    parts: Partition = partition(
-        section.partition,
-        dataset.train_y,
-        clients=None if section.partition == "column" else section.clients,
-        shards=section.shards,
-        alpha=section.alpha,
-        fraction=section.fraction,
-        records=section.records,
-        owners=dataset.owners,
-        generator=streams.generator("partition"),
-    )
-    config = _calibrated(config, Setting(len(parts), config.rounds, parts.multiplicity))
-    wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
-    module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
-    noisy = config.algorithm.draws_noise
-    check(module, dataset.input_shape, dataset.class_count, example_level=False, noisy_updates=noisy)
-    engine = config.engine
-    simulator = Simulator(
-        config.algorithm,
-        module,
-        dataset,
-        parts,
-        rounds=config.rounds,
-        seed=config.seed,
-        device=device,
-        settings=Settings(
-            memory=engine.memory,
-            threads=engine.threads,
-            together=engine.together,
-            evaluate_every=engine.evaluate_every,
-            checkpoint_every=engine.checkpoint_every,
-        ),
-    )
-    return config, simulator
-
-
-def _calibrated(config: Config, setting: Setting) -> Config:
-    """The noise that spends the budget, where that is asked for; it stands in the run's config.toml from then on."""
-    if not config.budget.calibrate:
-        return config
-    from shoal.algorithms.charges import calibrated
-
-    limit = _limit(config)
-    algorithm = calibrated(config.algorithm, setting, limit.budget(), limit.unit, limit.observer)
-    return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
-
-
-def _load(config: Config) -> Dataset:
-    from shoal.data import load
-
-    section = config.data
-    return load(
-        section.name,
-        scale=section.scale,
-        label=section.label,
-        client=section.client,
-        test_fraction=section.test_fraction,
-    )
-
-
-def _with_features(dataset: Dataset, name: str) -> Dataset:
-    """The data set with public features, computed once and kept in the user's cache."""
-    if name == "none":
-        return dataset
-    from shoal.data.features import cached
-    from shoal.data.sources import writable_folder
-
-    folder = writable_folder() / "features"
-    train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
-    return replace(dataset, train_x=train_x, test_x=test_x)
-
-
-def _resolved(config: Config, dataset: Dataset) -> Config:
-    """What `auto` stands for, now that the data are known."""
-    section = config.data
-    if section.partition == "auto":
-        section = replace(section, partition="iid" if dataset.owners is None else "column")
-    if section.partition == "column" and dataset.owners is not None:
-        section = replace(section, clients=len(dataset.owner_names))
-    return replace(config, data=section)

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms.base import BOUNDARIES, Algorithm
+from shoal.engine.settings import Settings
 from shoal.errors import ConfigError, nearest
 
 
@@ -49,26 +50,6 @@ class DataSection:
             raise ConfigError(f"data.fraction must be > 0 and at most 1, got {self.fraction}")
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"data.test_fraction must be in (0, 1), got {self.test_fraction}")
-
-
-@dataclass(frozen=True)
-class EngineSection:
-    """Where and how the simulation runs; nothing here changes what is computed."""
-
-    device: str = "auto"
-    memory: float | None = None
-    threads: int | None = None
-    together: bool = True
-    evaluate_every: int = 1
-    checkpoint_every: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("memory", "threads", "evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"engine.{name} must be > 0, got {value}")
-        if self.checkpoint_every > 10**6:  # more rounds than one line of the ledger may charge
-            raise ConfigError(f"engine.checkpoint_every must be at most 1000000, got {self.checkpoint_every}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class Config:
     baseline: bool
     data: DataSection
     budget: BudgetSection
-    engine: EngineSection
+    engine: Settings
 
 
 MOST_ROUNDS = 1_000_000
@@ -116,7 +97,7 @@ _TOP: dict[str, tuple[type, Any]] = {
     "seed": (int, 0),
     "baseline": (bool, False),
 }
-_SECTIONS: dict[str, Any] = {"data": DataSection(), "budget": BudgetSection(), "engine": EngineSection()}
+_SECTIONS: dict[str, Any] = {"data": DataSection(), "budget": BudgetSection(), "engine": Settings()}
 
 
 DEFAULT_EXPERIMENT: dict[str, Any] = {

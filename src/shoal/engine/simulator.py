@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from shoal.engine.folder import CHECKPOINT, RunFolder
 from shoal.engine.local import Moment
 from shoal.engine.round import Stage, State, play_round
 from shoal.engine.server import given_out
+from shoal.engine.settings import Settings
 from shoal.engine.slices import Slicer
 from shoal.engine.spending import Spending
 from shoal.engine.workers import Workers
@@ -33,17 +34,6 @@ from shoal.gradients import network
 from shoal.privacy.random import Streams
 
 OnRound = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a simulation runs; nothing here changes what it computes, but for rounding."""
-
-    memory: float | None = None
-    threads: int | None = None
-    together: bool = True
-    evaluate_every: int = 1
-    checkpoint_every: int = 1
 
 
 class Simulator:
@@ -58,9 +48,9 @@ class Simulator:
         *,
         rounds: int,
         seed: int,
-        device: torch.device,
         settings: Settings,
     ) -> None:
+        device = pick_device(settings.device)
         self.rounds, self.settings = rounds, settings
         self._start = copy.deepcopy(module)
         self.module = module.to(device)
@@ -137,7 +127,7 @@ class Simulator:
         federation = self.stage.federation
         return Simulator(
             record, self._start, federation.dataset, federation.partition,
-            rounds=self.rounds, seed=self.stage.streams.seed, device=federation.device, settings=settings,
+            rounds=self.rounds, seed=self.stage.streams.seed, settings=settings,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -22,21 +22,24 @@ class Workers:
     """A small pool of threads; `count` is 1 on a GPU, and where slices must not be trained side by side."""
 
     def __init__(self, device: torch.device, threads: int | None = None, *, side_by_side: bool = True) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.threads = torch.get_num_threads()
+        self.threads = threads or torch.get_num_threads()
         self.count = self.threads if device.type == "cpu" and side_by_side else 1
         self._pool: ThreadPoolExecutor | None = None
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """function(item) for each item, in order, at most `count` + 1 results ahead of the reader."""
         items = list(items)
-        if self.count == 1 or len(items) < 2:
-            yield from map(function, items)
-            return
+        alone = self.count == 1 or len(items) < 2
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads if alone else 1)
+        try:
+            yield from map(function, items) if alone else self._side_by_side(function, items)
+        finally:
+            torch.set_num_threads(before)
+
+    def _side_by_side(self, function: Callable[[Item], Result], items: list[Item]) -> Iterator[Result]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))
-        torch.set_num_threads(1)
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
@@ -48,7 +51,6 @@ class Workers:
         finally:
             for future in waiting:
                 future.cancel()
-            torch.set_num_threads(self.threads)
 
     def close(self) -> None:
         if self._pool is not None:

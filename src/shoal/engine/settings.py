@@ -1,0 +1,33 @@
+"""Where and how a simulation runs: the section `engine` of a configuration. Light, for the config reads it early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.errors import ConfigError
+
+MOST_IN_A_CHARGE = 1_000_000  # rounds that one line of the ledger may charge
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Nothing here changes what is computed, but for rounding.
+
+    `memory`: GiB that slices of a cohort may take. `together`: many clients at once, else one after the other.
+    `checkpoint_every`: rounds that are charged, released and committed together.
+    """
+
+    device: str = "auto"
+    memory: float | None = None
+    threads: int | None = None
+    together: bool = True
+    evaluate_every: int = 1
+    checkpoint_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "threads", "evaluate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"engine.{name} must be > 0, got {value}")
+        if self.checkpoint_every > MOST_IN_A_CHARGE:
+            raise ConfigError(f"engine.checkpoint_every must be at most 1000000, got {self.checkpoint_every}")

@@ -1,0 +1,89 @@
+"""From a configuration to a simulation that is ready to run: data, clients, noise, model, all of them checked."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from shoal.algorithms.charges import Setting, calibrated
+from shoal.config import Config
+from shoal.data import Dataset, Partition, load, partition
+from shoal.data.features import cached
+from shoal.data.sources import writable_folder
+from shoal.engine.simulator import Simulator
+from shoal.engine.spending import Limit
+from shoal.models import build, check
+from shoal.privacy.random import Streams
+
+
+def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
+    """Everything that can be wrong with data and model is found here, before anything is written."""
+    dataset = _with_features(data if isinstance(data, Dataset) else _load(config), config.data.features)
+    config = _resolved(config, dataset)
+    streams, section = Streams(config.seed), config.data
+    parts: Partition = partition(
+        section.partition,
+        dataset.train_y,
+        clients=None if section.partition == "column" else section.clients,
+        shards=section.shards,
+        alpha=section.alpha,
+        fraction=section.fraction,
+        records=section.records,
+        owners=dataset.owners,
+        generator=streams.generator("partition"),
+    )
+    config = _calibrated(config, Setting(len(parts), config.rounds, parts.multiplicity))
+    wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
+    module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
+    noisy = config.algorithm.draws_noise
+    check(module, dataset.input_shape, dataset.class_count, example_level=False, noisy_updates=noisy)
+    simulator = Simulator(
+        config.algorithm, module, dataset, parts, rounds=config.rounds, seed=config.seed, settings=config.engine
+    )
+    return config, simulator
+
+
+def _calibrated(config: Config, setting: Setting) -> Config:
+    """The noise that spends the budget, where that is asked for; it stands in the run's config.toml from then on."""
+    if not config.budget.calibrate:
+        return config
+    limit = limit_of(config)
+    algorithm = calibrated(config.algorithm, setting, limit.budget(), limit.unit, limit.observer)
+    return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
+
+
+def _load(config: Config) -> Dataset:
+    section = config.data
+    return load(
+        section.name,
+        scale=section.scale,
+        label=section.label,
+        client=section.client,
+        test_fraction=section.test_fraction,
+    )
+
+
+def _with_features(dataset: Dataset, name: str) -> Dataset:
+    """The data set with public features, computed once and kept in the user's cache."""
+    if name == "none":
+        return dataset
+    folder = writable_folder() / "features"
+    train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
+    return replace(dataset, train_x=train_x, test_x=test_x)
+
+
+def _resolved(config: Config, dataset: Dataset) -> Config:
+    """What `auto` stands for, now that the data are known."""
+    section = config.data
+    if section.partition == "auto":
+        section = replace(section, partition="iid" if dataset.owners is None else "column")
+    if section.partition == "column" and dataset.owners is not None:
+        section = replace(section, clients=len(dataset.owner_names))
+    return replace(config, data=section)
+
+
+def limit_of(config: Config) -> Limit:
+    """The budget as the engine takes it."""
+    budget = config.budget
+    return Limit(budget.delta, budget.epsilon, budget.unit, budget.observer)
