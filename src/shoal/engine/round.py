@@ -75,7 +75,7 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
         noise = z * bound
         generator = streams.generator("noise", moment.t, moment.attempt)
         total.update += gaussian_like(state.model, noise, generator)
-    mean = total.update / denominator
+    mean = total.update.div_(denominator)
 
     # the server's step, after which everyone sees the model
     model = server.step(algorithm.server, state.model, mean, memory, moment)
@@ -179,7 +179,7 @@ def _contribution(stage: Stage, part: Trained, bound: float | None, moment: Mome
 def _metrics(total: Total, bound: float, noise: float, expected: float) -> dict[str, float]:
     """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters."""
     size, clients = len(total.raw), max(total.clients, 1)
-    scale = float((total.raw.double() / clients).square().sum()) / size
+    scale = float(torch.linalg.vector_norm(total.raw, dtype=torch.float64)) ** 2 / clients**2 / size
     told: dict[str, float] = {
         "clients": total.clients,
         "expected_clients": expected,

@@ -21,7 +21,7 @@ def step(server: Server, model: Tensor, update: Tensor, memory: dict[str, Tensor
     elif server.momentum:
         update = memory.get("server.velocity", torch.zeros_like(update)) * server.momentum + update
         memory["server.velocity"] = update
-    model = model + server.lr * update
+    model = torch.add(model, update, alpha=server.lr)
     # T - t <= share x T, and 7 of 10 rounds shall not become 6 by rounding
     if server.average and moment.total - moment.t <= server.average * moment.total + 1e-9:
         _average(model, memory)
