@@ -15,10 +15,10 @@ its guide says) or one process with all threads, mkldnn on and off, channels las
 join processes that share one GPU, so there several run apart, each with its share of the cohort and no sum over
 them: less work than a true round. Shoal runs with its defaults, and shuffles its batches, which pfl does not.
 
-The sides are timed in turns, so that a busy machine slows both; the ratio is of the two fastest rounds. After two
-turns, settings of pfl that are a quarter slower than its best are dropped. Before any timing it is checked that
-without noise, in a fixed order, both sides find the same update; in the warm-up that both take the steps they should
-and that the noise is there. Each task prints one JSON object.
+The sides are timed in turns, so that a busy machine slows both; the ratio is of the two fastest rounds. Settings of
+pfl that are twice as slow as its best are dropped after one turn, a quarter slower after two. Before any timing it is
+checked that without noise, in a fixed order, both sides find the same update; in the warm-up that both take the steps
+they should and that the noise is there. Each task prints one JSON object.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ Choice = tuple[Start, bool]
 SAME = {"cpu": 1e-3, "cuda": 2e-2}
 """A GPU convolves in TF32."""
 
-DROP_AFTER, DROP_SLOWER = 2, 1.25
+DROP = {1: 2.0, 2: 1.25}
+"""After which turn pfl's settings go on only if they are at most so much slower than its best."""
 
 
 @dataclass(frozen=True)
@@ -250,9 +251,9 @@ def in_turns(shoal: Shoal, groups: dict[Start, Pfl], repeats: int) -> tuple[list
         for start, mkldnn in running:
             theirs[start, mkldnn].append(groups[start].play(mkldnn)["seconds"])
         own.append(shoal.play(turn))
-        if turn == DROP_AFTER:
+        if turn in DROP:
             fastest = min(map(min, theirs.values()))
-            running = [choice for choice in running if min(theirs[choice]) <= DROP_SLOWER * fastest]
+            running = [choice for choice in running if min(theirs[choice]) <= DROP[turn] * fastest]
     return own, theirs
 
 

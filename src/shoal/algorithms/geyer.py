@@ -16,23 +16,11 @@ divided by the public qK, and the clip follows a private quantile (Andrew et al.
 
 from dataclasses import replace
 
-from shoal.accounting.claims import Published
-from shoal.accounting.published import moments_epsilon
 from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
+from shoal.algorithms.recipes import moments
 from shoal.privacy.clip import MedianClip, QuantileClip
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import parse
-
-
-def _recipe(algorithm: Algorithm, clients: int, rounds: int, delta: float) -> tuple[Published, ...]:
-    """The moments accountant as the paper used it: a constant m_t, one composition a round."""
-    assert algorithm.per_round is not None
-    rate = algorithm.clients.expected(0, max(rounds, 1), clients) / clients
-    noise = parse(algorithm.per_round.noise).value(0, max(rounds, 1))
-    epsilon = moments_epsilon(rate, noise, rounds, delta, "2-33")
-    return (Published("client", epsilon, delta, "001: moments accountant, orders 2..33, taken for Poisson sampling"),)
-
 
 GEYER = Algorithm(
     name="geyer",
@@ -45,7 +33,7 @@ GEYER = Algorithm(
     per_update=MedianClip(),
     aggregate=Aggregate("equal"),
     per_round=Gaussian(noise=1.2),
-    published=_recipe,
+    published=moments("001", "2-33"),
 )
 
 GEYER_PRIVATE = replace(

@@ -9,23 +9,11 @@ sampling, which is not the same: `-c clients.sampling=poisson` makes its figure 
 100 clients in Tables 4.3 and 4.4: S = .4 and sigma = 4/sqrt 6.
 """
 
-from shoal.accounting.claims import Published
-from shoal.accounting.published import moments_epsilon
 from shoal.algorithms.base import Aggregate, Algorithm, Local
+from shoal.algorithms.recipes import moments
 from shoal.privacy.clip import Clip
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import parse
-
-
-def _recipe(algorithm: Algorithm, clients: int, rounds: int, delta: float) -> tuple[Published, ...]:
-    """The moments accountant with orders 2..32, whatever the sampling."""
-    assert algorithm.per_round is not None
-    rate = algorithm.clients.expected(0, max(rounds, 1), clients) / clients
-    noise = parse(algorithm.per_round.noise).value(0, max(rounds, 1))
-    epsilon = moments_epsilon(rate, noise, rounds, delta, "2-32")
-    return (Published("client", epsilon, delta, "000: moments accountant, orders 2..32, taken for Poisson sampling"),)
-
 
 TRUSTED_CURATOR = Algorithm(
     name="trusted-curator",
@@ -38,7 +26,7 @@ TRUSTED_CURATOR = Algorithm(
     per_update=Clip(0.4),
     aggregate=Aggregate("equal"),
     per_round=Gaussian(noise=1.633),
-    published=_recipe,
+    published=moments("000", "2-32"),
 )
 
 ALGORITHMS = (TRUSTED_CURATOR,)
