@@ -84,6 +84,8 @@ class Watch:
         self._console.print(
             f"{config.algorithm.name} on {config.data.name}: {len(simulator.stage.federation)} clients, {run}"
         )
+        for note in simulator.stage.federation.dataset.notes:
+            self._console.print(f"note: {note}", highlight=False)
         self._budget = config.budget
         self._task = self.progress.add_task(
             "",
