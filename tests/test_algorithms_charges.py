@@ -13,6 +13,7 @@ from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, calibrated, cha
 from shoal.errors import ConfigError
 from shoal.privacy import noise
 from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
+from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
@@ -95,13 +96,23 @@ def test_noise_on_each_update_adds_up_in_the_sum(at):
     """25 clients with noise 3 each: 15 on the sum."""
     assert charged(sdp(at)) == Sampled("fixed-size", 0.25, Gaussian(15.0))
     assert charged(sdp(at), "example") == Sampled("fixed-size", 0.25, Gaussian(15.0))
-    assert charged(sdp(at, sampling="all")) == Gaussian(30.0)
+    assert charged(sdp(at, sampling="all"), "example") == Gaussian(30.0)
     assert charged(sdp(at), "example", setting=replace(SETTING, multiplicity=3)) == Gaussian(5.0)
 
 
 def test_a_random_number_of_noises_proves_nothing_for_the_release():
-    assert "its amount tells who came" in why_not(sdp(sampling="poisson"))
-    assert "its amount tells who came" in why_not(sdp(sampling="poisson"), "example")
+    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"))
+    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"), "example")
+
+
+def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
+    """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
+    assert "its amount tells how many came" in why_not(sdp(sampling="all"))
+    assert charged(sdp(sampling="all"), "example") == Gaussian(3.0 * math.sqrt(100))
+    random = Streams(0).generator("spread")
+    guesses = [100 if random.standard_normal(34_720).var() * n > 99.5 else 99 for n in (99, 100) for _ in range(200)]
+    wrong = guesses[:200].count(100) + guesses[200:].count(99)
+    assert wrong / 400 < 0.4  # far from the 1/2 of somebody who learns nothing: a false alarm in 10^9 runs
 
 
 @pytest.mark.parametrize("sampling", ["fixed-size", "poisson"])

@@ -81,8 +81,10 @@ def _noisy_updates(
     own = clip.multiplier(t, setting.rounds)
     if own == 0:
         return Unbounded("the noise is 0")
-    if observer == "release" and algorithm.clients.sampling == "poisson":
-        return Unbounded("each of a random number of clients adds noise, so that its amount tells who came")
+    sampling = algorithm.clients.sampling
+    if observer == "release" and (sampling == "poisson" or (sampling == "all" and unit == "client")):
+        # Only under fixed-size sampling does somebody else's noise take the place of a client that is not there.
+        return Unbounded("each client adds noise of its own, so that its amount tells how many came")
     if observer == "release":
         cohort = algorithm.clients.expected(t, setting.rounds, setting.clients)
         return _on_the_sum(algorithm, setting, t, unit, own * math.sqrt(cohort))
