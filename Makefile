@@ -4,13 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: run test setup setup-dev lint clean
+.PHONY: run test test-browser setup setup-dev lint clean
 
 run: setup
 	$(PY) -m shoal run
 
 test: setup-dev lint
-	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --ignore=tests/browser
+
+# The report in a real Chromium; apt brings one where it can, and the tests skip, saying so, where it cannot.
+test-browser: setup-dev
+	command -v chromium >/dev/null || (timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq chromium) >/dev/null 2>&1 || true
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -rs tests/browser
 
 lint: setup-dev
 	$(PY) -m ruff check src tests benchmarks

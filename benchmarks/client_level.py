@@ -8,20 +8,12 @@ run again. `--list` prints the cells and their settings.
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import shoal
+from cells import Cell, main
 
-Cell = tuple[str, dict[str, Any]]
 DELTAS = {100: 1e-3, 1000: 1e-5, 10_000: 1e-6}
-EVALUATIONS = 20  # over a long run; each costs as much as a round
 
 
 def geyer_private(clients: int, epsilon: float) -> dict[str, Any]:
@@ -99,59 +91,5 @@ def cells() -> Iterator[Cell]:
         yield f"curator/100/{kind}/lr0.1", curator(100, 10, 1.633, 635, kind, lr=0.1)
 
 
-def measure(name: str, config: dict[str, Any], seed: int, device: str) -> dict[str, Any]:
-    """Run one cell; what is kept of it."""
-    every = config.get("engine", {}).get("evaluate_every", max(1, config["rounds"] // EVALUATIONS))
-    engine = {"evaluate_every": every, "checkpoint_every": max(1, config["rounds"] // EVALUATIONS), "device": device}
-    given = config | {"seed": seed, "engine": engine}
-    given["data"] = {"name": "mnist", **config.get("data", {})}
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as runs:
-        result = shoal.run(given, runs=runs, no_guarantee=True)
-    proven = next(claim for claim in result.proven if (claim["unit"], claim["observer"]) == ("client", "release"))
-    return {
-        "cell": name,
-        "seed": seed,
-        "accuracy": result.accuracy,
-        "rounds": result.rounds,
-        "proven_epsilon": proven["epsilon"],
-        "delta": given.get("budget", {}).get("delta"),
-        "published_epsilon": [claim["epsilon"] for claim in result.published],
-        "communication": sum(line["clients"] for line in result.metrics),
-        "seconds": round(time.perf_counter() - start, 1),
-        "device": device,
-        "curve": [
-            [line["round"], line.get("accuracy"), line["v_c"], line["u_s"]]
-            for line in result.metrics
-            if "accuracy" in line
-        ],
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--list", action="store_true")
-    chosen = parser.parse_args()
-    known = chosen.out.read_text().splitlines() if chosen.out.exists() else []
-    done = {(line["cell"], line["seed"]) for line in map(json.loads, known)}
-    for name, config in cells():
-        if not re.search(chosen.only, name):
-            continue
-        if chosen.list:
-            print(name, json.dumps(config))
-            continue
-        for seed in map(int, chosen.seeds.split(",")):
-            if (name, seed) in done:
-                continue
-            line = measure(name, config, seed, chosen.device)
-            print({key: line[key] for key in ("cell", "seed", "accuracy", "proven_epsilon", "seconds")}, flush=True)
-            with chosen.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, cells(), ("client", "release"))

@@ -28,7 +28,7 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
 from shoal.data.partition import partition
-from shoal.engine.local import Moment
+from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator

@@ -48,6 +48,8 @@ FILES = {
     "ledger.jsonl",
     "metrics.jsonl",
     "model.safetensors",
+    "report.html",
+    "result.json",
     ".lock",
     "checkpoint",
 }

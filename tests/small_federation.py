@@ -14,13 +14,14 @@ import torch
 from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
+from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import BOUNDARIES, Algorithm, Server
 from shoal.algorithms.charges import Setting, event
 from shoal.data import Dataset, Partition, load, partition
 from shoal.engine import round as round_module
-from shoal.engine.local import Moment
+from shoal.engine.moment import Moment
 from shoal.engine.round import State, play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
@@ -29,7 +30,7 @@ from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 
 CLIENTS, COHORT, ROUNDS = 10, 4, 4
-SETTING = Setting(CLIENTS, ROUNDS)
+SETTING = Setting(CLIENTS, ROUNDS, layers=1, sizes=(10,))
 CPU = torch.device("cpu")
 WIDE = 1600  # outputs of a model of 104,000 parameters, for many numbers of noise in one round
 ALPHA = 1e-6  # how often a statistical check may fail by chance
@@ -60,6 +61,8 @@ def silent(record: Algorithm) -> Algorithm:
     """The method with its noise at 0."""
     if record.per_round is not None:
         record = replace(record, per_round=replace(record.per_round, noise=0.0))
+    if record.per_step is not None:
+        record = replace(record, per_step=replace(record.per_step, noise=0.0))
     if isinstance(record.per_update, NoisyClip):
         record = replace(record, per_update=replace(record.per_update, noise=0.0))
     return record
@@ -99,10 +102,13 @@ def parted(clients: int = CLIENTS) -> Partition:
     return partition("iid", digits().train_y, clients=clients, generator=Streams(0).generator("partition"))
 
 
-def simulator(record: Algorithm, *, seed: int = 5, clients: int = CLIENTS, width: int = 10) -> Simulator:
-    """A linear model on the hundred digits; `width` outputs make as many parameters as are wanted."""
+def simulator(
+    record: Algorithm, *, seed: int = 5, clients: int = CLIENTS, width: int = 10, layers: int = 1
+) -> Simulator:
+    """A linear model on the hundred digits, or one of more layers; `width` outputs make many parameters."""
     torch.manual_seed(3)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+    hidden = [layer for _ in range(layers - 1) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, width))
     settings = Settings(threads=1)
     with one_thread():
         return Simulator(record, module, digits(), parted(clients), rounds=ROUNDS, seed=seed, settings=settings)
@@ -142,8 +148,8 @@ def total(sim: Simulator, t: int = 0, attempt: int = 0, memory: dict[str, Tensor
 def stubbed(monkeypatch: pytest.MonkeyPatch, updates_of: Callable[[int, int], Tensor]) -> None:
     """Put updates of our own making in the place of local training."""
 
-    def train(algorithm, network, federation, model, clients, moment, streams, memory) -> Tensor:
-        return torch.stack([updates_of(int(client), len(model)) for client in clients])
+    def train(stage, model, clients, moment, memory) -> tuple[Tensor, None]:
+        return torch.stack([updates_of(int(client), len(model)) for client in clients]), None
 
     monkeypatch.setattr(round_module, "train", train)
 
@@ -211,8 +217,17 @@ def chi_square_fits(numbers: np.ndarray, spare: float = 1.0) -> bool:
     return spare * low <= float(np.square(numbers).sum()) / n - 1 <= spare * high
 
 
+def _proven(record: Algorithm, unit: Unit, observer: Observer) -> bool:
+    return not isinstance(event(record, SETTING, 0, unit, observer), Unbounded)
+
+
 NAMES = list(algorithms())
-BOUNDED = [name for name in NAMES if not isinstance(against_release(small(name)), Unbounded)]
-UNPROVEN = [name for name in NAMES if name not in BOUNDED]
+BOUNDED = [name for name in NAMES if algorithm(name).per_step is None or algorithm(name).per_round is not None]
+BOUNDED = [name for name in BOUNDED if _proven(small(name), "client", "release")]
+"""Those that protect clients, by noise on updates or on their sum."""
+FOR_RECORDS = [name for name in NAMES if algorithm(name).per_step is not None]
+PER_EXAMPLE = [name for name in FOR_RECORDS if _proven(small(name), "example", "inside")]
+"""Those that protect records, by noise in every step."""
+UNPROVEN = [name for name in NAMES if name not in BOUNDED + PER_EXAMPLE]
 ADAPTIVE = [name for name in BOUNDED if isinstance(algorithm(name).per_update, QuantileClip)]
 EQUAL = [name for name in NAMES if algorithm(name).aggregate.weights == "equal"]

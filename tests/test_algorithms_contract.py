@@ -14,10 +14,10 @@ import torch
 
 import shoal
 import shoal.algorithms
-from shoal.accounting.events import Gaussian, Sampled, leaves
+from shoal.accounting.events import Gaussian, Sampled, Unbounded, leaves
 from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
-from shoal.algorithms.charges import PAIRS, proves, whole_run
+from shoal.algorithms.charges import PAIRS, event, proves, whole_run
 from shoal.errors import ConfigError
 from small_federation import (
     ADAPTIVE,
@@ -26,6 +26,7 @@ from small_federation import (
     COHORT,
     EQUAL,
     NAMES,
+    PER_EXAMPLE,
     ROUNDS,
     SETTING,
     UNPROVEN,
@@ -230,13 +231,13 @@ def test_a_published_figure_is_never_shown_as_proven(name, tmp_path):
     run = finished(small(name), tmp_path)
     proven = {(claim["unit"], claim["observer"]): claim for claim in run.proven}
     assert set(proven) == set(PAIRS)
-    for claim in run.proven:
-        if claim["epsilon"] is None:
-            assert claim["because"]
+    for pair, claim in proven.items():
+        charged = event(small(name), SETTING, 0, *pair)
+        if isinstance(charged, Unbounded):
+            assert (claim["epsilon"], claim["because"]) == (None, charged.because)
         else:
-            assert name in BOUNDED
+            assert name in BOUNDED + PER_EXAMPLE
             assert claim["accountant"] == "pld"
-    assert (proven["client", "release"]["epsilon"] is not None) == (name in BOUNDED)
     for figure in run.published:
         assert figure["recipe"]
         assert figure["epsilon"] not in [claim["epsilon"] for claim in run.proven]
@@ -254,10 +255,17 @@ def test_a_method_that_proves_nothing_says_so_and_starts_only_if_told_to(name, t
 
 
 @bounded
-def test_a_method_that_proves_something_says_for_whom_and_against_whom(name):
+def test_a_method_that_protects_clients_says_so_and_against_whom(name):
     assert re.match(r"(client|client and example) level, against the release", proves(algorithm(name)))
     _, told = play(simulator(small(name)))
     assert math.isfinite(told["clip"]), "a proven bound needs a clip"
+
+
+@pytest.mark.parametrize("name", PER_EXAMPLE)
+def test_a_method_that_protects_records_says_so_and_what_it_does_not_do_for_clients(name):
+    said = proves(algorithm(name))
+    assert "example level, against the release, the server and those inside" in said
+    assert ("client level in name only" in said) == (name not in BOUNDED)
 
 
 # --- where it comes from
@@ -286,5 +294,5 @@ def test_the_paper_is_cited_and_the_method_described(name):
 
 
 def test_no_method_escapes_this_suite():
-    """Whatever proves something must be measured here: a method that proves it for examples only needs new checks."""
-    assert {name for name in NAMES if not proves(algorithm(name)).startswith("nothing")} == set(BOUNDED)
+    """Whatever proves something must be measured: for clients in contract_noise, for records in contract_examples."""
+    assert {name for name in NAMES if not proves(algorithm(name)).startswith("nothing")} == {*BOUNDED, *PER_EXAMPLE}

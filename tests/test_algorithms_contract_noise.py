@@ -23,6 +23,7 @@ from small_federation import (
     CLIENTS,
     COHORT,
     FAR,
+    FOR_RECORDS,
     NAMES,
     ROUNDS,
     WIDE,
@@ -45,7 +46,9 @@ from small_federation import (
 )
 
 bounded = pytest.mark.parametrize("name", BOUNDED)
-noisy = pytest.mark.parametrize("name", [name for name in NAMES if algorithm(name).draws_noise])
+noisy = pytest.mark.parametrize(
+    "name", [n for n in NAMES if algorithm(n).draws_noise and (n not in FOR_RECORDS or algorithm(n).per_round)]
+)
 
 
 @bounded

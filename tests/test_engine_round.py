@@ -12,7 +12,8 @@ from torch import nn
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
-from shoal.engine.local import Moment, plan
+from shoal.engine.local import planned
+from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
@@ -61,7 +62,7 @@ def plain_round(sim, module, t):
     for client in cohort:
         module.load_state_dict(start)
         optimiser = torch.optim.SGD(module.parameters(), lr=float(record.local.lr), momentum=record.local.momentum)
-        for batch in plan(record, federation, np.array([client]), moment, stage.streams)[:, 0]:
+        for batch in planned(stage, np.array([client]), moment).batches[:, 0]:
             rows = torch.from_numpy(batch[batch >= 0])
             optimiser.zero_grad()
             F.cross_entropy(module(federation.x[rows]), federation.y[rows]).backward()
@@ -124,10 +125,7 @@ def test_v_c_and_u_s_are_those_of_001():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
     from shoal.engine.local import train
 
-    updates = train(
-        sim.stage.algorithm, sim.stage.network, sim.stage.federation, sim.state.model,
-        np.arange(5), Moment(0, 3), sim.stage.streams, {},
-    ).double()  # fmt: skip
+    updates = train(sim.stage, sim.state.model, np.arange(5), Moment(0, 3), {})[0].double()
     _, told = play_round(sim.stage, sim.state, Moment(0, 3))
     assert told["v_c"] == pytest.approx(float(updates.var(0, unbiased=False).mean()), rel=1e-4)
     assert told["u_s"] == pytest.approx(float(updates.mean(0).square().mean()), rel=1e-4)

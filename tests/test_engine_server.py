@@ -7,7 +7,7 @@ import torch
 
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local, Server
-from shoal.engine.local import Moment
+from shoal.engine.moment import Moment
 from shoal.engine.server import given_out, step
 from shoal.errors import ConfigError
 from shoal.privacy.sampling import Clients, Examples

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import Layout, network
-from shoal.gradients.network import ApartNetwork, TogetherNetwork
+from shoal.gradients.apart import ApartNetwork
+from shoal.gradients.together import TogetherNetwork
 
 
 def gradients(net, params, x, y, weights):

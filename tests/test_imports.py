@@ -21,10 +21,12 @@ LAYERS = {
     "engine": 4,
     "config": 5,
     "prepare": 5.1,
+    "report": 5.15,
     "api": 5.2,
+    "attacks": 6,
     "deploy": 6,
     "papers": 6,
-    "report": 7,
+    "sweep": 7,
     "cli": 8,
 }
 

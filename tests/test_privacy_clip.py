@@ -139,7 +139,7 @@ def test_counting_costs_what_andrew_et_al_say(noise, cohort, on_updates):
 
 
 def test_too_little_noise_for_the_count_is_refused_with_the_mend():
-    with pytest.raises(ConfigError, match=r"per_update\.count_noise 0\.05 .* cohort of 4 .* raise it over 0\.15"):
+    with pytest.raises(ConfigError, match=r"per_update\.count_noise 0\.05 x 4 is too little .* raise it over 0\.15"):
         QuantileClip().update_noise(1.2, 4)
     with pytest.raises(ConfigError, match=r"per_update\.count_noise"):
         simulator(small("geyer-private", per_update=QuantileClip()))

@@ -10,7 +10,7 @@ import torch
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
 from shoal.privacy.clip import Clip, NoisyClip
-from shoal.privacy.noise import Gaussian, gaussian_like
+from shoal.privacy.noise import Gaussian, StepNoise, gaussian_like
 from shoal.privacy.random import Streams
 from shoal.privacy.unbounded import Prune
 from small_federation import ROUNDS, WIDE, chi_square_fits, idle, noise_charged, plain_server, simulator, small, total
@@ -77,9 +77,32 @@ def test_negative_noise_is_refused_by_name(noise):
 
 
 @pytest.mark.parametrize("noise", ["much", "nan", math.inf, "linear:1"])
-def test_noise_that_is_no_number_is_refused(noise):
+@pytest.mark.parametrize("kind", [Gaussian, StepNoise])
+def test_noise_that_is_no_number_is_refused(kind, noise):
     with pytest.raises(ConfigError):
-        Gaussian(noise)
+        kind(noise)
+
+
+@pytest.mark.parametrize("noise", [-1, "linear:1:-1"])
+def test_negative_noise_in_a_step_is_refused_by_name(noise):
+    with pytest.raises(ConfigError, match=rf"per_step\.noise must be >= 0, got {noise}"):
+        StepNoise(noise)
+
+
+@pytest.mark.parametrize(
+    ("placement", "on_the_mean"), [("algorithm1", 6), ("per-example", 6 / math.sqrt(5)), ("dp-sgd", 6 / 5)]
+)
+def test_the_three_scales_of_004_are_those_of_its_text_on_the_mean_of_a_batch(placement, on_the_mean):
+    assert StepNoise(6.0, placement).multiplier(0, 10, batch=5) / 5 == pytest.approx(on_the_mean)
+
+
+def test_noise_in_a_step_follows_its_schedule_over_the_rounds():
+    assert [StepNoise("linear:4:2").multiplier(t, 4, 10) for t in range(4)] == [4, 3.5, 3, 2.5]
+
+
+def test_noise_in_a_step_without_a_clip_to_measure_it_by_is_refused():
+    with pytest.raises(ConfigError, match="per_step adds noise in units of the clip, but nothing clips"):
+        simulator(small("fed-cdp", per_example=None))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +110,9 @@ def test_noise_that_is_no_number_is_refused(noise):
     [
         replace(algorithm("trusted-curator"), per_round=Gaussian("linear:1:-0.001")),
         replace(algorithm("fed-sdp"), per_update=NoisyClip(noise="linear:1:-0.001")),
+        replace(algorithm("fed-cdp"), per_step=StepNoise("linear:1:-0.001")),
     ],
-    ids=["at the sum", "at each client"],
+    ids=["at the sum", "at each client", "in each step"],
 )
 def test_noise_that_turns_negative_in_a_late_round_is_refused(record):
     record.refuse_unfit(0, 10_000, 1000)

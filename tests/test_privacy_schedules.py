@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from shoal.accounting.published import decayed_noise
 from shoal.errors import ConfigError
 from shoal.privacy.schedules import parse
 
@@ -37,6 +38,29 @@ def test_the_exponential_of_004_is_its_printed_formula():
     assert ours == pytest.approx(printed)
 
 
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("epsilon-linear:0.30747:1.30747:1e-5", "linear"),
+        ("epsilon-staircase:0.35747:1.35747:10:1e-5", "staircase"),
+        (f"epsilon-exponential:{math.exp(-1.1809)}:{math.exp(1.664 - 1.1809)}:1e-5", "exponential"),
+        ("epsilon-exponential:0.30700:1.62109:1e-5", "exponential"),
+    ],
+)
+def test_the_schedules_that_tables_8_and_11_of_004_really_used(text, policy):
+    """Their sigma_t at the first iteration of each of 100 rounds."""
+    schedule = parse(text)
+    assert schedule.values(100) == pytest.approx(decayed_noise(policy)[::100].tolist(), rel=1e-5)
+    assert parse(schedule.written()) == schedule
+    assert schedule.scaled(3).values(100) == pytest.approx([3 * value for value in schedule.values(100)])
+
+
+def test_a_rising_epsilon_is_a_falling_sigma():
+    values = parse("epsilon-linear:0.5:2:1e-5").values(10)
+    assert values[0] == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 0.5)
+    assert values == sorted(values, reverse=True)
+
+
 def test_cycles_begin_anew():
     assert parse("cyclic:6:2").values(8) == pytest.approx(parse("cyclic:6:1").values(4) * 2)
 
@@ -59,6 +83,11 @@ def test_the_clip_never_falls_below_its_floor():
         ("exponential:1:0", "must be > 0"),
         ("cyclic:1:0", "must be >= 1"),
         ("decay:4:1:1", "rate must be in"),
+        ("staircase:4:1:0", "must be >= 1"),
+        ("epsilon-staircase:0.3:1.3:0:1e-5", "must be >= 1"),
+        ("epsilon-linear:0.3:1.3", "epsilon-linear:first:last:delta"),
+        ("epsilon-linear:0:1.3:1e-5", "both epsilons must be > 0"),
+        ("epsilon-exponential:0.3:1.3:1", r"delta in \(0, 1\)"),
     ],
 )
 def test_what_is_no_schedule_is_refused_with_the_mend(text, says):

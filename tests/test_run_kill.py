@@ -98,6 +98,7 @@ def test_a_round_is_charged_on_the_disk_before_its_noise_and_committed_after_its
         "write commit",
         "sync ledger.jsonl",
     ]
+    steps = [step for step in steps if step != "rename report.html"]  # pages release nothing, and come when they come
     assert steps[:32] == one_round * 4
     assert "noise" not in steps[32:]
 

@@ -44,7 +44,7 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
-from shoal.engine.local import Moment
+from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator, pick_device

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shoal.config import Config, configure, read_toml, to_toml
 from shoal.errors import ConfigError, LedgerError, RunError
 
@@ -79,6 +81,9 @@ def run(
     from shoal.engine.folder import RunFolder, environment
     from shoal.engine.spending import Spending, refuse_budget
     from shoal.prepare import limit_of, prepare
+    from shoal.privacy.random import Streams
+    from shoal.report import tensorboard
+    from shoal.report.record import Recorder
 
     started = time.perf_counter()
     if resume is not None:
@@ -91,7 +96,11 @@ def run(
             _refuse_empty_claims(settings)
     if device is not None:
         settings = replace(settings, engine=replace(settings.engine, device=device))
+    if settings.log == "tensorboard":
+        tensorboard.require()
     settings, simulator = prepare(settings, data, model)
+    if settings.noise_seed is not None:
+        simulator.stage = replace(simulator.stage, streams=Streams(settings.noise_seed))
     if resume is not None:
         folder = RunFolder.open(Path(resume))
     else:
@@ -109,32 +118,45 @@ def run(
             simulator.resume(folder, spending)
         if on_start:
             on_start(settings, simulator, folder.path)
+        board = tensorboard.Board(folder.path, simulator.done) if settings.log == "tensorboard" else None
+        recorder = Recorder(folder.path, board)
+
+        def told(line: dict[str, Any]) -> None:
+            recorder.round(line)
+            if on_round:
+                on_round(line)
+
         try:
-            stopped = simulator.run(folder, spending, on_round)
+            stopped = simulator.run(folder, spending, told)
+            if stopped == "stopped":
+                raise Interrupted(folder.path, simulator.done, simulator.rounds)
+            folder.write_tensors("model.safetensors", simulator.model_tensors(), {"round": str(simulator.done)})
+            if ledger.closed is None:
+                ledger.end(stopped)
+            metrics = folder.metrics()
+            proven = spending.proven()
+            plain = _without_privacy(simulator) if settings.baseline else []
+            result = Result(
+                run=folder.path,
+                algorithm=settings.algorithm.name,
+                dataset=settings.data.name,
+                rounds=simulator.done,
+                accuracy=_last_accuracy(metrics, simulator),
+                seconds=round(time.perf_counter() - started, 3),
+                stopped=stopped,
+                baseline=plain[-1]["accuracy"] if plain else None,
+                proven=[claim.to_json() for claim in proven],
+                published=[claim.to_json() for claim in _published(settings, simulator)],
+                model=simulator.model_tensors(),
+                metrics=metrics,
+            )
+        except BaseException:
+            recorder.stop()
+            raise
         finally:
             simulator.close()
-        if stopped == "stopped":
-            raise Interrupted(folder.path, simulator.done, simulator.rounds)
-        folder.write_tensors("model.safetensors", simulator.model_tensors(), {"round": str(simulator.done)})
-        if ledger.closed is None:
-            ledger.end(stopped)
-        metrics = folder.metrics()
-        proven = spending.proven()
-        baseline = _baseline(settings, simulator)
-    return Result(
-        run=folder.path,
-        algorithm=settings.algorithm.name,
-        dataset=settings.data.name,
-        rounds=simulator.done,
-        accuracy=_last_accuracy(metrics, simulator),
-        seconds=round(time.perf_counter() - started, 3),
-        stopped=stopped,
-        baseline=baseline,
-        proven=[claim.to_json() for claim in proven],
-        published=[claim.to_json() for claim in _published(settings, simulator)],
-        model=simulator.model_tensors(),
-        metrics=metrics,
-    )
+        recorder.end(lambda: result.to_json() | _facts(simulator), plain)
+    return result
 
 
 def _refuse_empty_claims(config: Config) -> None:
@@ -148,24 +170,44 @@ def _refuse_empty_claims(config: Config) -> None:
         )
 
 
-def _baseline(config: Config, simulator: Simulator) -> float | None:
-    """The accuracy of the same training without clip and noise, where that is asked for. It is not private."""
-    if not config.baseline:
-        return None
+def _without_privacy(simulator: Simulator) -> list[dict[str, Any]]:
+    """Accuracy and loss of the same training without clip and noise, round by round. None of it is private."""
     plain = simulator.without_privacy()
+    lines = []
     try:
         while plain.done < simulator.done:
-            plain.play(0)
-        return plain.evaluate()[0]
+            line = plain.play(0)
+            if plain.done == simulator.done and "accuracy" not in line:
+                line["accuracy"], line["loss"] = plain.evaluate()
+            if "accuracy" in line:
+                lines.append({name: line[name] for name in ("round", "accuracy", "loss")})
     finally:
         plain.close()
+    return lines
+
+
+def _facts(simulator: Simulator) -> dict[str, Any]:
+    """What the report tells besides: how much there was to learn from, and which classes are mistaken for which."""
+    federation = simulator.stage.federation
+    dataset = federation.dataset
+    held = dataset.train_y.numpy()[np.unique(federation.partition.indices)]
+    return {
+        "clients": len(federation),
+        "parameters": simulator.state.model.numel(),
+        "train_rows": len(held),
+        "test_rows": len(dataset.test_y),
+        "classes": list(dataset.classes),
+        "train_classes": np.bincount(held, minlength=dataset.class_count).tolist(),
+        "confusion": simulator.confusion().tolist(),
+        "notes": list(dataset.notes),
+    }
 
 
 def _published(config: Config, simulator: Simulator) -> tuple[Published, ...]:
     recipe = config.algorithm.published
     if recipe is None:
         return ()
-    return recipe(config.algorithm, simulator.setting.clients, simulator.done, config.budget.delta)
+    return recipe(config.algorithm, simulator.setting, simulator.done, config.budget.delta)
 
 
 def _last_accuracy(metrics: list[dict[str, Any]], simulator: Simulator) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -76,7 +77,11 @@ class BudgetSection:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that defines a run."""
+    """Everything that defines a run.
+
+    `seed` splits the data, makes the first model and draws all else; with `noise_seed` what is drawn while training
+    (who takes part, batches, noise) comes from that one instead, so that runs on the same clients share no noise.
+    """
 
     algorithm: Algorithm
     model: str
@@ -86,16 +91,20 @@ class Config:
     data: DataSection
     budget: BudgetSection
     engine: Settings
+    noise_seed: int | None = None
+    log: Literal["none", "tensorboard"] = "none"
 
 
 MOST_ROUNDS = 1_000_000
 
-_TOP: dict[str, tuple[type, Any]] = {
+_TOP: dict[str, tuple[Any, Any]] = {
     "algorithm": (str, "fedavg"),
     "model": (str, "auto"),
     "rounds": (int, 30),
     "seed": (int, 0),
     "baseline": (bool, False),
+    "noise_seed": (int | None, None),
+    "log": (Literal["none", "tensorboard"], "none"),
 }
 _SECTIONS: dict[str, Any] = {"data": DataSection(), "budget": BudgetSection(), "engine": Settings()}
 
@@ -125,7 +134,7 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
     """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     for word in overrides:
-        key, value = _override(word)
+        key, value = override(word)
         given[key] = value
     if source is None and "algorithm" not in given:
         given = DEFAULT_EXPERIMENT | given
@@ -163,6 +172,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def to_dict(config: Config) -> dict[str, Any]:
     """The whole configuration, in the shape of its TOML file; what is not set is left out."""
     result: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
+    result = {name: value for name, value in result.items() if value is not None}
     result["algorithm"] = config.algorithm.name
     sections = {name: getattr(config, name) for name in _SECTIONS}
     sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}
@@ -198,10 +208,11 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _override(word: str) -> tuple[str, Any]:
+def override(word: str) -> tuple[str, Any]:
     key, equals, text = word.partition("=")
     if not equals:
         raise ConfigError(f"'-c {word}' has no '='; write key=value, for example -c rounds=50")
+    text = re.sub(r"^([+-]?)\.(?=\d)", r"\g<1>0.", text)  # .5 is a number to people, though not to TOML
     try:
         read = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

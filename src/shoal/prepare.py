@@ -6,13 +6,15 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from shoal.algorithms.charges import Setting, calibrated
+from shoal.algorithms.base import Setting
+from shoal.algorithms.charges import calibrated
 from shoal.config import Config
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.sources import writable_folder
-from shoal.engine.simulator import Simulator
+from shoal.engine.simulator import Simulator, public_facts
 from shoal.engine.spending import Limit
+from shoal.gradients import Layout
 from shoal.models import build, check
 from shoal.privacy.random import Streams
 
@@ -33,11 +35,17 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
         owners=dataset.owners,
         generator=streams.generator("partition"),
     )
-    config = _calibrated(config, Setting(len(parts), config.rounds, parts.multiplicity))
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
-    noisy = config.algorithm.draws_noise
-    check(module, dataset.input_shape, dataset.class_count, example_level=False, noisy_updates=noisy)
+    algorithm = config.algorithm
+    check(
+        module,
+        dataset.input_shape,
+        dataset.class_count,
+        example_level=algorithm.per_example is not None,
+        noisy_updates=algorithm.draws_noise,
+    )
+    config = _calibrated(config, public_facts(parts, config.rounds, Layout.of(module)))
     simulator = Simulator(
         config.algorithm, module, dataset, parts, rounds=config.rounds, seed=config.seed, settings=config.engine
     )

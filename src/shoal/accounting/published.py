@@ -7,7 +7,7 @@ figure does not come out of any recipe, the docstring says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from shoal.accounting import accountants, calibration, rdp, textbook
 from shoal.accounting.calibration import Budget
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, Gaussian, Repeat, Sampled
+from shoal.accounting.events import Compose, Event, Gaussian, Repeat, Sampled
 from shoal.accounting.textbook import Step
 from shoal.errors import ConfigError, nearest
 
@@ -25,6 +25,12 @@ Policy: TypeAlias = Callable[[Array], Array]
 def moments_epsilon(rate: float, noise: float, steps: int, delta: float, orders: str = "tf72") -> float:
     """The moments accountant (Abadi et al. 2016): Poisson RDP with the OLD conversion."""
     return _figure(accountants.epsilon(_steps(rate, noise, steps), delta, "rdp-classic", orders=orders).epsilon)
+
+
+def composed_epsilon(rate: float, noises: Sequence[float], steps: int, delta: float, orders: str = "tf72") -> float:
+    """The moments accountant where each of these noises was used in so many steps."""
+    event = Compose(tuple(_steps(rate, noise, steps) for noise in noises))
+    return _figure(accountants.epsilon(event, delta, "rdp-classic", orders=orders).epsilon)
 
 
 def moments_delta(rate: float, noise: float, steps: int, epsilon: float, orders: str = "2-32") -> float:
@@ -184,6 +190,11 @@ def pfl_noise(epsilon: float, batches: int, accountant: str = "pld", epochs: int
     """The noise for E x R = 20 epochs of Poisson batches, as Opacus' make_private_with_epsilon finds it."""
     budget = Budget(epsilon, delta, accountant)
     return calibration.noise(lambda noise: _steps(1 / batches, noise, epochs * batches), budget).value
+
+
+def pfl_epsilon(noise: float, batches: int, steps: int, delta: float = 1e-5) -> float:
+    """What Opacus reports for so many Poisson batches of 1/batches of a client's records each."""
+    return _figure(accountants.epsilon(_steps(1 / batches, noise, steps), delta).epsilon)
 
 
 def _steps(rate: float, noise: float, count: int) -> Event:

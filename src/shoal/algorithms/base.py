@@ -12,16 +12,36 @@ from typing import Literal
 
 from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
+from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.clip import Clip, Clipping, MedianClip, NoisyClip, QuantileClip
-from shoal.privacy.noise import Gaussian
+from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.noise import Gaussian, StepNoise
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
+PerExample = ExampleClip | MaxClip | QuantileExampleClip | AdaClip
 NO_CLAIM = "no privacy"
-Recipe = Callable[["Algorithm", int, int, float], tuple[Published, ...]]
-"""(algorithm, clients, rounds, delta) -> what the paper's recipe gives."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The public facts about a federation that accounting needs.
+
+    `rounds` are those that were planned. `multiplicity`: on how many clients one record may lie. `layers`: those of
+    the model that have parameters. `sizes`: the different numbers of records that clients have, empty if unknown.
+    """
+
+    clients: int
+    rounds: int
+    multiplicity: int = 1
+    layers: int = 1
+    sizes: tuple[int, ...] = ()
+
+
+Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
+"""(algorithm, setting, rounds that were played, delta) -> what the paper's recipe gives."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +63,11 @@ class Local:
             raise ConfigError(f"local.lr must be >= 0, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
+
+    @property
+    def remembers(self) -> bool:
+        """Does a client keep something from the rounds in which it took part?"""
+        return self.keep_momentum and self.momentum > 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +116,8 @@ class Algorithm:
     examples: Examples
     local: Local
     aggregate: Aggregate
+    per_example: PerExample | None = None
+    per_step: StepNoise | None = None
     per_update: PerUpdate | None = None
     per_round: Gaussian | None = None
     server: Server = field(default_factory=Server)
@@ -99,6 +126,7 @@ class Algorithm:
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
         """A ConfigError where round t could not be played: found before the first is."""
         expected = self.clients.expected(t, total, clients)
+        self._refuse_unfit_steps(t, total)
         if isinstance(self.per_update, Clip):
             self.per_update.bound({}, t, total, None)
         if isinstance(self.per_update, NoisyClip):
@@ -111,6 +139,17 @@ class Algorithm:
         if isinstance(self.per_update, QuantileClip):
             self.per_update.update_noise(noise, expected)
 
+    def _refuse_unfit_steps(self, t: int, total: int) -> None:
+        if isinstance(self.per_example, ExampleClip):
+            self.per_example.bound({}, t, total)
+        if self.per_step is None:
+            return
+        if self.per_example is None:
+            raise ConfigError(f"algorithm {self.name}: per_step adds noise in units of the clip, but nothing clips")
+        noise = self.per_step.multiplier(t, total, self.examples.batch)
+        if isinstance(self.per_example, QuantileExampleClip):
+            self.per_example.update_noise(noise, self.examples.batch)
+
     @property
     def claims_privacy(self) -> bool:
         return self.claims != NO_CLAIM
@@ -118,7 +157,19 @@ class Algorithm:
     @property
     def draws_noise(self) -> bool:
         """Does a round draw noise, which must never be drawn twice?"""
-        return self.per_round is not None or isinstance(self.per_update, NoisyClip | RandomNoise | Select)
+        if self.per_round is not None or self.per_step is not None:
+            return True
+        return isinstance(self.per_update, NoisyClip | RandomNoise | Select)
 
 
-BOUNDARIES = ("clients", "examples", "local", "per_update", "aggregate", "per_round", "server")
+BOUNDARIES = (
+    "clients",
+    "examples",
+    "local",
+    "per_example",
+    "per_step",
+    "per_update",
+    "aggregate",
+    "per_round",
+    "server",
+)

@@ -7,7 +7,9 @@ add. Where the record leaves something unbounded the event is `Unbounded`, with 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
@@ -15,10 +17,12 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Compose, Event, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.ledger import Charge
 from shoal.accounting.pld import Neighbours
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.charges_examples import ONE_FOR_ANOTHER, in_steps
 from shoal.errors import ConfigError
 from shoal.privacy import noise
 from shoal.privacy.clip import NoisyClip
+from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.schedules import parse
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
@@ -34,15 +38,6 @@ NEIGHBOURS: dict[Unit, Neighbours] = {"client": "add-remove", "example": "replac
 """A client comes or goes with all it has. A record changes its client's update, which is there all the same."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The public facts about a federation that accounting needs."""
-
-    clients: int
-    rounds: int
-    multiplicity: int = 1
-
-
 def charges(algorithm: Algorithm, setting: Setting, t: int) -> tuple[Charge, ...]:
     """What round t (from 0) is charged."""
     return tuple(Charge(unit, who, event(algorithm, setting, t, unit, who)) for unit, who in PAIRS)
@@ -50,6 +45,27 @@ def charges(algorithm: Algorithm, setting: Setting, t: int) -> tuple[Charge, ...
 
 def event(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer) -> Event:
     """What round t does to one unit, as one observer sees it."""
+    return _decided(algorithm, setting, t, unit, observer)[1]
+
+
+def _decided(
+    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer
+) -> tuple[Literal["per_step", "updates"], Event]:
+    """Which noise protects the unit, and its event: that in the steps rather a record, that on updates a client.
+
+    Either alone is a bound, for what comes after it looks at no data again.
+    """
+    updates = _on_updates(algorithm, setting, t, unit, observer)
+    if algorithm.per_step is None:
+        return "updates", updates
+    steps = in_steps(algorithm, setting, t, unit, observer)
+    if isinstance(updates, Unbounded) or (unit == "example" and not isinstance(steps, Unbounded)):
+        return "per_step", steps
+    return "updates", updates
+
+
+def _on_updates(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer) -> Event:
+    """What noise on updates, or on their sum, does for one unit."""
     if not algorithm.draws_noise:
         return Unbounded("no noise is added")
     if observer == "inside":
@@ -71,6 +87,8 @@ def _on_the_sum(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: f
         # Its copies change that many updates of one round, whoever of them was sampled.
         return Gaussian(z / setting.multiplicity)
     sampling, rate = algorithm.clients.sampling, _rate(algorithm, setting, t)
+    if sampling == "fixed-size" and rate < 1 and algorithm.local.remembers:
+        return Unbounded(ONE_FOR_ANOTHER)
     return Gaussian(z) if sampling == "all" else Sampled(sampling, rate, Gaussian(z))
 
 
@@ -81,7 +99,7 @@ def _noisy_updates(
     own = clip.multiplier(t, setting.rounds)
     if own == 0:
         return Unbounded("the noise is 0")
-    sampling = algorithm.clients.sampling
+    sampling = "all" if _rate(algorithm, setting, t) == 1 else algorithm.clients.sampling
     if observer == "release" and (sampling == "poisson" or (sampling == "all" and unit == "client")):
         # Only under fixed-size sampling does somebody else's noise take the place of a client that is not there.
         return Unbounded("each client adds noise of its own, so that its amount tells how many came")
@@ -109,6 +127,8 @@ def _no_bound(algorithm: Algorithm) -> str | None:
         return algorithm.per_update.unproven
     if algorithm.aggregate.weights == "size":
         return "updates are weighted by the clients' own sizes, which no clip bounds"
+    if isinstance(algorithm.per_example, QuantileExampleClip):
+        return "the clip of gradients follows counts, with noise that is made for one record"
     return None
 
 
@@ -119,27 +139,40 @@ def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, o
 
 def proves(algorithm: Algorithm) -> str:
     """In a few words, for tables: for whom and against whom the method proves something."""
-    found = {pair: event(algorithm, Setting(10**6, 100), 0, *pair) for pair in PAIRS}
-    bounded = [pair for pair, what in found.items() if not isinstance(what, Unbounded)]
+    some = Setting(10**6, 100, sizes=(1000,))
+    found = {pair: _decided(algorithm, some, 0, *pair) for pair in PAIRS}
+    bounded = {pair: source for pair, (source, what) in found.items() if not isinstance(what, Unbounded)}
     if not bounded:
-        return f"nothing: {next(what.because for what in found.values() if isinstance(what, Unbounded))}"
+        return f"nothing: {next(what.because for _, what in found.values() if isinstance(what, Unbounded))}"
+    # Noise for one record bounds a whole client too, but at an epsilon of thousands.
+    in_name = [pair for pair, source in bounded.items() if pair[0] == "client" and source == "per_step"]
     units_of: dict[tuple[Observer, ...], list[Unit]] = {}
     for unit in NEIGHBOURS:
-        if observers := tuple(who for whose, who in bounded if whose == unit):
+        if observers := tuple(who for whose, who in bounded if whose == unit and (whose, who) not in in_name):
             units_of.setdefault(observers, []).append(unit)
-    return "; ".join(
-        f"{' and '.join(units)} level, against the {' and the '.join(observers)}"
-        for observers, units in units_of.items()
-    )
+    said = [f"{' and '.join(units)} level, against {_listed(observers)}" for observers, units in units_of.items()]
+    if in_name and not any("client" in units for units in units_of.values()):
+        said.append("client level in name only")
+    return "; ".join(said)
+
+
+def _listed(observers: Iterable[Observer]) -> str:
+    names = {"release": "the release", "server": "the server", "inside": "those inside"}
+    *others, last = (names[who] for who in observers)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def calibrated(algorithm: Algorithm, setting: Setting, budget: Budget, unit: Unit, observer: Observer) -> Algorithm:
     """The algorithm with its noise (or its schedule of noise) scaled to spend the budget over all rounds."""
-    boundary = "per_round" if algorithm.per_round is not None else "per_update"
+    boundary: str = _decided(algorithm, setting, 0, unit, observer)[0]
+    if boundary == "updates":
+        boundary = "per_round" if algorithm.per_round is not None else "per_update"
     holder = getattr(algorithm, boundary)
-    if not isinstance(holder, noise.Gaussian | NoisyClip):
+    if not isinstance(holder, noise.Gaussian | noise.StepNoise | NoisyClip):
         raise ConfigError(f"budget.calibrate: algorithm {algorithm.name} adds no noise that could be calibrated")
     shape = parse(holder.noise)
+    if not max(shape.values(setting.rounds)):
+        raise ConfigError(f"budget.calibrate scales {boundary}.noise, which is 0: set it to 1, or to a schedule")
     shape = shape.scaled(1 / max(shape.values(setting.rounds)))
 
     def with_noise(scale: float) -> Algorithm:

@@ -11,16 +11,16 @@ proven against the server as well; `at=server` adds the same noise later.
 
 from shoal.accounting.claims import Published
 from shoal.accounting.published import fed_sdp_epsilon
-from shoal.algorithms.base import Aggregate, Algorithm, Local
+from shoal.algorithms.base import Aggregate, Algorithm, Local, Setting
 from shoal.privacy.clip import NoisyClip
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
 
 
-def _recipe(algorithm: Algorithm, clients: int, rounds: int, delta: float) -> tuple[Published, ...]:
+def _recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
     """Table 6: a step a round, and one more."""
     assert isinstance(algorithm.per_update, NoisyClip)
-    rate = algorithm.clients.expected(0, max(rounds, 1), clients) / clients
+    rate = algorithm.clients.expected(0, max(rounds, 1), setting.clients) / setting.clients
     noise = parse(algorithm.per_update.noise).value(0, max(rounds, 1))
     epsilon = fed_sdp_epsilon(rounds, noise, delta, rate)
     return (Published("client", epsilon, delta, "004 Table 6: moments accountant, rounds + 1 steps"),)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, is_dataclass
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shoal.algorithms.base import BOUNDARIES, Algorithm
@@ -52,18 +55,26 @@ def _boundaries(record: Algorithm) -> dict[str, Any]:
 def _show_all(records: list[Algorithm]) -> None:
     table = Table("method", "paper", "proves", "its paper claims", box=None, pad_edge=False)
     for record in records:
-        table.add_row(record.name, record.paper, proves(record), record.claims)
-    Console().print(table)
+        table.add_row(*map(escape, (record.name, record.paper, proves(record), record.claims)))
+    Console(emoji=False).print(table)
 
 
 def _show_one(record: Algorithm) -> None:
-    console = Console()
+    console = Console(emoji=False)
     console.print(f"[bold]{record.name}[/bold]: {record.summary}")
-    console.print(f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}\n")
+    told = f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}\n"
+    console.print(told, markup=False)
     table = Table("boundary", "key", "default", box=None, pad_edge=False)
     for boundary, values in _boundaries(record).items():
-        if values is None:
-            table.add_row(boundary, "", "nothing happens here", style="dim")
+        table.add_row(boundary, "", escape(_says(getattr(record, boundary))), style="dim")
         for key, value in (values or {}).items():
-            table.add_row(boundary, f"{boundary}.{key}", "not set" if value is None else str(value))
+            table.add_row("", f"{boundary}.{key}", "not set" if value is None else escape(str(value)))
     console.print(table)
+
+
+def _says(value: object) -> str:
+    """What happens at a boundary: the first sentence of what its record says of itself."""
+    if value is None:
+        return "nothing happens here"
+    first = " ".join((getdoc(type(value)) or "").split("\n\n")[0].split())
+    return re.sub(r"^Boundary `\w+`: ", "", first)

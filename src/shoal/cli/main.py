@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal import __version__
-from shoal.cli import account, algorithms, data, ledger, run
+from shoal.cli import account, algorithms, attack, data, ledger, report, run, runs, sweep
 from shoal.errors import ShoalError
 
 app = typer.Typer(
@@ -18,8 +18,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.command)
+app.command("sweep")(sweep.command)
+app.command("report")(report.command)
 app.command("algorithms")(algorithms.command)
+app.command("attack")(attack.command)
 app.add_typer(account.app, name="account")
+app.add_typer(runs.app, name="runs")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
 

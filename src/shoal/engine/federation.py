@@ -12,7 +12,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
 from shoal.engine.workers import Workers
 from shoal.gradients import Layout
-from shoal.gradients.network import example_losses
+from shoal.gradients.losses import example_losses
 
 EVALUATION_ROWS = 500
 
@@ -64,3 +64,15 @@ class Federation:
         parts = workers.map(part, range(0, len(self.test_y), EVALUATION_ROWS))
         hits, losses = map(sum, zip(*parts, strict=True))
         return hits / len(self.test_y), losses / len(self.test_y)
+
+    def confusion(self, module: nn.Module, layout: Layout, model: Tensor) -> np.ndarray:
+        """How often held-out rows of each class (row) are taken for each class (column)."""
+        layout.load(module, model)
+        module.eval()
+        classes = self.dataset.class_count
+        counts = torch.zeros(classes * classes, dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            for start in range(0, len(self.test_y), EVALUATION_ROWS):
+                x, y = self.test_x[start : start + EVALUATION_ROWS], self.test_y[start : start + EVALUATION_ROWS]
+                counts += torch.bincount(y * classes + module(x).argmax(1), minlength=classes * classes)
+        return counts.view(classes, classes).cpu().numpy()

@@ -12,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
 from shoal.engine import server
-from shoal.engine.federation import Federation
 from shoal.engine.firewall import finite_or_zero
-from shoal.engine.local import Moment, train
-from shoal.engine.slices import Slicer
-from shoal.engine.workers import Workers
-from shoal.gradients import Network
+from shoal.engine.local import train
+from shoal.engine.moment import Moment
+from shoal.engine.sanitise import Told
+from shoal.engine.stage import Stage
 from shoal.privacy.clip import QuantileClip
+from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
 from shoal.privacy.noise import gaussian_like
-from shoal.privacy.random import Streams
 
 
 @dataclass
@@ -31,18 +29,6 @@ class State:
 
     model: Tensor
     memory: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class Stage:
-    """Where rounds are played: everything that does not change from round to round."""
-
-    algorithm: Algorithm
-    network: Network
-    federation: Federation
-    slicer: Slicer
-    workers: Workers
-    streams: Streams
 
 
 def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[str, float]]:
@@ -55,7 +41,7 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     cohort = algorithm.clients.draw(streams.generator("clients", moment.t, moment.attempt), *now, len(federation))
     expected = algorithm.clients.expected(*now, len(federation))
 
-    # examples, local: each client trains on its own records
+    # examples, local, per_example, per_step: each client trains on its own records
     # per_update: its update is checked, and clipped as it leaves
     bound, parts = _leave_clients(stage, state, memory, cohort, moment)
 
@@ -67,12 +53,13 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     denominator = total.weight if by_size else expected
 
     # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
-    noise = 0.0
+    noise = signal = 0.0
     if algorithm.per_round is not None:
         z = algorithm.per_round.multiplier(*now)
         if isinstance(algorithm.per_update, QuantileClip):
             z = algorithm.per_update.update_noise(z, expected)
         noise = z * bound
+        signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", moment.t, moment.attempt)
         total.update += gaussian_like(state.model, noise, generator)
     mean = total.update.div_(denominator)
@@ -84,7 +71,10 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     if isinstance(algorithm.per_update, QuantileClip):
         drawn = float(streams.generator("count noise", moment.t, moment.attempt).standard_normal())
         algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, drawn)
-    return State(model, memory), _metrics(total, bound, noise, expected)
+    if isinstance(algorithm.per_example, QuantileExampleClip):
+        algorithm.per_example.move(memory, total.shares / expected + 0.5)
+    told = _metrics(total, bound, noise, expected, signal) | _of_steps(stage, state, total, moment)
+    return State(model, memory), told
 
 
 @dataclass
@@ -98,6 +88,9 @@ class Total:
     below: int = 0
     square: float = 0.0
     bad: list[int] = field(default_factory=list)
+    records: float = 0.0
+    clipped_records: float = 0.0
+    shares: float = 0.0
 
     def __iadd__(self, other: Total) -> Total:
         self.update += other.update
@@ -107,6 +100,9 @@ class Total:
         self.below += other.below
         self.square += other.square
         self.bad += other.bad
+        self.records += other.records
+        self.clipped_records += other.clipped_records
+        self.shares += other.shares
         return self
 
 
@@ -118,6 +114,7 @@ class Trained:
     updates: Tensor
     norms: Tensor
     bad: list[int]
+    told: Told | None
 
 
 def _leave_clients(
@@ -127,11 +124,9 @@ def _leave_clients(
     algorithm, workers = stage.algorithm, stage.workers
 
     def trained(clients: np.ndarray) -> Trained:
-        updates = train(
-            algorithm, stage.network, stage.federation, state.model, clients, moment, stage.streams, memory
-        )
+        updates, told = train(stage, state.model, clients, moment, memory)
         updates, norms, bad = finite_or_zero(updates)
-        return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist())
+        return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist(), told)
 
     slices = stage.slicer.slices(cohort)
     if algorithm.per_update is None:
@@ -165,6 +160,7 @@ def _contribution(stage: Stage, part: Trained, bound: float | None, moment: Mome
         if per_update is not None and bound is not None:
             leaving = per_update.leave(leaving, part.norms, bound, moment.t, moment.total, draw)
         total = torch.as_tensor(sizes, dtype=leaving.dtype, device=leaving.device) @ leaving
+    told = part.told
     return Total(
         update=total,
         raw=raw,
@@ -173,11 +169,17 @@ def _contribution(stage: Stage, part: Trained, bound: float | None, moment: Mome
         below=int((part.norms <= bound).sum()) if bound is not None else 0,
         square=float(part.norms.double().square().sum()),
         bad=part.bad,
+        records=float(told.records) if told else 0.0,
+        clipped_records=float(told.clipped) if told else 0.0,
+        shares=float((told.shares / told.steps.clamp(min=1) - 0.5).sum()) if told else 0.0,
     )
 
 
-def _metrics(total: Total, bound: float, noise: float, expected: float) -> dict[str, float]:
-    """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters."""
+def _metrics(total: Total, bound: float, noise: float, expected: float, signal: float) -> dict[str, float]:
+    """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters.
+
+    `snr`: the norm of the sum of clipped updates over that of the noise it is hidden in.
+    """
     size, clients = len(total.raw), max(total.clients, 1)
     scale = float(torch.linalg.vector_norm(total.raw, dtype=torch.float64)) ** 2 / clients**2 / size
     told: dict[str, float] = {
@@ -190,4 +192,20 @@ def _metrics(total: Total, bound: float, noise: float, expected: float) -> dict[
     }
     if np.isfinite(bound):
         told |= {"clip": bound, "clipped": 1 - total.below / clients, "noise": noise}
+        if noise > 0:
+            told["snr"] = signal / (noise * size**0.5)
+    return told
+
+
+def _of_steps(stage: Stage, state: State, total: Total, moment: Moment) -> dict[str, float]:
+    """The clip and the noise of a local step, where there is one; the noise is that on the sum of a batch."""
+    per_example, per_step = stage.algorithm.per_example, stage.algorithm.per_step
+    told: dict[str, float] = {}
+    if per_example is not None:
+        told["clipped_records"] = total.clipped_records / max(total.records, 1.0)
+    if isinstance(per_example, ExampleClip | QuantileExampleClip):
+        told["example_clip"] = per_example.bound(state.memory, moment.t, moment.total)
+    if per_step is not None:
+        z = per_step.multiplier(moment.t, moment.total, stage.algorithm.examples.batch)
+        told["step_noise"] = z * told.get("example_clip", 1.0)
     return told

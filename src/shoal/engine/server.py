@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Server
-from shoal.engine.local import Moment
+from shoal.engine.moment import Moment
 
 ADAM_DECAYS = (0.9, 0.99)
 

@@ -14,6 +14,7 @@ class Settings:
     """Nothing here changes what is computed, but for rounding.
 
     `memory`: GiB that slices of a cohort may take. `together`: many clients at once, else one after the other.
+    `graphs`: on CUDA a local step is recorded and replayed.
     `checkpoint_every`: rounds that are charged, released and committed together.
     """
 
@@ -21,6 +22,7 @@ class Settings:
     memory: float | None = None
     threads: int | None = None
     together: bool = True
+    graphs: bool = True
     evaluate_every: int = 1
     checkpoint_every: int = 1
 

@@ -13,27 +13,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm
-from shoal.algorithms.charges import Setting
+from shoal.algorithms.base import Algorithm, Setting
 from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
 from shoal.engine.federation import Federation
 from shoal.engine.folder import CHECKPOINT, RunFolder
-from shoal.engine.local import Moment
-from shoal.engine.round import Stage, State, play_round
+from shoal.engine.graphs import Graphs
+from shoal.engine.moment import Moment
+from shoal.engine.round import State, play_round
 from shoal.engine.server import given_out
 from shoal.engine.settings import Settings
 from shoal.engine.slices import Slicer
 from shoal.engine.spending import Spending
+from shoal.engine.stage import Stage
 from shoal.engine.workers import Workers
 from shoal.errors import RunError
-from shoal.gradients import network
+from shoal.gradients import Layout, network
 from shoal.privacy.random import Streams
 
 OnRound = Callable[[dict[str, Any]], None]
+MOST_BASELINE_POINTS = 50  # evaluations of the training without privacy: it is there for one line in a plot
 
 
 class Simulator:
@@ -56,14 +59,16 @@ class Simulator:
         self.module = module.to(device)
         federation = Federation.of(dataset, partition, device)
         sample = federation.x[:3]
-        net = network(self.module, sample, together=settings.together)
+        per_example = algorithm.per_example is not None
+        net = network(self.module, sample, together=settings.together, per_example=per_example)
         workers = Workers(device, settings.threads, side_by_side=net.together)
         slicer = Slicer(algorithm, net, self.module, sample, partition.sizes, workers.count, settings.memory)
-        self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed))
+        graphs = Graphs() if settings.graphs and net.together and device.type == "cuda" else None
+        self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed), graphs)
         for t in range(rounds):
             algorithm.refuse_unfit(t, rounds, len(federation))
-        self.state = State(net.layout.flatten(self.module).to(device))
-        self.setting = Setting(len(federation), rounds, partition.multiplicity)
+        self.state = State(net.layout.flatten(self.module).float().to(device))
+        self.setting = public_facts(partition, rounds, net.layout)
         self.done = 0
         self._stop = False
 
@@ -120,10 +125,15 @@ class Simulator:
         layout = self.stage.network.layout
         return self.stage.federation.evaluate(self.module, layout, self.model, self.stage.workers)
 
+    def confusion(self) -> np.ndarray:
+        """Held-out rows by their class (row) and by what the model takes them for (column)."""
+        return self.stage.federation.confusion(self.module, self.stage.network.layout, self.model)
+
     def without_privacy(self) -> Simulator:
         """The same training from the start, with neither clip nor noise: what privacy costs in accuracy."""
-        record = replace(self.stage.algorithm, per_update=None, per_round=None)
-        settings = replace(self.settings, evaluate_every=self.rounds)
+        record = replace(self.stage.algorithm, per_example=None, per_step=None, per_update=None, per_round=None)
+        often = max(self.settings.evaluate_every, math.ceil(self.rounds / MOST_BASELINE_POINTS))
+        settings = replace(self.settings, evaluate_every=often)
         federation = self.stage.federation
         return Simulator(
             record, self._start, federation.dataset, federation.partition,
@@ -149,6 +159,12 @@ class Simulator:
         tensors = {"model": self.state.model, **self.state.memory}
         folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done), "ledger": ledger_head})
         return folder.digest(CHECKPOINT)
+
+
+def public_facts(partition: Partition, rounds: int, layout: Layout) -> Setting:
+    """What accounting needs to know of a federation."""
+    sizes = tuple(sorted({int(size) for size in partition.sizes}))
+    return Setting(len(partition), rounds, partition.multiplicity, len(layout.layers), sizes)
 
 
 def pick_device(name: str) -> torch.device:

@@ -122,7 +122,12 @@ class Spending:
 
     def _count(self, charged: tuple[Charge, ...]) -> None:
         for charge in charged:
-            self._running[charge.unit, charge.observer].add(charge.event)
+            pair = charge.unit, charge.observer
+            try:
+                if pair in self._running:
+                    self._running[pair].add(charge.event)
+            except ConfigError:  # RDP does not know this event: what it costs is told at the end, by PLD
+                del self._running[pair]
 
 
 def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
@@ -139,9 +144,11 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
     cost = budget.cost(first).epsilon
     if cost is None or cost > budget.epsilon:
         needed = "no budget does" if cost is None else f"it costs {cost:.4g}"
+        records_only = pair[0] == "client" and algorithm.per_step is not None and algorithm.per_round is None
+        meant = f" ({algorithm.name} protects records: budget.unit=example)" if records_only else ""
         raise ConfigError(
             f"budget.epsilon {budget.epsilon:g} does not pay for the first round ({needed}); raise it, add noise, or "
-            f"let budget.calibrate=true choose the noise"
+            f"let budget.calibrate=true choose the noise{meant}"
         )
 
 

@@ -8,7 +8,7 @@ sums, and with them the model, do not depend on which thread was first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -51,6 +51,12 @@ class Workers:
         finally:
             for future in waiting:
                 future.cancel()
+
+    def spread(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
+        """Small tasks inside one slice's work: side by side unless slices already are."""
+        if self.count == 1 or len(items) < 2 or torch.get_num_threads() == 1:
+            return map(function, items)
+        return self._side_by_side(function, list(items))
 
     def close(self) -> None:
         if self._pool is not None:

@@ -44,13 +44,22 @@ class Layout:
     def size(self) -> int:
         return self.entries[-1].stop if self.entries else 0
 
+    @property
+    def layers(self) -> list[slice]:
+        """Where each layer's parameters lie; those of one module are one layer."""
+        places: dict[str, tuple[int, int]] = {}
+        for entry in self.entries:
+            name = entry.name.rpartition(".")[0]
+            places[name] = (min(entry.start, places.get(name, (entry.start, 0))[0]), entry.stop)
+        return [slice(*place) for place in places.values()]
+
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         return {entry.name: entry.of(vectors).reshape(entry.shape) for entry in self.entries}
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """The module's values as a new vector [P]."""
+        """The module's values as a new vector [P], in its own precision."""
         state = dict(module.named_parameters()) | dict(module.named_buffers())
-        return torch.cat([state[entry.name].detach().reshape(-1) for entry in self.entries]).float()
+        return torch.cat([state[entry.name].detach().reshape(-1) for entry in self.entries])
 
     def load(self, module: nn.Module, vector: Tensor) -> None:
         """Write a vector [P] into the module."""

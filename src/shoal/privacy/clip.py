@@ -45,11 +45,11 @@ class Clip(Clipping):
     clip: str | float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive("clip", min(parse(self.clip).values(100)), self.clip)
+        _require_positive("per_update.clip", min(parse(self.clip).values(100)), self.clip)
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
         bound = parse(self.clip).value(t, total)
-        _require_positive("clip", bound, f"{self.clip}, which is {bound:g} in round {t + 1} of {total}")
+        _require_positive("per_update.clip", bound, f"{self.clip}, which is {bound:g} in round {t + 1} of {total}")
         return bound
 
 
@@ -81,14 +81,15 @@ class QuantileClip(Clipping):
     quantile: float = 0.5
     rate: float = 0.2
     count_noise: float = 0.05
+    section: ClassVar[str] = "per_update"
 
     def __post_init__(self) -> None:
-        _require_positive("initial", self.initial)
+        _require_positive(f"{self.section}.initial", self.initial)
         if not 0 < self.quantile < 1:
-            raise ConfigError(f"per_update.quantile must be in (0, 1), got {self.quantile}")
+            raise ConfigError(f"{self.section}.quantile must be in (0, 1), got {self.quantile}")
         if self.rate < 0:
-            raise ConfigError(f"per_update.rate must be >= 0, got {self.rate}")
-        _require_positive("count_noise", self.count_noise)
+            raise ConfigError(f"{self.section}.rate must be >= 0, got {self.rate}")
+        _require_positive(f"{self.section}.count_noise", self.count_noise)
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
         return float(memory.get("clip", torch.tensor(self.initial)))
@@ -100,15 +101,18 @@ class QuantileClip(Clipping):
         spent = noise**-2 - (2 * self.count_noise * cohort) ** -2
         if spent <= 0:
             raise ConfigError(
-                f"per_update.count_noise {self.count_noise} x a cohort of {cohort:g} is too little noise for the "
-                f"count beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
+                f"{self.section}.count_noise {self.count_noise} x {cohort:g} is too little noise for the count "
+                f"beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
             )
         return float(spent**-0.5)
 
     def adapt(self, memory: Memory, below: float, clients: int, cohort: float, noise: float, drawn: float) -> None:
         """The next round's bound, from how many norms were below it; `drawn` is a standard normal number."""
         scale = self.count_noise * cohort if noise else 0.0
-        share = (below - clients / 2 + scale * drawn) / cohort + 0.5
+        self.move(memory, (below - clients / 2 + scale * drawn) / cohort + 0.5)
+
+    def move(self, memory: Memory, share: float) -> None:
+        """C <- C exp(-rate (share - quantile))."""
         bound = self.bound(memory, 0, 1, None) * torch.exp(torch.tensor(-self.rate * (share - self.quantile)))
         memory["clip"] = torch.as_tensor(bound, dtype=torch.float64)
 
@@ -159,4 +163,4 @@ def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
 
 def _require_positive(key: str, value: float, written: object = None) -> None:
     if not 0 < value < math.inf:
-        raise ConfigError(f"per_update.{key} must be > 0 and finite, got {value if written is None else written}")
+        raise ConfigError(f"{key} must be > 0 and finite, got {value if written is None else written}")

@@ -6,13 +6,17 @@ is added and what is accounted cannot drift apart.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
+from shoal.privacy.normals import add_normals
+from shoal.privacy.random import Keystream
 from shoal.privacy.schedules import parse
 
 
@@ -30,6 +34,28 @@ class Gaussian:
         return multiplier("per_round.noise", self.noise, t, total)
 
 
+@dataclass(frozen=True)
+class StepNoise:
+    """Boundary `per_step`: noise in every local step, on the sum of the batch's clipped gradients.
+
+    004 says three things of its scale, with sigma = `noise`, S the sensitivity and B the batch: on the mean of the
+    batch N(0, (sigma S)^2) (`algorithm1`), on each record and then averaged (`per-example`), or as DP-SGD does it,
+    N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise whatever the batch that was drawn.
+    """
+
+    noise: str | float = 1.0
+    placement: Literal["dp-sgd", "per-example", "algorithm1"] = "dp-sgd"
+
+    def __post_init__(self) -> None:
+        if min(parse(self.noise).values(100)) < 0:
+            raise ConfigError(f"per_step.noise must be >= 0, got {self.noise}")
+
+    def multiplier(self, t: int, total: int, batch: float) -> float:
+        """The noise on the sum in round t, in units of the sensitivity; `batch` is the public, expected one."""
+        times = {"dp-sgd": 1.0, "per-example": math.sqrt(batch), "algorithm1": batch}[self.placement]
+        return times * multiplier("per_step.noise", self.noise, t, total)
+
+
 def multiplier(key: str, noise: str | float, t: int, total: int) -> float:
     """The noise of round t in units of the sensitivity; a schedule may not fall below 0."""
     value = parse(noise).value(t, total)
@@ -40,5 +66,9 @@ def multiplier(key: str, noise: str | float, t: int, total: int) -> float:
 
 def gaussian_like(vector: Tensor, scale: float, generator: np.random.Generator) -> Tensor:
     """A vector of independent N(0, scale^2), of the shape and on the device of another."""
-    numbers = generator.standard_normal(vector.numel(), dtype=np.float32)
-    return torch.from_numpy(numbers).to(vector.device).view(vector.shape).mul_(scale)
+    if vector.is_cuda:
+        source = torch.Generator(vector.device).manual_seed(int(generator.integers(2**63)))
+        return torch.randn(vector.shape, generator=source, device=vector.device).mul_(scale)
+    numbers = torch.zeros(1, vector.numel())
+    add_normals(numbers, torch.tensor([scale]), [Keystream(generator.bytes(16))])
+    return numbers.view(vector.shape)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,47 @@ class Streams:
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """The stream of this name, from its beginning."""
-        name = ":".join([str(self.seed), purpose, *map(str, numbers)])
-        key = hashlib.blake2b(name.encode(), digest_size=32).digest()
-        seed = np.random.SeedSequence(int.from_bytes(key, "little"))
+        seed = np.random.SeedSequence(int.from_bytes(self._key(purpose, *numbers), "little"))
         return np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's for normal numbers
+
+    def keystream(self, purpose: str, *numbers: int) -> Keystream:
+        """The stream of this name as bits, for noise: many of them, and fast."""
+        return Keystream(self._key(purpose, *numbers)[:16])
+
+    def _key(self, purpose: str, *numbers: int) -> bytes:
+        name = ":".join([str(self.seed), purpose, *map(str, numbers)])
+        return hashlib.blake2b(name.encode(), digest_size=32).digest()
+
+    def key(self, purpose: str, *numbers: int) -> int:
+        """63 bits of that name, the key of a stream on another device."""
+        return int.from_bytes(self._key(purpose, *numbers)[:8], "little") >> 1
 
     def number(self, purpose: str, *numbers: int) -> int:
         """One 63-bit number of that name, for libraries that take a seed of their own."""
         return int(self.generator(purpose, *numbers).integers(2**63))
+
+
+class Keystream:
+    """Random bits: AES-128 in counter mode under a key. Three times as fast as numpy's generators, and in threads."""
+
+    def __init__(self, key: bytes) -> None:
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def fill(self, buffer: memoryview) -> None:
+        """Fill all of the buffer but its last SLACK bytes with the next bits of the stream."""
+        self._encryptor.update_into(memoryview(_zeros(len(buffer)))[: len(buffer) - SLACK], buffer)
+
+
+SLACK = 15  # bytes that the cipher wants to see behind what it writes
+
+
+@cache
+def _zero_blocks(blocks: int) -> bytes:
+    return bytes(blocks * _BLOCK)
+
+
+def _zeros(size: int) -> bytes:
+    return _zero_blocks(-(-size // _BLOCK))
+
+
+_BLOCK = 2**16

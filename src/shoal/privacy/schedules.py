@@ -9,6 +9,12 @@ A schedule is written as one word, in a config as on the command line:
     cyclic:15:2             a/2 (cos(pi mod(t, L)/L) + 1), L = ceil(T/n): n cosine cycles
     decay:4:0.01:0.5        max(a (1 - rate)^t, low): falls by a rate every round, never below `low`
 
+Tables 8 and 11 of 004 let the epsilon of a step rise, not sigma fall as printed. With d the delta of a step,
+
+    epsilon-linear:0.30747:1.30747:1e-5         sqrt(2 ln(1.25/d)) / epsilon_t, where epsilon_t is linear,
+    epsilon-staircase:0.35747:1.35747:10:1e-5   a staircase or exponential as above; these numbers are the paper's,
+    epsilon-exponential:0.30700:1.62109:1e-5    e^(1.664 t/T - 1.1809) for the last
+
 t counts from 0 to T - 1, and T is the number of rounds that were planned: both are public, so is the schedule.
 """
 
@@ -42,14 +48,33 @@ def _decay(u: float, t: int, total: int, a: float, rate: float, low: float) -> f
     return max(a * (1 - rate) ** t, low)
 
 
+def _epsilon_linear(u: float, t: int, total: int, a: float, b: float, delta: float) -> float:
+    return _noise_for(_linear(u, t, total, a, b), delta)
+
+
+def _epsilon_staircase(u: float, t: int, total: int, a: float, b: float, stairs: float, delta: float) -> float:
+    return _noise_for(_staircase(u, t, total, a, b, stairs), delta)
+
+
+def _epsilon_exponential(u: float, t: int, total: int, a: float, b: float, delta: float) -> float:
+    return _noise_for(_exponential(u, t, total, a, b), delta)
+
+
+def _noise_for(epsilon: float, delta: float) -> float:
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
 _SHAPES: dict[str, tuple[Callable[..., float], str]] = {
     "linear": (_linear, "linear:from:to"),
     "staircase": (_staircase, "staircase:from:to:stairs"),
     "exponential": (_exponential, "exponential:from:to"),
     "cyclic": (_cyclic, "cyclic:from:cycles"),
     "decay": (_decay, "decay:from:rate:low"),
+    "epsilon-linear": (_epsilon_linear, "epsilon-linear:first:last:delta"),
+    "epsilon-staircase": (_epsilon_staircase, "epsilon-staircase:first:last:stairs:delta"),
+    "epsilon-exponential": (_epsilon_exponential, "epsilon-exponential:first:last:delta"),
 }
-_VALUES = ("from", "to", "low")  # those numbers of a schedule that are values of it
+_POWERS = {"from": 1, "to": 1, "low": 1, "first": -1, "last": -1}  # how a schedule's value grows with its numbers
 
 
 @dataclass(frozen=True)
@@ -72,9 +97,8 @@ class Schedule:
     def scaled(self, factor: float) -> Schedule:
         """The schedule whose every value is `factor` times this one's."""
         names = ["from"] if self.shape == "constant" else _SHAPES[self.shape][1].split(":")[1:]
-        scaled = [
-            number * factor if name in _VALUES else number for name, number in zip(names, self.numbers, strict=True)
-        ]
+        powers = [_POWERS.get(name, 0) for name in names]
+        scaled = (number * factor**power for number, power in zip(self.numbers, powers, strict=True))
         return Schedule(self.shape, tuple(scaled))
 
     def written(self) -> str | float:
@@ -98,13 +122,20 @@ def parse(text: str | float | int | Schedule) -> Schedule:
     if len(rest) != count:
         raise ConfigError(f"schedule '{text}' has {len(rest)} numbers, {count} are needed: {form}")
     numbers = tuple(_number(word, str(text)) for word in rest)
+    _refuse_numbers(shape, numbers, text)
+    return Schedule(shape, numbers)
+
+
+def _refuse_numbers(shape: str, numbers: tuple[float, ...], text: object) -> None:
+    named = dict(zip(_SHAPES[shape][1].split(":")[1:], numbers, strict=True))
     if shape == "exponential" and min(numbers) <= 0:
         raise ConfigError(f"schedule '{text}': both ends of an exponential must be > 0")
-    if shape in ("staircase", "cyclic") and numbers[-1] < 1:
-        raise ConfigError(f"schedule '{text}': the last number counts stairs or cycles and must be >= 1")
-    if shape == "decay" and not 0 <= numbers[1] < 1:
-        raise ConfigError(f"schedule '{text}': the rate must be in [0, 1), got {numbers[1]:g}")
-    return Schedule(shape, numbers)
+    if named.get("stairs", named.get("cycles", 1)) < 1:
+        raise ConfigError(f"schedule '{text}': stairs or cycles are counted and must be >= 1")
+    if shape == "decay" and not 0 <= named["rate"] < 1:
+        raise ConfigError(f"schedule '{text}': the rate must be in [0, 1), got {named['rate']:g}")
+    if shape.startswith("epsilon-") and not (min(named["first"], named["last"]) > 0 and 0 < named["delta"] < 1):
+        raise ConfigError(f"schedule '{text}': both epsilons must be > 0, and delta in (0, 1)")
 
 
 def _number(word: str, text: str) -> float:

@@ -1,0 +1,226 @@
+"""The tables and pictures of docs/results/attacks.md, from the cells that benchmarks/attacks.py wrote.
+
+    python benchmarks/plot_attacks.py attacks.jsonl docs/results [--speed speed.jsonl]
+
+Writes attacks-table1.png and attacks-figure3.png, attacks.jsonl (the cells without their pictures), and puts the
+tables between the marks in attacks.md, which is otherwise left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Line = dict[str, Any]
+TABLE1 = {
+    "dlg": {"mnist": (0.686, 0.145, 18.4), "cifar10": (0.754, 0.109, 114.5), "lfw": (0.857, 0.089, 69.2)},
+    "gradinv": {"mnist": (1, 0.122, 846), "cifar10": (0.985, 0.095, 2135), "lfw": (0.994, 0.071, 1826)},
+    "cpl": {"mnist": (1, 0.120, 11.5), "cifar10": (0.973, 0.094, 28.3), "lfw": (1, 0.067, 25)},
+}
+"""004 Table 1: success, RMSE, iterations."""
+
+_QUANTILE_MNIST = {0: ("N", 0.4113, 9), 1: ("N", 0.5113, 9), 2: ("N", 0.1252, 9)}
+_QUANTILE_LFW = dict.fromkeys((0, 1, 2), ("N", 0.3955, 28))
+_CLEAN_MNIST = {0: ("N", 0.1549, 6), 1: ("N", 0.1549, 6), 2: ("N", 0.0008, 7)}
+_CLEAN_LFW = {0: ("N", 0.2214, 24), 1: ("N", 0.2214, 24), 2: ("N", 0.0015, 25)}
+_HELD_MNIST, _HELD_LFW = ("Y", 0.6991, 300), ("Y", 0.7352, 300)
+TABLE3 = {
+    "mnist": {
+        "non-private": _CLEAN_MNIST,
+        "Fed-SDP": _CLEAN_MNIST | {0: _HELD_MNIST},
+        "Fed-SDP at client": _CLEAN_MNIST | {0: _HELD_MNIST, 1: _HELD_MNIST},
+        "quantile": _QUANTILE_MNIST,
+        "quantile, records": _QUANTILE_MNIST,
+        "AdaClip": {0: ("N", 0.4647, 9), 1: ("N", 0.4647, 9), 2: ("N", 0.2465, 9)},
+        "Fed-alphaCDP[sigma]": {0: ("Y", 0.937, 300), 1: ("Y", 0.937, 300), 2: ("Y", 0.9415, 300)},
+    },
+    "lfw": {
+        "non-private": _CLEAN_LFW,
+        "Fed-SDP": _CLEAN_LFW | {0: _HELD_LFW},
+        "Fed-SDP at client": _CLEAN_LFW | {0: _HELD_LFW, 1: _HELD_LFW},
+        "quantile": _QUANTILE_LFW,
+        "quantile, records": _QUANTILE_LFW,
+        "AdaClip": dict.fromkeys((0, 1, 2), ("N", 0.3421, 27)),
+        "Fed-alphaCDP[sigma]": {0: ("Y", 0.9417, 300), 1: ("Y", 0.9417, 300), 2: ("Y", 0.947, 300)},
+    },
+}
+"""004 Table 3: resilient, RMSE, iterations."""
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+
+
+def table1(lines: dict[str, Line]) -> str:
+    rows = []
+    for cell, line in lines.items():
+        if not cell.startswith("table1/"):
+            continue
+        _, dataset, attack = cell.split("/")
+        said = TABLE1.get(attack, {}).get(dataset)
+        published = "–" if said is None else f"{said[0]} / {said[1]} / {said[2]}"
+        rows.append(
+            [attack, dataset, str(line["victims"]), number(line["success"]), number(line["rmse"]),
+             number(line["rmse_of_successes"]), number(line["psnr"], 1), number(line["ssim"]),
+             number(line["label_hits"]),
+             number(line["iterations_to_success"], 1), number(line["iterations"], 1), str(line["diverged"]),
+             number(line["seconds"], 0), published]
+        )  # fmt: skip
+    head = ["attack", "data", "victims", "success", "RMSE", "RMSE of successes", "PSNR", "SSIM", "labels",
+            "iterations to success", "iterations in all", "diverged", "seconds",
+            "published: success / RMSE / iterations"]  # fmt: skip
+    return table(head, rows)
+
+
+def table3(lines: dict[str, Line]) -> str:
+    rows = []
+    for cell, line in lines.items():
+        if not cell.startswith("table3/"):
+            continue
+        _, dataset, method, kind = cell.split("/")
+        resilient, error, iterations = TABLE3[dataset][method][int(kind)]
+        reached = line["iterations_to_success"]
+        rows.append(
+            [f"type {kind}", method, dataset, str(line["victims"]), "N" if line["success"] >= 0.5 else "Y",
+             number(line["success"]), number(line["rmse"]), number(line["ssim"]), number(reached, 1),
+             resilient, f"{error}", f"{iterations}"]
+        )  # fmt: skip
+    rows.sort(key=lambda row: (row[2] == "lfw", row[0]))
+    head = ["attacker", "method", "data", "victims", "resilient", "success", "RMSE", "SSIM", "iterations to success",
+            "published: resilient", "RMSE", "iterations"]  # fmt: skip
+    return table(head, rows)
+
+
+def figure3(lines: dict[str, Line]) -> str:
+    rows = []
+    for cell, line in lines.items():
+        if cell.startswith("figure3/"):
+            _, _, method, kind = cell.split("/")
+            rows.append([method, f"type {kind}", number(line["success"]), number(line["rmse"]), number(line["ssim"])])
+    return table(["method", "attacker", "success", "RMSE", "SSIM"], rows)
+
+
+def members(lines: dict[str, Line]) -> str:
+    rows = []
+    for cell, line in lines.items():
+        if not cell.startswith("membership/"):
+            continue
+        for row in line["rows"]:
+            accuracy = f"{line['train_accuracy']:.3f} / {line['test_accuracy']:.3f}"
+            rows.append([line["algorithm"], row["attack"], number(row["advantage"]), number(row["auc"]),
+                         number(row["tpr_at_1_percent_fpr"]), accuracy])  # fmt: skip
+    head = ["method", "attack", "advantage", "area under ROC", "TPR at 1% FPR", "accuracy on members / held out"]
+    return table(head, rows)
+
+
+def speed(lines: list[Line]) -> str:
+    rows = []
+    for line in lines:
+        each = line["seconds_a_victim"]
+        rows.append([line["device"], line["dataset"], str(line["victims"]), *(number(each[way], 4) for way in each),
+                     number(line["times_faster_than_alone"], 1),
+                     number(line["times_faster_than_published_way"], 1)])  # fmt: skip
+    head = ["device", "data", "victims", "seconds a victim: together", "alone", "published way", "faster than alone",
+            "faster than published way"]  # fmt: skip
+    return table(head, rows)
+
+
+def unpacked(held: dict[str, Any]) -> np.ndarray:
+    flat = np.frombuffer(zlib.decompress(base64.b64decode(held["bytes"])), dtype=np.uint8)
+    return flat.reshape(held["shape"])
+
+
+def show(axes: Any, picture: np.ndarray, title: str = "") -> None:
+    axes.imshow(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=255)
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=8)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def picture1(lines: dict[str, Line], path: Path) -> None:
+    """Originals, then what each attack made of them, for each data set."""
+    cells = {cell: line for cell, line in lines.items() if cell.startswith("table1/")}
+    datasets = list(dict.fromkeys(cell.split("/")[1] for cell in cells))
+    rows: list[tuple[str, np.ndarray]] = []
+    for dataset in datasets:
+        of_set = {cell.split("/")[2]: line for cell, line in cells.items() if cell.split("/")[1] == dataset}
+        rows.append((dataset, unpacked(next(iter(of_set.values()))["pictures"]["truth"])))
+        rows += [(attack, unpacked(line["pictures"]["found"])) for attack, line in of_set.items()]
+    width = max(len(pictures) for _, pictures in rows)
+    figure, axes = plt.subplots(len(rows), width, figsize=(0.9 * width, 0.9 * len(rows)), squeeze=False)
+    for row, (name, pictures) in enumerate(rows):
+        for column in range(width):
+            show(axes[row, column], pictures[column])
+        axes[row, 0].set_ylabel(name, fontsize=9)
+    figure.tight_layout(pad=0.4)
+    figure.savefig(path, dpi=110)
+
+
+def picture3(lines: dict[str, Line], path: Path) -> None:
+    """A column a method, a row a type, one victim."""
+    cells = {tuple(cell.split("/")[2:]): line for cell, line in lines.items() if cell.startswith("figure3/")}
+    names = list(dict.fromkeys(method for method, _ in cells))
+    figure, axes = plt.subplots(3, len(names) + 1, figsize=(1.1 * (len(names) + 1), 4.0), squeeze=False)
+    for row, kind in enumerate("210"):
+        show(axes[row, 0], unpacked(cells[names[0], kind]["pictures"]["truth"])[0], "" if row else "original")
+        axes[row, 0].set_ylabel(f"type {kind}", fontsize=9)
+        for column, name in enumerate(names, start=1):
+            line = cells[name, kind]
+            title = "" if row else name.replace(" ", "\n", 1).replace("[", "\n[")
+            show(axes[row, column], unpacked(line["pictures"]["found"])[0], title)
+            tone = "#a63314" if line["success"] >= 0.5 else "#0f6b5c"
+            axes[row, column].set_xlabel(f"{100 * line['success']:.0f}%", fontsize=8, color=tone)
+    figure.tight_layout(pad=0.4)
+    figure.savefig(path, dpi=110)
+
+
+def fill(path: Path, parts: dict[str, str]) -> None:
+    """Put each part between `<!-- name -->` and `<!-- end -->`."""
+    text = path.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda found, part=part: f"{found[1]}{part}\n{found[2]}", text, flags=re.DOTALL)
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--speed", type=Path, help="lines that benchmarks/attacks_speed.py printed")
+    options = parser.parse_args()
+    read = [json.loads(line) for line in options.cells.read_text(encoding="utf-8").splitlines()]
+    lines: dict[str, Line] = {line["cell"]: line for line in read}
+    if any(cell.startswith("table1/") for cell in lines):
+        picture1(lines, options.folder / "attacks-table1.png")
+    if any(cell.startswith("figure3/") for cell in lines):
+        picture3(lines, options.folder / "attacks-figure3.png")
+    parts = {"table1": table1, "table3": table3, "figure3": figure3, "membership": members}
+    tables = {name: part(lines) for name, part in parts.items() if any(c.startswith(f"{name}/") for c in lines)}
+    if options.speed:
+        timed = [json.loads(line) for line in options.speed.read_text(encoding="utf-8").splitlines()]
+        tables["speed"] = speed(timed)
+    fill(options.folder / "attacks.md", tables)
+    bare = [{key: value for key, value in line.items() if key != "pictures"} for line in read]
+    kept = "".join(json.dumps(line) + "\n" for line in bare)
+    (options.folder / "attacks.jsonl").write_text(kept, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""`attack`: a published attack against any method, on real records, scored by the truth that it never saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.attacks.labels import infer
+from shoal.attacks.objective import Objective
+from shoal.attacks.observe import Kind, Seen, Victims, observe
+from shoal.attacks.quality import Quality, judge
+from shoal.attacks.recipes import Recipe
+from shoal.attacks.reconstruct import Found, reconstruct
+from shoal.config import Config
+from shoal.data import Dataset, load
+from shoal.engine.simulator import pick_device
+from shoal.errors import ConfigError, DataError, ModelError
+from shoal.models import build, check, mixing_layers
+from shoal.privacy.random import Streams
+
+TOGETHER = 256  # victims that are searched for at once
+DUMMIES = 64  # random inputs by which an attacker learns what the model says of anything
+PAPER_RECORDS = 3  # 004 attacks batches of three at types 0 and 1
+
+Progress = Callable[[int, int], None]
+"""(iteration, victims that are still searched for)."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Whom an attacker of which type attacks, and what it knows.
+
+    `records`: those that one observed gradient or update is made of. `honest`: a real update after all local steps.
+    `knowing`: public clips are replayed on the dummies.
+    """
+
+    kind: Kind = 2
+    count: int = 20
+    records: int | None = None
+    honest: bool = False
+    knowing: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in (0, 1, 2):
+            raise ConfigError(
+                f"there is no attack of type {self.kind}: 0 is at the server, 1 at the client before sending, "
+                f"2 inside local training"
+            )
+        if self.count < 1:
+            raise ConfigError(f"count must be at least 1 victim, got {self.count}")
+        if self.records is not None and self.records < 1:
+            raise ConfigError(f"records must be at least 1 a victim, got {self.records}")
+        if self.kind == 2 and self.records not in (None, 1):
+            raise ConfigError(f"type 2 sees one record's gradient at a time, got records={self.records}")
+        if self.kind == 2 and self.honest:
+            raise ConfigError("honest is about whole updates: it goes with type 0 or 1, not with type 2")
+
+    @property
+    def each(self) -> int:
+        return self.records or (1 if self.kind == 2 else PAPER_RECORDS)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an attack got, with the truth beside it."""
+
+    algorithm: str
+    dataset: str
+    recipe: Recipe
+    aim: Aim
+    truth: Tensor  # [V, B, ...]
+    found: Found
+    quality: Quality
+    reached: Tensor  # [V, B]: the iteration at which the attacker's best first was a success; the limit if never
+    seconds: float
+
+    def row(self) -> dict[str, Any]:
+        """The figures of a table: means over records, or over victims."""
+        quality, found = self.quality, self.found
+        return {
+            "algorithm": self.algorithm,
+            "type": self.aim.kind,
+            "attack": self.recipe.name,
+            "dataset": self.dataset,
+            "victims": self.aim.count,
+            "records": self.aim.each,
+            "honest": self.aim.honest,
+            "success": _mean(quality.success),
+            "rmse": _mean(quality.rmse),
+            "psnr": _mean(quality.psnr),
+            "ssim": _mean(quality.ssim) if quality.ssim is not None else None,
+            "label_hits": _mean(quality.label_hit),
+            "iterations": _mean(found.iterations),
+            "iterations_to_success": _mean(self.reached[quality.success]) if quality.success.any() else None,
+            "gradient_left": float(found.left.median()),
+            "rmse_of_successes": _mean(quality.rmse[quality.success]) if quality.success.any() else None,
+            "restarts": int(found.restarts.sum()),
+            "diverged": int(found.diverged.sum()),
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None, progress: Progress | None = None,
+           ) -> Outcome:  # fmt: skip
+    """Run a recipe against the config's algorithm, data and model (`auto`: the papers' attack network)."""
+    dataset = data or load(config.data.name, label=config.data.label, test_fraction=config.data.test_fraction)
+    device, streams = pick_device(config.engine.device), Streams(config.seed)
+    victims = choose(dataset, aim, streams, device)
+    module = attacked_model(config, dataset, streams).to(device)
+    started = time.perf_counter()
+    seen = observe(
+        config.algorithm, aim.kind, module, victims, streams,
+        rounds=config.rounds, honest=aim.honest, knowing=aim.knowing,
+    )  # fmt: skip
+    found, reached = _search(recipe, aim, module, seen, victims, streams, progress)
+    quality = judge(found.x, found.labels, victims.x, victims.y)
+    seconds = time.perf_counter() - started
+    return Outcome(config.algorithm.name, dataset.name, recipe, aim, victims.x, found, quality, reached, seconds)
+
+
+def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -> Victims:
+    """Training records at random, none twice; the same ones for every method and attack of a seed."""
+    wanted, there = aim.count * aim.each, len(dataset.train_y)
+    if wanted > there:
+        raise ConfigError(
+            f"{aim.count} victims of {aim.each} records are {wanted}, but data '{dataset.name}' has {there} to train "
+            f"on; ask for at most {there // aim.each} victims"
+        )
+    places = torch.from_numpy(streams.generator("victims").permutation(there)[:wanted])
+    x, y = dataset.train_x[places], dataset.train_y[places]
+    if float(x.min()) < 0 or float(x.max()) > 1:
+        raise DataError(
+            f"attacks search in [0, 1], but data '{dataset.name}' run from {float(x.min()):g} to {float(x.max()):g}; "
+            f"scale them (for your own pictures 0 to 255, for tables by public ranges)"
+        )
+    each = (aim.count, aim.each)
+    return Victims(x.unflatten(0, each).to(device), y.view(each).to(device), dataset.classes)
+
+
+def attacked_model(config: Config, dataset: Dataset, streams: Streams) -> nn.Module:
+    """The global model of the first round."""
+    name = config.model
+    if name == "auto":
+        name = "attack-cnn" if len(dataset.input_shape) == 3 else "attack-mlp"
+    module = build(name, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
+    check(module, dataset.input_shape, dataset.class_count, example_level=config.algorithm.per_example is not None)
+    if found := mixing_layers(module):
+        raise ModelError(f"layer '{found[0]}' mixes the records of a batch; attacks take models without BatchNorm")
+    return module
+
+
+def _search(
+    recipe: Recipe, aim: Aim, module: nn.Module, seen: Seen, victims: Victims, streams: Streams,
+    progress: Progress | None,
+) -> tuple[Found, Tensor]:  # fmt: skip
+    """The search, a few hundred victims at a time; and when each first succeeded, which only we can tell."""
+    labels = None
+    if recipe.labels != "joint":
+        shape = (DUMMIES, *victims.x.shape[2:])
+        dummies = torch.from_numpy(streams.generator("dummies").random(shape, dtype="float32")).to(victims.x.device)
+        labels = infer(recipe.labels, seen.gradients, module, aim.each, dummies)
+    reached = torch.full(victims.y.shape, float(recipe.iterations), device=victims.x.device)
+    parts = []
+    for group in torch.arange(aim.count, device=victims.x.device).split(TOGETHER):
+        objective = Objective(
+            recipe=recipe, shown=seen.shown, replay=seen.replay, shape=tuple(victims.x.shape[2:]), batch=aim.each,
+            classes=len(victims.classes), seen=seen.gradients[group],
+            labels=None if labels is None else labels[group],
+        )  # fmt: skip
+
+        def watch(iteration: int, which: Tensor, best: Tensor, group: Tensor = group) -> None:
+            who = group[which]
+            good = judge(best, victims.y[who], victims.x[who], victims.y[who]).success
+            reached[who] = torch.where(good, reached[who].clamp(max=iteration), recipe.iterations)
+            if progress is not None:
+                progress(iteration, len(which))
+
+        first = int(group[0])
+        own = replace(streams, seed=streams.number("group", first)) if first else streams
+        parts.append(reconstruct(objective, own, watch))
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in Found.__dataclass_fields__}
+    return Found(**joined), reached
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())

@@ -1,0 +1,90 @@
+"""Methods x types: who withstands which attacker (004 Table 3 and Figure 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.algorithms import algorithms
+from shoal.attacks.leakage import Aim, Outcome, attack
+from shoal.attacks.observe import Kind
+from shoal.attacks.recipes import Recipe
+from shoal.config import configure
+from shoal.data import load
+
+LEAKS = 0.5  # a method that gives away this share of the records is not resilient
+
+
+@dataclass(frozen=True)
+class Method:
+    """A column: an algorithm in one setting, under the name that 004 gives it."""
+
+    label: str
+    algorithm: str
+    changes: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ("figure3",)
+
+
+METHODS = (
+    Method("non-private", "fedavg", tables=("table3", "figure3")),
+    Method("compression 10%", "compression", ("per_update.share=0.1",)),
+    Method("compression 90%", "compression", ("per_update.share=0.9",)),
+    Method("DSSGD", "dssgd", ("per_update.fraction=0.1", "per_update.cap=1.0")),
+    Method("DSSGD, noise", "dssgd-noise", ("per_update.fraction=0.1", "per_update.cap=1.0")),
+    Method("noise .001", "random-noise", ("per_update.scale=0.0316",)),
+    Method("noise .01", "random-noise", ("per_update.scale=0.1",)),
+    Method("Fed-SDP", "fed-sdp", ("per_update.at=server",), ("table3", "figure3")),
+    Method("Fed-SDP at client", "fed-sdp", ("per_update.at=client",), ("table3", "figure3")),
+    Method("quantile", "quantile", tables=("table3",)),
+    Method("quantile, records", "quantile-example", tables=("table3",)),
+    Method("AdaClip", "adaclip", tables=("table3",)),
+    Method("Fed-CDP C=1 sigma=2", "fed-cdp", ("per_example.clip=1.0", "per_step.noise=2.0")),
+    Method("Fed-CDP C=4 sigma=6", "fed-cdp", ("per_example.clip=4.0", "per_step.noise=6.0")),
+    Method("Fed-alphaCDP[sigma]", "fed-alpha-cdp-sigma", tables=("table3", "figure3")),
+)
+"""DSSGD's cap, in units of the gradient that crosses here, leaves most coordinates whole. Random noise goes by its
+variance, as in 004 and DLG."""
+
+TYPES: tuple[Kind, ...] = (2, 1, 0)
+
+Started = Callable[[str, int], None]
+
+
+def methods(table: str | None = None) -> list[Method]:
+    """The columns of one of 004's tables, or all."""
+    known = algorithms()
+    return [m for m in METHODS if m.algorithm in known and (table is None or table in m.tables)]
+
+
+def matrix(
+    base: dict[str, Any],
+    recipe: Recipe,
+    aim: Aim,
+    *,
+    columns: list[Method] | None = None,
+    changes: tuple[str, ...] = (),
+    on_cell: Started | None = None,
+) -> Iterator[tuple[Method, Outcome]]:
+    """Every method against every type, one after the other. All of them meet the same victims and the same model.
+
+    The aim's `records` and `honest` are about types 0 and 1.
+    """
+    data = None
+    for method in columns or methods():
+        for kind in TYPES:
+            if on_cell is not None:
+                on_cell(method.label, kind)
+            config = configure(base | {"algorithm": method.algorithm}, [*method.changes, *changes])
+            data = data or load(config.data.name, label=config.data.label, test_fraction=config.data.test_fraction)
+            yield method, attack(config, recipe, _of_kind(aim, kind), data)
+
+
+def _of_kind(aim: Aim, kind: Kind) -> Aim:
+    return replace(aim, kind=2, records=None, honest=False) if kind == 2 else replace(aim, kind=kind)
+
+
+def cell(method: Method, outcome: Outcome) -> dict[str, Any]:
+    """A cell's figures."""
+    row = outcome.row()
+    return {"method": method.label, "resilient": row["success"] < LEAKS} | row

@@ -1,0 +1,210 @@
+"""Membership inference on the final model: was this record trained on?
+
+    threshold   Yeom et al. 2018: a record with a small loss is taken for a member
+    lira        Carlini et al. 2022: the loss is compared with what models give that did, and that did not, see the
+                record: phi = log(p/(1 - p)) is about normal, with a mean of its own for each record, in and out
+
+Every model is trained as the configuration says, by the simulator, on a random half of a pool of records; each in
+turn is the target and all the others are its shadows (online LiRA with one pooled variance, as the authors advise
+for few shadows). Advantage is max(TPR - FPR).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config import Config
+from shoal.data import Dataset, load
+from shoal.errors import ConfigError
+from shoal.gradients import Layout
+from shoal.prepare import prepare
+from shoal.privacy.random import Streams
+
+LEAST_MODELS = 4
+FEW_FALSE = 0.01
+
+
+@dataclass(frozen=True)
+class Roc:
+    """How well scores part members from the others."""
+
+    advantage: float
+    auc: float
+    tpr_at_1_percent_fpr: float
+    points: list[tuple[float, float]]
+
+    @classmethod
+    def of(cls, scores: np.ndarray, member: np.ndarray) -> Roc:
+        """Higher scores mean membership; equal scores are told apart by nobody."""
+        order = np.argsort(-scores, kind="stable")
+        true, false = np.cumsum(member[order]), np.cumsum(~member[order])
+        last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the end of each run of equal scores
+        tpr = np.concatenate([[0.0], true[last] / max(member.sum(), 1)])
+        fpr = np.concatenate([[0.0], false[last] / max((~member).sum(), 1)])
+        thin = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
+        return cls(
+            advantage=float((tpr - fpr).max()),
+            auc=float(np.trapezoid(tpr, fpr)),
+            tpr_at_1_percent_fpr=float(tpr[fpr <= FEW_FALSE].max()),
+            points=[(float(fpr[i]), float(tpr[i])) for i in thin],
+        )
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What an observer of the final model can tell."""
+
+    algorithm: str
+    dataset: str
+    models: int
+    records: int
+    train_accuracy: float
+    test_accuracy: float
+    threshold: Roc
+    lira: Roc
+    seconds: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "algorithm": self.algorithm,
+                "attack": name,
+                "advantage": roc.advantage,
+                "auc": roc.auc,
+                "tpr_at_1_percent_fpr": roc.tpr_at_1_percent_fpr,
+            }
+            for name, roc in (("threshold", self.threshold), ("lira", self.lira))
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        names = ("algorithm", "dataset", "models", "records", "train_accuracy", "test_accuracy", "seconds")
+        rocs = {"threshold": self.threshold.points, "lira": self.lira.points}
+        return {name: getattr(self, name) for name in names} | {"roc": rocs}
+
+
+def membership(
+    config: Config,
+    *,
+    models: int = 16,
+    records: int | None = None,
+    data: Dataset | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Membership:
+    """Train `models` times on random halves of a pool of `records`, and try to tell members from others."""
+    if models < LEAST_MODELS:
+        raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
+    started = time.perf_counter()
+    dataset = data or load(config.data.name, label=config.data.label, test_fraction=config.data.test_fraction)
+    pool = _pool(dataset, records, Streams(config.seed))
+    member = _halves(models, len(pool), Streams(config.seed))
+    losses, accuracies = [], []
+    for place in range(models):
+        one = replace(config, seed=Streams(config.seed).number("shadow", place) % 2**31, baseline=False)
+        loss, accuracy = _trained(one, dataset, pool, member[place])
+        losses.append(loss)
+        accuracies.append(accuracy)
+        if progress is not None:
+            progress(place + 1, models)
+    loss = np.stack(losses)
+    return Membership(
+        algorithm=config.algorithm.name,
+        dataset=dataset.name,
+        models=models,
+        records=len(pool),
+        train_accuracy=float(np.mean([a for a, _ in accuracies])),
+        test_accuracy=float(np.mean([a for _, a in accuracies])),
+        threshold=Roc.of(-loss.ravel(), member.ravel()),
+        lira=Roc.of(likelihood_ratios(confidence(loss), member).ravel(), member.ravel()),
+        seconds=round(time.perf_counter() - started, 2),
+    )
+
+
+def confidence(loss: np.ndarray) -> np.ndarray:
+    """phi = log(p/(1 - p)) of the true class's probability p = exp(-loss)."""
+    loss = np.clip(loss, 1e-7, 50)
+    return -loss - np.log(-np.expm1(-loss))
+
+
+def likelihood_ratios(phi: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """log N(phi; in) - log N(phi; out) for each model [M, n], by the means of all other models."""
+    models = len(phi)
+    scores = np.zeros_like(phi)
+    for target in range(models):
+        others = np.arange(models) != target
+        inside, outside = (_log_normal(phi[target], phi[others], member[others] == side) for side in (True, False))
+        scores[target] = inside - outside
+    return scores
+
+
+def _log_normal(x: np.ndarray, phi: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The log density of x [n] under the normal that the chosen of phi [M, n] predict, one spread for all records.
+
+    A mean of k models is itself off by spread/sqrt(k): without that, the side with fewer models would always lose.
+    """
+    means, count = _means(phi, chosen), chosen.sum(0)
+    spread = _spread(phi, chosen, means) * np.sqrt(1 + 1 / np.maximum(count, 1))
+    return -0.5 * ((x - means) / spread) ** 2 - np.log(spread)
+
+
+def _means(phi: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The mean over the chosen models for each record; over all records where none was chosen."""
+    count = chosen.sum(0)
+    overall = phi[chosen].mean() if chosen.any() else 0.0
+    return np.where(count > 0, (phi * chosen).sum(0) / np.maximum(count, 1), overall)
+
+
+def _spread(phi: np.ndarray, chosen: np.ndarray, means: np.ndarray) -> float:
+    """One standard deviation for all records, by the degrees of freedom that the means leave."""
+    free = max(1, int(np.maximum(chosen.sum(0) - 1, 0).sum()))
+    return float(np.sqrt((((phi - means) * chosen) ** 2).sum() / free)) + 1e-6
+
+
+def _pool(dataset: Dataset, records: int | None, streams: Streams) -> np.ndarray:
+    there = len(dataset.train_y)
+    wanted = there if records is None else records
+    if not 8 <= wanted <= there:
+        raise ConfigError(f"records must be 8 to {there} (data '{dataset.name}' has no more), got {wanted}")
+    return np.sort(streams.generator("pool").permutation(there)[:wanted])
+
+
+def _halves(models: int, records: int, streams: Streams) -> np.ndarray:
+    """Each record in each model with probability 1/2, [M, n]: what one model holds says nothing of the others."""
+    return streams.generator("halves").random((models, records)) < 0.5
+
+
+def _trained(
+    config: Config, dataset: Dataset, pool: np.ndarray, member: np.ndarray
+) -> tuple[Any, tuple[float, float]]:
+    """One model's losses [n] on the pool, and its accuracy on its members and on held-out rows."""
+    rows = torch.from_numpy(pool[member])
+    owners = None if dataset.owners is None else dataset.owners[pool[member]]
+    part = replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=owners)
+    _, simulator = prepare(config, part, None)
+    try:
+        while simulator.done < simulator.rounds:
+            simulator.play(0)
+        test, _ = simulator.evaluate()
+        layout: Layout = simulator.stage.network.layout
+        layout.load(simulator.module, simulator.model)
+        x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)
+        y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
+        losses, hits = _losses(simulator.module, x, y)
+    finally:
+        simulator.close()
+    return losses, (float(hits[member].mean()), test)
+
+
+@torch.inference_mode()
+def _losses(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    module.eval()
+    logits = torch.cat([module(part) for part in x.split(500)]).double()
+    losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+    losses = torch.nan_to_num(losses, nan=50.0, posinf=50.0)
+    return losses.cpu().numpy(), (logits.argmax(1) == y).cpu().numpy()

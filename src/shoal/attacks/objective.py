@@ -1,0 +1,69 @@
+"""What an attack minimises: the distance between what was seen and what its own dummy examples would have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.attacks.gradient_map import GradientMap
+from shoal.attacks.recipes import Recipe
+
+Replay = Callable[[Tensor, Tensor], Tensor]
+"""(the dummies' gradients [V, P], what was seen [V, P]) -> the former after the public steps that the latter took."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """One row of unknowns a victim: its examples [B, ...], then, where labels are searched too, their logits."""
+
+    recipe: Recipe
+    shown: GradientMap
+    replay: Replay
+    shape: tuple[int, ...]
+    batch: int
+    classes: int
+    seen: Tensor  # [V, P]
+    labels: Tensor | None  # [V, guesses, B], the likeliest first; None where they are among the unknowns
+
+    @property
+    def pixels(self) -> int:
+        """How many of a row's unknowns are features."""
+        return self.batch * int(torch.Size(self.shape).numel())
+
+    def examples(self, rows: Tensor) -> Tensor:
+        return rows[:, : self.pixels].unflatten(1, (self.batch, *self.shape))
+
+    def probabilities(self, rows: Tensor, victims: Tensor, attempts: Tensor) -> Tensor:
+        """The labels [v, B, C] of the victims' attempts: each attempt has another guess, as long as there are any."""
+        if self.labels is not None:
+            guess = attempts.clamp(max=self.labels.shape[1] - 1)
+            return F.one_hot(self.labels[victims, guess], self.classes).to(rows.dtype)
+        return rows[:, self.pixels :].unflatten(1, (self.batch, self.classes)).softmax(-1)
+
+    def evaluate(self, rows: Tensor, victims: Tensor, attempts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, slope and match (the value without the prior, relative to what was seen) of these victims' rows."""
+        rows = rows.detach().requires_grad_()
+        x, y = self.examples(rows), self.probabilities(rows, victims, attempts)
+        seen = self.seen[victims]
+        shown = self.replay(self.shown(x, y), seen)
+        if self.recipe.match == "squared":
+            value = (shown - seen).square().sum(1)
+            match = value.detach() / seen.square().sum(1).clamp(min=1e-30)
+        else:
+            value = 1 - F.cosine_similarity(shown, seen, dim=1, eps=1e-30)
+            match = value.detach()
+        if self.recipe.prior and len(self.shape) == 3:
+            value = value + self.recipe.prior * total_variation(x)
+        (slope,) = torch.autograd.grad(value.sum(), rows)
+        return value.detach(), slope, match
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """The mean step between neighbouring pixels, down and across, for each victim [V, B, C, H, W]."""
+    down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
+    across = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
+    return down + across

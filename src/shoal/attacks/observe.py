@@ -1,0 +1,207 @@
+"""What an attacker sees: the engine plays the method's own boundaries, and the attacker sits at one of them.
+
+    type 0   at the server: the client's update as the server holds it (004 section 3.1)
+    type 1   at the client, after local training and before the update leaves it
+    type 2   inside the client: one record's gradient in the first local step, as it moves the local model
+
+Types 0 and 1 are played as in the paper: the mean gradient of a few records at the first local step, with a step of
+length 1; or, `honest`, as a real update after all of the method's local steps. Noise and clips are those of the
+engine (engine.local, privacy.*), in the same order. What is public and certain (a clip's bound, which coordinates
+were sent) the attacker replays on its own dummies; noise it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Local
+from shoal.attacks.arithmetic import exact
+from shoal.attacks.gradient_map import GradientMap, Shrink, clipped, gradients, updates
+from shoal.attacks.objective import Replay
+from shoal.data import Dataset, Partition
+from shoal.engine.local import train
+from shoal.engine.moment import Moment
+from shoal.engine.settings import Settings
+from shoal.engine.simulator import Simulator
+from shoal.gradients import Layout
+from shoal.privacy.adaclip import AdaClip
+from shoal.privacy.clip import Clipping, MedianClip, NoisyClip, row_norms
+from shoal.privacy.example_clip import ExampleClipping, QuantileExampleClip
+from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.schedules import parse
+from shoal.privacy.unbounded import Prune, Select
+
+Kind = Literal[0, 1, 2]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What crossed the boundary, [V, P], in units of a gradient; and how dummies would look there."""
+
+    gradients: Tensor
+    shown: GradientMap
+    replay: Replay
+
+
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """Clients with a few records each: x [V, B, ...], y [V, B]."""
+
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...]
+
+    def dataset(self) -> Dataset:
+        rows, labels = self.x.flatten(0, 1).cpu(), self.y.flatten().cpu()
+        return Dataset("victims", rows, labels, rows[:1], labels[:1], self.classes)
+
+    def partition(self) -> Partition:
+        count, records = self.y.shape
+        return Partition(np.arange(count * records, dtype=np.int32), np.arange(count + 1) * records)
+
+
+def observe(
+    algorithm: Algorithm,
+    kind: Kind,
+    module: nn.Module,
+    victims: Victims,
+    streams: Streams,
+    *,
+    rounds: int = 100,
+    honest: bool = False,
+    knowing: bool = True,
+) -> Seen:
+    """What the attacker of this type sees of every victim in the first of so many rounds.
+
+    Without `knowing` it replays nothing, as the attacks of the papers.
+    """
+    played = _played(algorithm, kind, victims.y.shape[1], honest)
+    with exact():
+        left = _left_client(played, module, victims, streams, rounds)
+    per_update = played.per_update if kind != 2 else None
+    if per_update is not None and kind == 1 and not applied_at_client(algorithm):
+        per_update = None
+    bound = float("inf")
+    if per_update is not None:
+        norms = row_norms(left)
+        bound = per_update.bound({}, 0, rounds, norms)
+        left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams))
+    clip = _record_clip(played, module, rounds) if knowing else None
+    shown, unit = _map(played, module, victims.y.shape[1], rounds, clip)
+    replay = _update_replay(per_update, bound * abs(unit)) if knowing else _nothing
+    return Seen((left * unit).detach(), shown, replay)
+
+
+def applied_at_client(algorithm: Algorithm) -> bool:
+    """Is what `per_update` does done before the update leaves the client?"""
+    per_update = algorithm.per_update
+    if isinstance(per_update, NoisyClip):
+        return per_update.at == "client"
+    return not isinstance(per_update, MedianClip)  # whose bound only the server can know
+
+
+def _played(algorithm: Algorithm, kind: Kind, records: int, honest: bool) -> Algorithm:
+    """The method as it is played on the victims: all of them take part, and nobody waits for the sum.
+
+    A count in every step is noisier than a batch needs by a factor that belongs to the method's own batch.
+    """
+    everybody = replace(algorithm, clients=Clients("all"), per_round=None)
+    if honest and kind != 2:
+        return everybody
+    per_example = algorithm.per_example
+    if isinstance(per_example, QuantileExampleClip):
+        times = algorithm.examples.batch / records
+        per_example = replace(per_example, count_noise=per_example.count_noise * times)
+    one_step = Local(steps=1, lr=1.0)
+    return replace(everybody, examples=Examples("fixed-order", records), local=one_step, per_example=per_example)
+
+
+def _left_client(algorithm: Algorithm, module: nn.Module, victims: Victims, streams: Streams, rounds: int) -> Tensor:
+    """The updates [V, P] of the victims' local training, by the engine."""
+    settings = Settings(device=str(victims.x.device), threads=1)
+    simulator = Simulator(
+        algorithm, module, victims.dataset(), victims.partition(), rounds=rounds, seed=streams.seed, settings=settings
+    )
+    try:
+        everybody = np.arange(len(victims.y))
+        moment = Moment(0, rounds)
+        parts = [
+            train(simulator.stage, simulator.state.model, clients, moment, {})[0]
+            for clients in simulator.stage.slicer.slices(everybody)
+        ]
+        order = np.concatenate(list(simulator.stage.slicer.slices(everybody)))
+    finally:
+        simulator.close()
+    return torch.cat(parts)[torch.from_numpy(np.argsort(order)).to(victims.x.device)]
+
+
+def _draw(streams: Streams) -> Callable[[int], np.random.Generator]:
+    return lambda row: streams.generator("update noise", 0, 0, row)
+
+
+def _map(
+    algorithm: Algorithm, module: nn.Module, records: int, rounds: int, clip: Shrink | None
+) -> tuple[GradientMap, float]:
+    """How dummies look, and the factor that turns an update into the mean gradient that it is about."""
+    local, examples = algorithm.local, algorithm.examples
+    lr = parse(local.lr).value(0, rounds)
+    steps = local.steps or examples.steps(records, local.epochs)
+    if steps == 1 and examples.batch >= records:
+        alone = gradients(module)
+        return (clipped(alone, clip) if clip else alone), -1 / lr
+    # Which records a batch held nobody outside knows: the attacker takes them as they lie.
+    order = Examples("fixed-order", examples.batch).draw(Streams(0).generator("order"), records, steps)
+    batches = [[int(place) for place in row if place >= 0] for row in order]
+    whole = updates(module, batches, lr=lr, momentum=local.momentum, clip=clip)
+    unit = -1 / (lr * steps)
+    return (lambda x, y: unit * whole(x, y)), unit
+
+
+def _record_clip(algorithm: Algorithm, module: nn.Module, rounds: int) -> Shrink | None:
+    """The clip of single records, on vectors [N, P] that can be differentiated."""
+    per_example = algorithm.per_example
+    layout = Layout.of(module)
+    if per_example is None:
+        return None
+    if isinstance(per_example, AdaClip):  # in the first step its coordinates are all alike: one ball
+        spread = (per_example.h1 * per_example.h2) ** 0.5 * layout.size**0.5
+        return lambda vectors: _into_ball(vectors, spread)
+    assert isinstance(per_example, ExampleClipping)
+    bound = per_example.bound({}, 0, rounds)
+
+    def shrink(vectors: Tensor) -> Tensor:
+        squares = torch.stack([vectors[:, place].square().sum(1) for place in layout.layers])
+        factors = per_example.factors(squares.unsqueeze(1) + 1e-30, bound).squeeze(1)
+        if len(factors) == 1:
+            return vectors * factors[0].unsqueeze(1)
+        parts = [
+            vectors[:, place] * factor.unsqueeze(1) for place, factor in zip(layout.layers, factors, strict=True)
+        ]
+        return torch.cat(parts, dim=1)
+
+    return shrink
+
+
+def _update_replay(per_update: object, bound: float) -> Replay:
+    """What happened to the whole update, as far as it is public."""
+    if isinstance(per_update, Clipping):
+        return lambda shown, _seen: _into_ball(shown, bound)
+    if isinstance(per_update, Prune | Select):
+        return lambda shown, seen: shown * (seen != 0)
+    return _nothing
+
+
+def _nothing(shown: Tensor, _seen: Tensor) -> Tensor:
+    return shown
+
+
+def _into_ball(vectors: Tensor, radius: float) -> Tensor:
+    norms = (vectors.square().sum(1, keepdim=True) + 1e-30).sqrt()
+    return vectors * (radius / norms).clamp(max=1.0)

@@ -1,0 +1,90 @@
+"""How good a reconstruction is, by the truth that the attacker does not have: RMSE, PSNR, SSIM, label hits.
+
+004 judged success by eye. Here it is a pixel error below .15 (RMSE) *and* a structural similarity above .5 (SSIM,
+Wang et al. 2004, uniform 7 x 7 window, range 1; where a picture is smaller, one window). Tables have no structure
+that SSIM could see: for them the error alone decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MOST_RMSE = 0.15
+LEAST_SSIM = 0.5
+WINDOW = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Quality:
+    """Figures [V, B] of every example, and its reconstruction [V, B, ...] put beside it."""
+
+    x: Tensor
+    rmse: Tensor
+    psnr: Tensor
+    ssim: Tensor | None
+    label_hit: Tensor
+
+    @property
+    def success(self) -> Tensor:
+        return succeeded(self.rmse, self.ssim)
+
+
+def judge(found: Tensor, labels: Tensor, truth: Tensor, true_labels: Tensor) -> Quality:
+    """Reconstructions [V, B, ...] against the truth; within a batch each is put beside the example it fits best."""
+    order = _pairing(found, truth)
+    found = torch.stack([rows[places] for rows, places in zip(found, order, strict=True)])
+    labels = labels.gather(1, order)
+    error = rmse(found, truth)
+    return Quality(
+        x=found,
+        rmse=error,
+        psnr=-20 * error.clamp(min=1e-6).log10(),
+        ssim=ssim(found, truth) if truth.dim() == 5 else None,
+        label_hit=labels == true_labels,
+    )
+
+
+def succeeded(error: Tensor, similarity: Tensor | None) -> Tensor:
+    good = error < MOST_RMSE
+    return good if similarity is None else good & (similarity > LEAST_SSIM)
+
+
+def rmse(found: Tensor, truth: Tensor) -> Tensor:
+    """Over all pixels of an example, [V, B]."""
+    return (found - truth).square().flatten(2).mean(2).sqrt()
+
+
+def ssim(found: Tensor, truth: Tensor) -> Tensor:
+    """The mean over windows and channels, [V, B], for pictures [V, B, C, H, W]."""
+    window = (min(WINDOW, truth.shape[-2]), min(WINDOW, truth.shape[-1]))
+    a, b = found.flatten(0, 1).double(), truth.flatten(0, 1).double()
+
+    def mean(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, window, stride=1)
+
+    mean_a, mean_b = mean(a), mean(b)
+    pixels = window[0] * window[1]
+    unbiased = pixels / (pixels - 1) if pixels > 1 else 1.0
+    var_a = unbiased * (mean(a * a) - mean_a**2)
+    var_b = unbiased * (mean(b * b) - mean_b**2)
+    both = unbiased * (mean(a * b) - mean_a * mean_b)
+    c1, c2 = 0.01**2, 0.03**2
+    similar = (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    return similar.flatten(1).mean(1).view(truth.shape[:2]).to(truth.dtype)
+
+
+def _pairing(found: Tensor, truth: Tensor) -> Tensor:
+    """Which reconstruction goes with which example, [V, B], with the least error in all."""
+    victims, batch = truth.shape[:2]
+    if batch == 1:
+        return torch.zeros(victims, 1, dtype=torch.int64, device=truth.device)
+    from scipy.optimize import linear_sum_assignment
+
+    errors = (found.flatten(2).unsqueeze(1) - truth.flatten(2).unsqueeze(2)).square().mean(3).cpu().numpy()
+    places = [linear_sum_assignment(error)[1] for error in errors]
+    return torch.from_numpy(np.stack(places)).to(truth.device)

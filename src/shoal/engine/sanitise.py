@@ -1,0 +1,180 @@
+"""The boundaries inside a client: `per_example` clips every record's gradient, `per_step` adds noise to every step.
+
+One `Sanitiser` serves a slice of clients for the steps of one round. It turns the tape of a batch into one that adds
+the noisy gradient: (sum_b factor_b g_b + N(0, (z S)^2))/B, with B the public, expected batch. A batch that came out
+empty gets the same noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from shoal.engine.moment import Moment
+from shoal.engine.stage import Stage
+from shoal.gradients import ExampleTape, Tape
+from shoal.privacy.adaclip import AdaClip
+from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
+from shoal.privacy.normals import Normals, normals
+
+
+class Sanitiser(Protocol):
+    """What happens to the gradients of a slice of clients."""
+
+    told: Told
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """The numbers that do not change within a round, such as the clip and the noise."""
+
+    def begin(self, other: Sanitiser) -> None:
+        """Take the place of another one for a new round: its random numbers, and nothing told yet."""
+
+    def spoilt(self, tape: ExampleTape) -> Tensor:
+        """Which gradients [K, B] have no norm: they hold NaN or Inf, or are too great for a float."""
+
+    def __call__(self, tape: ExampleTape, real: Tensor, moving: Tensor) -> Tape:
+        """The batch's gradient as it may move the model; `real` [K, B] is 0 where a batch is filled up, `moving` [K]
+        where a client has no step left, and so draws no noise."""
+
+
+@dataclass
+class Told:
+    """What there is to tell of a slice's steps: sums over its records, clients and steps, kept on the device."""
+
+    records: Tensor
+    clipped: Tensor
+    spoilt: Tensor
+    shares: Tensor
+    steps: Tensor
+
+    def clear(self) -> None:
+        for tensor in (self.records, self.clipped, self.spoilt, self.shares, self.steps):
+            tensor.zero_()
+
+    @classmethod
+    def nothing(cls, params: Tensor) -> Told:
+        clients = params.new_zeros(len(params))
+        number = params.new_zeros(())
+        return cls(number, number.clone(), number.clone(), clients, clients.clone())
+
+
+def sanitiser(
+    stage: Stage, params: Tensor, clients: np.ndarray, moment: Moment, memory: dict[str, Tensor]
+) -> Sanitiser | None:
+    """The method's own, or None where gradients are left as they are."""
+    algorithm, streams = stage.algorithm, stage.streams
+    per_example, per_step = algorithm.per_example, algorithm.per_step
+    if per_example is None:
+        return None
+    batch, numbers = algorithm.examples.batch, (moment.t, moment.attempt)
+    noise = per_step.multiplier(moment.t, moment.total, batch) if per_step is not None else 0.0
+    source = normals(streams, "step noise", numbers, clients.tolist(), params, stage.workers.spread)
+    if isinstance(per_example, AdaClip):
+        return AdaptiveCoordinates(per_example, noise, batch, source, params)
+    bound = per_example.bound(memory, moment.t, moment.total)
+    count = None
+    if isinstance(per_example, QuantileExampleClip):
+        noise = per_example.update_noise(noise, batch)
+        count = normals(streams, "step count", numbers, clients.tolist(), params[:, :1])
+    return ClippedByFactors(per_example, bound, noise, batch, source, count, Told.nothing(params))
+
+
+@dataclass
+class ClippedByFactors:
+    """Clips that only shrink gradients: a factor for each record, never the gradient itself."""
+
+    clip: ExampleClip | QuantileExampleClip
+    bound: float
+    noise: float
+    batch: float
+    source: Normals
+    count: Normals | None
+    told: Told
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return self.clip, self.bound, self.noise, self.batch
+
+    def begin(self, other: Sanitiser) -> None:
+        assert isinstance(other, ClippedByFactors)
+        self.source.begin(other.source)
+        if self.count is not None and other.count is not None:
+            self.count.begin(other.count)
+        self.told.clear()
+
+    def spoilt(self, tape: ExampleTape) -> Tensor:
+        return ~tape.squares().sum(0).isfinite()
+
+    def __call__(self, tape: ExampleTape, real: Tensor, moving: Tensor) -> Tape:
+        squares = tape.squares()
+        factors = self.clip.factors(squares, self.bound)
+        scales = None
+        if self.noise:
+            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound) * moving
+        self.told.spoilt += (~squares.sum(0).isfinite()).sum()
+        self.told.records += real.sum()
+        self.told.clipped += ((factors < 1).any(0) * real).sum()
+        self.told.steps += moving
+        if self.count is not None and isinstance(self.clip, QuantileExampleClip):
+            drawn = squares.new_zeros(squares.shape[1], 1)
+            if self.noise:
+                self.count.add(drawn, moving)
+            self.told.shares += moving * self.clip.shares(squares, real, self.bound, self.batch, drawn.squeeze(1))
+        return _Noisy(tape, factors, scales, self.batch, self.source)
+
+
+@dataclass
+class _Noisy:
+    tape: ExampleTape
+    factors: Tensor
+    scales: Tensor | None
+    batch: float
+    source: Normals
+
+    def accumulate(self, into: Tensor, scale: float) -> None:
+        self.tape.accumulate(into, scale / self.batch, self.factors)
+        if self.scales is not None:
+            self.source.add(into, self.scales * (scale / self.batch))
+
+
+class AdaptiveCoordinates:
+    """AdaClip: the gradients of single records are needed, for each is measured in coordinates of its own."""
+
+    def __init__(self, clip: AdaClip, noise: float, batch: float, source: Normals, params: Tensor) -> None:
+        self.clip, self.noise, self.batch, self.source = clip, noise, batch, source
+        self.at = clip.start(params)
+        self.told = Told.nothing(params)
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return self.clip, self.noise, self.batch
+
+    def begin(self, other: Sanitiser) -> None:
+        assert isinstance(other, AdaptiveCoordinates)
+        self.source.begin(other.source)
+        self.at.mean.copy_(other.at.mean)
+        self.at.scale.copy_(other.at.scale)
+        self.told.clear()
+
+    def spoilt(self, tape: ExampleTape) -> Tensor:
+        return ~tape.squares().sum(0).isfinite()
+
+    def __call__(self, tape: ExampleTape, real: Tensor, moving: Tensor) -> Tape:
+        self.told.spoilt += self.spoilt(tape).sum()
+        total = self.clip.clipped_sum(self.at, tape.examples(), real)
+        if self.noise:
+            self.source.add(total, self.noise * moving)
+        gradient = self.clip.gradient(self.at, total, self.noise, self.batch)
+        return _Vectors(gradient * moving.unsqueeze(1))
+
+
+@dataclass
+class _Vectors:
+    vectors: Tensor
+
+    def accumulate(self, into: Tensor, scale: float) -> None:
+        into.add_(self.vectors, alpha=scale)

@@ -1,0 +1,76 @@
+"""The local steps of a slice of clients: what changes while they train, and one step of it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from shoal.engine.federation import Federation
+from shoal.engine.sanitise import Sanitiser
+from shoal.gradients import Network
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""For every step: records [K, B], which of them are real, their weights in the loss, which clients [K] move."""
+
+
+@dataclass
+class LocalSteps:
+    """SGD of K clients, each with parameters (and a velocity) of its own, [K, P]."""
+
+    network: Network
+    federation: Federation
+    params: Tensor
+    velocity: Tensor | None
+    sanitised: Sanitiser | None
+    lr: float
+    momentum: float
+
+    def play(self, inputs: Inputs) -> LocalSteps:
+        for step in zip(*inputs, strict=True):
+            self.step(*step)
+        return self
+
+    def play_carefully(self, inputs: Inputs) -> LocalSteps:
+        """The same, where some record's gradient has no norm: it is left out, and its client's noise is not.
+
+        One such record would turn its client's update into NaN, and the firewall that into 0: it would show.
+        """
+        assert self.sanitised is not None
+        for records, real, weights, moving in zip(*inputs, strict=True):
+            x, y = self.federation.rows(records)
+            spoilt = self.sanitised.spoilt(self.network.backward(self.params, x, y, weights))
+            kept = (~spoilt).to(real.dtype)
+            x = torch.where(spoilt.view(*spoilt.shape, *[1] * (x.dim() - 2)), 0, x)
+            self._move(x, y, real * kept, weights * kept, moving)
+        return self
+
+    def step(self, records: Tensor, real: Tensor, weights: Tensor, moving: Tensor) -> None:
+        self._move(*self.federation.rows(records), real, weights, moving)
+
+    def _move(self, x: Tensor, y: Tensor, real: Tensor, weights: Tensor, moving: Tensor) -> None:
+        """w <- w - lr g; with momentum v <- momentum v + g, w <- w - lr v, for the clients that have a step left."""
+        tape = self.network.backward(self.params, x, y, weights)
+        if self.sanitised is not None:
+            tape = self.sanitised(tape, real, moving)
+        if self.velocity is None:
+            tape.accumulate(self.params, -self.lr)
+            return
+        self.velocity.mul_(torch.where(moving > 0, self.momentum, 1.0).unsqueeze(1))
+        tape.accumulate(self.velocity, 1.0)
+        self.params.addcmul_(self.velocity, moving.unsqueeze(1), value=-self.lr)
+
+    def copied(self) -> LocalSteps:
+        """The same steps in memory of their own."""
+        velocity = None if self.velocity is None else self.velocity.clone()
+        return replace(self, params=self.params.clone(), velocity=velocity, sanitised=deepcopy(self.sanitised))
+
+    def begin(self, other: LocalSteps) -> None:
+        """Take the place of another one, in the same memory."""
+        self.params.copy_(other.params)
+        if self.velocity is not None and other.velocity is not None:
+            self.velocity.copy_(other.velocity)
+        if self.sanitised is not None and other.sanitised is not None:
+            self.sanitised.begin(other.sanitised)

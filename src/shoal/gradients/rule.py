@@ -1,0 +1,58 @@
+"""What every layer's rule gives: how it acts on many clients at once, each with its own parameters.
+
+Activations keep the shape that the model's own code expects, [N, ...] with N = clients x batch, the
+examples of one client next to each other; only layers with parameters know of clients. A rule gives a
+layer's output, the gradient of its input, and adds the gradient of its parameters, summed over each
+client's examples, into one vector a client. For privacy it also gives the norm of each example's gradient, from
+the layer's inputs and output gradients, and weighs the examples in the sum; gradients of single examples are
+made only where they are smaller than the way around them.
+In names: K clients, N examples, O outputs, C channels, T positions (pixels, words) of an example.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shoal.gradients.layout import Entry
+from shoal.privacy.clip import row_norms
+
+FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
+
+
+class Rule(Protocol):
+    """What the tape asks of a layer; the first of its `entries` tells it from others."""
+
+    entries: tuple[Entry, ...]
+
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
+        """The output, and what the backward pass needs of the input."""
+
+    def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
+
+    def accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x the gradient of this layer's parameters.
+
+        Any number of rows that divides the examples may be asked for: with N of them, each gets its own gradient.
+        """
+
+    def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Any]:
+        """The squared norm of each example's gradient, [N], and what `accumulate_weighted` can use of it."""
+
+    def accumulate_weighted(
+        self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
+        self.accumulate(saved, weighed(grad, factors), into, scale)
+
+
+def squared(rows: Tensor) -> Tensor:
+    """The squared norm of each row."""
+    return row_norms(rows).square()
+
+
+def weighed(grad: Tensor, factors: Tensor) -> Tensor:
+    """The output's gradient [N, ...] of every example times its factor [K, B]."""
+    return grad * factors.reshape(-1, *[1] * (grad.dim() - 1))

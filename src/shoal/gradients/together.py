@@ -1,0 +1,123 @@
+"""All clients at once: every layer with parameters is replaced by its rule; the model's own code runs as it is."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import ModelError
+from shoal.gradients.layout import Layout
+from shoal.gradients.losses import example_losses
+from shoal.gradients.rule import Rule
+from shoal.gradients.rules import rule_for
+
+
+class TogetherNetwork:
+    """A model whose layers all have rules."""
+
+    together = True
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.layout = layout
+        self._bound = threading.local()
+        self._module = _with_rules(copy.deepcopy(module), layout, self._bound).train()
+
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Records:
+        self._bound.params, self._bound.records = params, Records(weights, params.shape[1], len(self.layout.layers))
+        if weights.numel() == 0:
+            return self._bound.records
+        self._bound.anchor = params.new_zeros((), requires_grad=True)
+        logits = self._module(x.flatten(0, 1))
+        (example_losses(logits, y.flatten()) * weights.flatten()).sum().backward()
+        return self._bound.records
+
+
+class Records(list[tuple[Rule, Any, Tensor]]):
+    """The tape: what each layer saw, its input and the gradient of its output."""
+
+    def __init__(self, weights: Tensor, size: int, layers: int) -> None:
+        super().__init__()
+        self._weights, self._size, self._layers = weights, size, layers
+        self._kept: list[Any] = []
+
+    @torch.no_grad()
+    def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        for place, (rule, saved, grad) in enumerate(self):
+            if factors is None:
+                rule.accumulate(saved, grad, into, scale)
+            else:
+                kept = self._kept[place] if self._kept else None
+                rule.accumulate_weighted(saved, kept, grad, factors[place if len(factors) > 1 else 0], into, scale)
+
+    @torch.no_grad()
+    def squares(self) -> Tensor:
+        if not len(self):
+            return self._weights.new_zeros(self._layers, *self._weights.shape)
+        if len({rule.entries for rule, _, _ in self}) < len(self):
+            raise ModelError("some parameters are used twice for one example; set engine.together=false")
+        found = [rule.squares(saved, grad) for rule, saved, grad in self]
+        self._kept = [kept for _, kept in found]
+        return torch.stack([squares for squares, _ in found]).view(len(self), *self._weights.shape)
+
+    def examples(self) -> Tensor:
+        gradients = self._weights.new_zeros(self._weights.numel(), self._size)
+        self.accumulate(gradients, 1.0)
+        return gradients.view(*self._weights.shape, self._size)
+
+
+class _Taped(torch.autograd.Function):
+    """A layer by its rule; the gradient of its parameters is put on the tape rather than computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, records: Records) -> Tensor:
+        y, ctx.saved = rule.forward(x, params)
+        ctx.rule, ctx.params, ctx.records = rule, params, records
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rule, saved, params, records = ctx.rule, ctx.saved, ctx.params, ctx.records
+        del ctx.saved, ctx.params, ctx.records  # the tape holds them now; the graph must not as well
+        records.append((rule, saved, grad))
+        before = rule.input_gradient(saved, grad, params) if ctx.needs_input_grad[0] else None
+        return before, None, None, None, None
+
+
+class _ClientLayer(nn.Module):
+    def __init__(self, rule: Rule, before: Callable[[Tensor], Tensor], bound: threading.local) -> None:
+        super().__init__()
+        self._rule, self._before, self._bound = rule, before, bound
+
+    def forward(self, x: Tensor) -> Tensor:
+        bound = self._bound
+        return _Taped.apply(self._before(x), bound.anchor, self._rule, bound.params, bound.records)
+
+
+def _with_rules(module: nn.Module, layout: Layout, bound: threading.local) -> nn.Module:
+    entries = {entry.name: entry for entry in layout.entries}
+    by_id = {id(p): entries[name] for name, p in module.named_parameters() if name in entries}
+    if found := rule_for(module, by_id):
+        return _ClientLayer(*found, bound)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if found := rule_for(child, by_id):
+                setattr(parent, name, _ClientLayer(*found, bound))
+    return module
+
+
+_MIXES_OR_DRAWS = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
+def rules_cover(module: nn.Module, layout: Layout) -> bool:
+    entries = {entry.name: entry for entry in layout.entries}
+    named = {name: p for name, p in module.named_parameters() if name in entries}
+    by_id = {id(p): entries[name] for name, p in named.items()}
+    if any(isinstance(child, _MIXES_OR_DRAWS) for child in module.modules()):
+        return False
+    ruled = [child for child in module.modules() if rule_for(child, by_id)]
+    return {id(p) for child in ruled for p in child.parameters(recurse=False) if p.requires_grad} == set(by_id)

@@ -1,0 +1,73 @@
+"""AdaClip (Pichapati et al. 2019; a comparator in 004): clips in coordinates that follow the gradients.
+
+    a   <- sqrt(s) sqrt(sum s);   w_b <- (g_b - m)/a;   w_b <- w_b / max(1, |w_b|)
+    g~  <- a (sum_b w_b + N(0, sigma^2))/B + m
+    v   <- clamp((g~ - m)^2 - a^2 sigma^2/B^2, h1, h2)
+    m   <- beta1 m + (1 - beta1) g~;   s <- beta2 s + (1 - beta2) v
+
+m and s are made from g~ alone, which is released: they cost nothing. Both begin anew in every round, at each client.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.privacy.clip import row_norms
+
+
+@dataclass(frozen=True)
+class AdaClip:
+    """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise` itself."""
+
+    h1: float = 1e-5
+    h2: float = 1e-3
+    beta1: float = 0.99
+    beta2: float = 0.9
+    unproven: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.h1 <= self.h2 < math.inf:
+            raise ConfigError(f"per_example.h1 and h2 must be 0 < h1 <= h2, got {self.h1} and {self.h2}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"per_example.{name} must be in [0, 1), got {getattr(self, name)}")
+
+    def excess(self, layers: int) -> float:
+        return 1.0
+
+    def start(self, params: Tensor) -> Coordinates:
+        """What K clients with params [K, P] begin a round with."""
+        return Coordinates(torch.zeros_like(params), torch.full_like(params, math.sqrt(self.h1 * self.h2)))
+
+    def clipped_sum(self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
+        """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up."""
+        spread = at.spread()
+        moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
+        factors = row_norms(moved.flatten(0, 1)).clamp(min=1.0).reciprocal_().view(real.shape) * real
+        return torch.bmm(factors.unsqueeze(1), moved).squeeze(1)
+
+    def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
+        """g~ [K, P] from the noisy sum; the coordinates follow it."""
+        spread = at.spread()
+        gradient = noisy_sum.mul_(spread).div_(batch).add_(at.mean)
+        seen = (gradient - at.mean).square_() - (spread * (noise / batch)).square_()
+        at.mean.lerp_(gradient, 1 - self.beta1)
+        at.scale.lerp_(seen.clamp_(self.h1, self.h2), 1 - self.beta2)
+        return gradient
+
+
+@dataclass
+class Coordinates:
+    """m and s of each client, [K, P]."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def spread(self) -> Tensor:
+        return self.scale.sqrt() * self.scale.sum(1, keepdim=True).sqrt()

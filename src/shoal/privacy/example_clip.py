@@ -1,0 +1,106 @@
+"""What happens to one record's gradient inside its client (boundary `per_example`).
+
+A batch's gradient is sum_b factor_b g_b, so that one record moves it by at most the `sensitivity`, in whose units
+the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B; factors are
+[layers, K, B], or [1, K, B] where all layers share one. AdaClip, which clips in coordinates of its own, is in
+`adaclip`. As with whole updates, a bound that was computed from the data without noise proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.privacy.clip import Memory, QuantileClip
+from shoal.privacy.schedules import parse
+
+Layers = Literal["flat", "split", "each"]
+
+
+class ExampleClipping:
+    """What all clips of gradients share: a bound C, on the whole gradient or on its layers.
+
+    `flat`: the whole gradient has norm C at most. `split`: each of M layers C/sqrt(M), so that the whole has C too.
+    `each`: each layer C, as 004 does, so that the whole may have C sqrt(M), while noise is scaled to C.
+    """
+
+    layers: Layers
+    unproven: ClassVar[str | None] = None
+
+    def factors(self, squares: Tensor, bound: float) -> Tensor:
+        """min(1, bound/norm) of every record, of the whole gradient or of each layer."""
+        norms = squares.sum(0, keepdim=True).sqrt() if self.layers == "flat" else squares.sqrt()
+        if self.layers == "split":
+            bound = bound / math.sqrt(len(squares))
+        return (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
+
+    def sensitivity(self, squares: Tensor, factors: Tensor, bound: float) -> Tensor:
+        """What the noise is scaled to, for each client: [K]."""
+        return squares.new_full((squares.shape[1],), bound)
+
+    def excess(self, layers: int) -> float:
+        """By how much one record can move the sum, in units of what the noise is scaled to."""
+        return math.sqrt(layers) if self.layers == "each" else 1.0
+
+
+@dataclass(frozen=True)
+class ExampleClip(ExampleClipping):
+    """A public bound, constant or on a schedule over the rounds."""
+
+    clip: str | float = 1.0
+    layers: Layers = "flat"
+
+    def __post_init__(self) -> None:
+        _require_bound(min(parse(self.clip).values(100)), self.clip)
+
+    def bound(self, memory: Memory, t: int, total: int) -> float:
+        bound = parse(self.clip).value(t, total)
+        _require_bound(bound, f"{self.clip}, which is {bound:g} in round {t + 1} of {total}")
+        return bound
+
+
+@dataclass(frozen=True)
+class MaxClip(ExampleClip):
+    """Fed-alphaCDP (004): noise is scaled to the greatest clipped norm in the batch, over records and layers."""
+
+    layers: Layers = "each"
+    unproven: ClassVar[str | None] = (
+        "the noise is scaled to the greatest norm in the batch (l2-max), which depends on the data: its amount tells"
+    )
+
+    def sensitivity(self, squares: Tensor, factors: Tensor, bound: float) -> Tensor:
+        if self.layers == "flat":
+            squares = squares.sum(0, keepdim=True)
+        return (squares.sqrt() * factors).amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
+
+
+@dataclass(frozen=True)
+class QuantileExampleClip(ExampleClipping, QuantileClip):
+    """The bound follows a quantile of the gradients' norms, found with noise (Andrew et al. 2021, in each step).
+
+    In every step each client counts, with noise, the records whose norm is below the bound; the mean of these
+    noisy shares leaves with its update, and sets the next round's bound. Gradient and count are one Gaussian.
+    """
+
+    layers: Layers = "flat"
+    section: ClassVar[str] = "per_example"
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None = None) -> float:
+        return QuantileClip.bound(self, memory, t, total, norms)
+
+    def shares(self, squares: Tensor, real: Tensor, bound: float, batch: float, drawn: Tensor) -> Tensor:
+        """Of each client [K], the noisy share of records below the bound; `drawn` holds standard normal numbers.
+
+        `real` [K, B] is 0 where a batch is only filled up.
+        """
+        below = ((squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5) * real
+        return (below.sum(1) + self.count_noise * batch * drawn) / batch + 0.5
+
+
+def _require_bound(value: float, written: object) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"per_example.clip must be > 0 and finite, got {written}")

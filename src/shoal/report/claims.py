@@ -1,0 +1,93 @@
+"""What is proven of a run and what its paper claims, in rows and in words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shoal.report.folder import Run, number
+from shoal.report.plots import OBSERVERS, UNITS, observers_in_words
+from shoal.report.series import figure
+
+WEAK = 10.0
+"""An epsilon above this is proven, but nothing to be shown in green."""
+IN_NAME_ONLY = 100.0
+
+
+def proven_rows(proven: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What is proven of whom against whom, then what is not, because ...; who learns the same shares a row."""
+    proving = [claim for claim in proven if number(claim.get("epsilon")) is not None]
+    return [*_bounds(proving), *_reasons([claim for claim in proven if claim not in proving], len(proven))]
+
+
+def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
+    same: dict[tuple[str, float, str, str], list[str]] = {}
+    for claim in proving:
+        note = f"by {str(claim.get('accountant') or 'rdp').upper()}"
+        note = f"{note}; {claim['because']}" if claim.get("because") else note
+        key = (str(claim.get("unit")), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
+        same.setdefault(key, []).append(str(claim.get("observer")))
+    return [
+        {
+            "unit": UNITS.get(unit, unit),
+            "observer": observers_in_words(observers),
+            "epsilon": figure(epsilon),
+            "delta": delta,
+            "note": f"{note}; a bound in name only" if epsilon > IN_NAME_ONLY else note,
+            "tone": "yes" if epsilon <= WEAK else "weak",
+        }
+        for (unit, epsilon, delta, note), observers in same.items()
+    ]
+
+
+def _reasons(unproven: list[dict[str, Any]], of: int) -> list[dict[str, str]]:
+    reasons: dict[str, list[tuple[str, str]]] = {}
+    for claim in unproven:
+        pair = (str(claim.get("unit")), str(claim.get("observer")))
+        reasons.setdefault(str(claim.get("because")), []).append(pair)
+    rows = []
+    for because, pairs in reasons.items():
+        units = " and ".join(dict.fromkeys(UNITS.get(unit, unit) for unit, _ in pairs))
+        observers = ", ".join(dict.fromkeys(OBSERVERS.get(who, who) for _, who in pairs))
+        whom = "anybody" if len(pairs) == of else observers
+        row = {"unit": units, "observer": whom, "epsilon": "", "delta": ""}
+        rows.append(row | {"note": f"because {because}", "tone": "no"})
+    return rows
+
+
+def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {
+            "unit": UNITS.get(str(claim.get("unit")), str(claim.get("unit"))),
+            "epsilon": f"{number(claim.get('epsilon')) or 0:.3g}",
+            "delta": f"{claim.get('delta') or 0:g}",
+            "recipe": str(claim.get("recipe")),
+        }
+        for claim in published
+    ]
+
+
+def main_claim(run: Run) -> dict[str, Any] | None:
+    """The claim of the headline: the one that the budget is about, else the first that is more than a name."""
+    proving = [claim for claim in run.proven if number(claim.get("epsilon")) is not None]
+    asked = (run.budget.get("unit", "client"), run.budget.get("observer", "release"))
+    about = [claim for claim in proving if (claim.get("unit"), claim.get("observer")) == asked]
+    if about and (run.budget.get("epsilon") is not None or about[0]["epsilon"] <= IN_NAME_ONLY):
+        return about[0]
+    return min(proving, key=lambda claim: float(claim["epsilon"]), default=None)
+
+
+def in_words(run: Run) -> str:
+    """What the headline's (epsilon, delta) means, for people who do not read Greek."""
+    claim = main_claim(run)
+    if claim is None:
+        if run.state == "running" and not run.metrics:
+            return "Nothing is known yet."
+        because = next((str(each["because"]) for each in run.proven if each.get("because")), "")
+        return "Nothing is proven about what this model reveals" + (f": {because}." if because else ".")
+    epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
+    power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    times = f"{math.exp(epsilon):.3g}" if epsilon < 9 else f"10{power}"
+    whose = "one client's data as without them" if claim["unit"] == "client" else "one record as with any other"
+    who = OBSERVERS.get(str(claim["observer"]), str(claim["observer"]))
+    return f"To {who}, no outcome is more than {times} times as likely with {whose}, but for a chance of {delta:g}."

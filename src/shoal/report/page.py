@@ -1,0 +1,194 @@
+"""The page of a run: one HTML file that opens offline, made from its folder by one template."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from shoal import __version__
+from shoal.errors import RunError
+from shoal.report.claims import WEAK, in_words, main_claim, proven_rows, published_rows
+from shoal.report.folder import REPORT, Run, number, read_run
+from shoal.report.plots import OBSERVERS, UNITS, plots_of
+from shoal.report.series import figure, in_seconds, percent
+
+HERE = Path(__file__).parent
+CHOSEN = (
+    "This run was chosen as the best of several by a private selection. What is proven here counts that in; the "
+    "run's own ledger does not know of it. How many others there were, and how they did, must not be told."
+)
+MOST_IN_MATRIX = 24
+"""Classes that a confusion matrix shows; beyond that only the table by class is legible."""
+
+
+def write_report(path: Path) -> Path:
+    """Make the page of the run in this folder; where it is."""
+    return write_page(path / REPORT, run_page(read_run(path)))
+
+
+def run_page(run: Run) -> str:
+    """The whole page of one run."""
+    plots = plots_of(run)
+    return render(
+        kind="run",
+        title=run.name,
+        live=run.state == "running",
+        plots=plots,
+        data={"plots": [plot.to_json() for plot in plots]},
+        **_context(run),
+    )
+
+
+def render(**context: Any) -> str:
+    """Fill the template. The script's hash is all that may run, and nothing may be fetched (CSP)."""
+    script = _text("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    data = json.dumps(_finite(context["data"]), separators=(",", ":"), allow_nan=False)
+    data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    context |= {"data": data, "css": _text("page.css"), "script": script, "digest": digest, "version": __version__}
+    return str(_template().render(context))
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Write the file whole or not at all; it can be made again, so that nothing waits for the disk."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.write_bytes(page.encode("utf-8", errors="replace"))
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another place") from None
+    return path
+
+
+def _context(run: Run) -> dict[str, Any]:
+    result = run.result or {}
+    return {
+        "run": run,
+        "headline": _headline(run),
+        "stopped": _ending(run),
+        "facts": _facts(run),
+        "proven": proven_rows(run.proven),
+        "published": published_rows(run.published),
+        "in_words": in_words(run),
+        "confusion": _confusion(result),
+        "notes": [str(note) for note in result.get("notes", [])],
+        "chosen": "" if run.selected is None else CHOSEN,
+        "config": [(key, _word(value)) for key, value in run.flat_config().items()],
+    }
+
+
+def _headline(run: Run) -> dict[str, str]:
+    told = {"accuracy": "–" if run.accuracy is None else percent(run.accuracy), "tone": "bad"}
+    if run.plain_accuracy is not None:
+        told["plain"] = percent(run.plain_accuracy)
+    claim = main_claim(run)
+    if claim is not None:
+        unit, observer = str(claim.get("unit")), str(claim.get("observer"))
+        told["epsilon"] = figure(float(claim["epsilon"]))
+        told["tone"] = "good" if float(claim["epsilon"]) <= WEAK else ""
+        told["delta"] = f"{claim.get('delta') or 0:g}"
+        told["whom"] = f"{UNITS.get(unit, unit)}, against {OBSERVERS.get(observer, observer)}"
+    budget = number(run.budget.get("epsilon"))
+    if budget is not None and run.selected is None:  # what a selection costs is beside each run's own budget
+        told["budget"] = f"{budget:g}"
+    if run.seconds is not None:
+        told["time"] = in_seconds(run.seconds)
+    return told
+
+
+def _ending(run: Run) -> str:
+    if run.state == "running":
+        return f"running: round {run.done} of {run.rounds}"
+    if run.result is None:
+        return f"stopped after round {run.done} of {run.rounds}; it can be resumed"
+    if run.result.get("stopped") == "budget":
+        return f"ended after round {run.done}: the budget pays for no more"
+    return f"finished: {run.done} rounds" if run.done != 1 else "finished: 1 round"
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    result = run.result or {}
+    known = [
+        ("method", run.algorithm),
+        ("data", run.dataset),
+        ("clients", result.get("clients")),
+        ("training records", result.get("train_rows")),
+        ("held-out records", result.get("test_rows")),
+        ("model", run.config.get("model")),
+        ("parameters", result.get("parameters")),
+        ("started", run.started.strftime("%Y-%m-%d %H:%M")),
+    ]
+    return [
+        (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in known if value is not None
+    ]
+
+
+def _confusion(result: dict[str, Any]) -> dict[str, Any] | None:
+    """By class: how much of it there was to learn from, how often it was mistaken, and mostly for what."""
+    classes, matrix = result.get("classes"), result.get("confusion")
+    if not classes or not matrix:
+        return None
+    names = [str(name) for name in classes]
+    numbered = any(len(name) > 5 for name in names)  # too long for the head of a column
+    trained = result.get("train_classes") or [None] * len(names)
+    rows = []
+    for place, (name, counts) in enumerate(zip(names, matrix, strict=True)):
+        total, right = sum(counts), counts[place]
+        wrong = [(count, names[other]) for other, count in enumerate(counts) if other != place and count]
+        most = max(wrong, default=(0, ""))
+        rows.append(
+            {
+                "name": name,
+                "label": f"{place + 1} {name}" if numbered else name,
+                "trained": trained[place],
+                "total": total,
+                "wrong": total - right,
+                "share": (total - right) / total if total else None,
+                "mostly": f"{most[1]} ({most[0]})" if most[0] else "",
+                "cells": [
+                    {"count": count, "share": count / total if total else 0.0, "right": other == place}
+                    for other, count in enumerate(counts)
+                ],
+            }
+        )
+    wrong_in_all = sum(row["wrong"] for row in rows)
+    columns = [(str(place) if numbered else name, name) for place, name in enumerate(names, start=1)]
+    return {"columns": columns, "rows": rows, "matrix": len(names) <= MOST_IN_MATRIX, "wrong": wrong_in_all}
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+@lru_cache(maxsize=4)
+def _text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(HERE)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = percent
+    return environment.get_template("page.html")

@@ -1,0 +1,206 @@
+"""Which plots the page of a run holds, and what each of them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.report.folder import Run, number
+from shoal.report.series import Plot, build, column, figure, in_bytes
+
+UNITS = {"client": "a client", "example": "a record"}
+OBSERVERS = {"release": "whoever sees the model", "server": "the server", "inside": "someone inside the client"}
+PLAIN = "no clip, no noise"
+
+_KNOWN = {"round", "accuracy", "loss", "clip", "noise", "clipped", "snr", "v_c", "u_s", "bytes_sent", "clients"}
+_KNOWN |= {"expected_clients", "bad_updates", "seconds", "proven", "clipped_records", "example_clip", "step_noise"}
+_MOST_OTHERS = 8
+
+
+def plots_of(run: Run) -> list[Plot]:
+    """The plots, in the order of the page; what a method does not have is left out."""
+    lines = run.metrics
+    own = "this run" if run.baseline else "accuracy"
+    drawn = [
+        build(
+            "accuracy",
+            "Accuracy on held-out data",
+            [
+                (own, column(lines, "accuracy"), 1, False),
+                (PLAIN, column(run.baseline, "accuracy"), 0, True),
+            ],
+            format="share",
+        ),
+        _epsilon(run),
+        build(
+            "loss",
+            "Loss on held-out data",
+            [
+                ("this run" if run.baseline else "loss", column(lines, "loss"), 1, False),
+                (PLAIN, column(run.baseline, "loss"), 0, True),
+            ],
+            may_log=True,
+        ),
+        _clip_and_noise(run),
+        build(
+            "clipped",
+            "Updates clipped",
+            [("share clipped", column(lines, "clipped"), 1, False)],
+            note="The share of updates that were longer than the clip bound.",
+            format="share",
+        ),
+        build(
+            "snr",
+            "Signal to noise",
+            [("signal / noise", column(lines, "snr"), 1, False)],
+            note="The norm of the sum of clipped updates over that of the noise it is hidden in.",
+            may_log=True,
+            lines=[{"y": 1, "label": "as much noise as signal"}],
+        ),
+        build(
+            "clipped-records",
+            "Records clipped",
+            [("share clipped", column(lines, "clipped_records"), 1, False)],
+            note="The share of records whose gradient was longer than its clip bound.",
+            format="share",
+        ),
+        build(
+            "steps",
+            "Clip bound and noise of a local step",
+            [
+                ("clip bound", column(lines, "example_clip"), 1, False),
+                ("noise", column(lines, "step_noise"), 2, False),
+            ],
+            note="The longest a record's gradient may be, and the standard deviation of the noise on a batch's sum.",
+            may_log=True,
+        ),
+        build(
+            "scale",
+            "Variance between clients and scale of updates",
+            [("V_c", column(lines, "v_c"), 1, False), ("U_s", column(lines, "u_s"), 2, False)],
+            note="V_c is the variance between clients' updates, U_s the squared mean update; means over parameters.",
+            may_log=True,
+        ),
+        _communication(run),
+        _clients(run),
+        *_others(run),
+    ]
+    return [plot for plot in drawn if plot is not None]
+
+
+def _epsilon(run: Run) -> Plot | None:
+    """What is spent, for each unit and observer, with the budget, and what the paper's recipe says."""
+    lines = _spent(run)
+    columns = [
+        (f"{UNITS.get(unit, unit)}, {observers_in_words(observers)}", dict(values), tone, False)
+        for tone, ((unit, values), observers) in enumerate(lines.items(), start=1)
+    ]
+    tones = {
+        (unit, observer): tone
+        for tone, ((unit, _), observers) in enumerate(lines.items(), start=1)
+        for observer in observers
+    }
+    levels, marks = [], {}
+    budget = number(run.budget.get("epsilon"))
+    if budget is not None:
+        levels.append({"y": budget, "label": f"budget {budget:g}"})
+    for claim in (run.result or {}).get("proven", []):
+        pair = (str(claim.get("unit")), str(claim.get("observer")))
+        value = number(claim.get("epsilon"))
+        if value is not None and pair in tones:
+            said = {"text": figure(value), "label": f"proven for {UNITS.get(pair[0], pair[0])}", "hollow": False}
+            marks[tones[pair]] = {"x": run.done, "y": value, "tone": tones[pair]} | said
+    published = [
+        {"x": run.done, "y": value, "text": f"{value:.3g}", "tone": 0, "hollow": True}
+        | {"label": f"published for {UNITS.get(str(claim.get('unit')), '')}, not proven"}
+        for claim in run.published
+        if columns and (value := number(claim.get("epsilon"))) is not None
+    ]
+    return build(
+        "epsilon",
+        "Epsilon spent",
+        columns,
+        note="Counted by RDP while the run goes on; full dots are what is reported in the end, by PLD.",
+        format="epsilon",
+        may_log=True,
+        lines=levels,
+        marks=[*marks.values(), *published],
+    )
+
+
+def _spent(run: Run) -> dict[tuple[str, tuple[tuple[int, float], ...]], list[str]]:
+    """What is spent of a unit, by round, and all the observers against whom it is the same."""
+    spent: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for line in run.metrics:
+        for claim in line.get("proven", []):
+            value = number(claim.get("epsilon"))
+            if value is not None:
+                spent.setdefault((str(claim.get("unit")), str(claim.get("observer"))), []).append(
+                    (line["round"], value)
+                )
+    grouped: dict[tuple[str, tuple[tuple[int, float], ...]], list[str]] = {}
+    for (unit, observer), values in spent.items():
+        grouped.setdefault((unit, tuple(values)), []).append(observer)
+    return grouped
+
+
+def observers_in_words(observers: Sequence[str]) -> str:
+    if set(observers) == set(OBSERVERS):
+        return "anybody"
+    return " or ".join(OBSERVERS.get(each, each) for each in observers)
+
+
+def _clip_and_noise(run: Run) -> Plot | None:
+    clip, noise = column(run.metrics, "clip"), column(run.metrics, "noise")
+    drawn_on_sum = any(noise.values())
+    on_updates = run.flat_config().get("per_update.noise")
+    note = "The longest an update may be"
+    if drawn_on_sum:
+        note += ", and the standard deviation of the noise on the sum of them"
+    elif on_updates is not None:
+        note += f"; noise of {on_updates} times that is added to each of them"
+    return build(
+        "clip",
+        "Clip bound and noise" if drawn_on_sum else "Clip bound",
+        [("clip bound", clip, 1, False), ("noise on the sum", noise if drawn_on_sum else {}, 2, False)],
+        note=f"{note}.",
+        may_log=True,
+    )
+
+
+def _communication(run: Run) -> Plot | None:
+    sent = column(run.metrics, "bytes_sent")
+    return build(
+        "bytes",
+        "Communication",
+        [("sent by clients", sent, 1, False)],
+        note=f"What the clients of a round send to the server; {in_bytes(sum(sent.values()))} in all.",
+        format="bytes",
+    )
+
+
+def _clients(run: Run) -> Plot | None:
+    bad = column(run.metrics, "bad_updates")
+    equal = run.flat_config().get("aggregate.weights") == "equal"
+    return build(
+        "clients",
+        "Clients in a round",
+        [
+            ("took part", column(run.metrics, "clients"), 1, False),
+            ("expected", column(run.metrics, "expected_clients"), 0, True),
+            ("updates refused", bad if any(bad.values()) else {}, 2, False),
+        ],
+        note="Sums are divided by the expected number, which is public, not by how many came." if equal else "",
+    )
+
+
+def _others(run: Run) -> list[Plot | None]:
+    """A plot for each number that a method tells of besides."""
+    names: dict[str, Any] = {}
+    for line in run.metrics:
+        names |= {name: None for name, value in line.items() if number(value) is not None}
+    others = [name for name in names if name not in _KNOWN][:_MOST_OTHERS]
+    return [
+        build(f"other-{place}", name.replace("_", " "), [(name, column(run.metrics, name), 1, False)], may_log=True)
+        for place, name in enumerate(others)
+    ]

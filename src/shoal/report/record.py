@@ -1,0 +1,96 @@
+"""What a run shows of itself while it goes on: its page, refreshed now and then, and event files where asked for.
+
+A page that cannot be written is told of once, and the run goes on: nothing here may cost a run or its ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.report.folder import BASELINE, REPORT, RESULT, Run, State, read_run
+
+if TYPE_CHECKING:
+    from shoal.report.tensorboard import Board
+
+EVERY = 2.0  # seconds between two pages, at least
+SHARE = 0.02  # of the run's time that pages may take, about
+
+_log = logging.getLogger("shoal")
+
+
+class Recorder:
+    """Follows one run; `round` for each round, then `end`, or `stop` where it did not come to its end."""
+
+    def __init__(self, path: Path, board: Board | None = None) -> None:
+        self._path, self._board = path, board
+        self._run: Run | None = None
+        self._told: set[str] = set()
+        self._next = 0.0
+        self._guard("result", lambda: (path / RESULT).unlink(missing_ok=True))
+        self._guard("page", self._first)
+
+    def round(self, line: dict[str, Any]) -> None:
+        board = self._board
+        if board is not None:
+            self._guard("event file", lambda: board.add(line))
+        if self._run is None:
+            return
+        self._run.metrics.append(line)
+        if time.monotonic() >= self._next:
+            self._guard("page", self._refresh)
+
+    def keep(self, name: str, make: Callable[[], str]) -> None:
+        """Write a file that the page is made from."""
+        from shoal.report.page import write_page
+
+        self._guard(name, lambda: write_page(self._path / name, make()))
+
+    def end(self, result: Callable[[], dict[str, Any]], baseline: list[dict[str, Any]]) -> None:
+        """The run has ended: keep what the page needs, and make it for good, from the folder."""
+        if baseline:
+            self.keep(BASELINE, lambda: "".join(json.dumps(line) + "\n" for line in baseline))
+        self.keep(RESULT, lambda: json.dumps(result(), indent=1) + "\n")
+        self._close("finished")
+
+    def stop(self) -> None:
+        """The run has been stopped, or has failed."""
+        self._close("stopped")
+
+    def _first(self) -> None:
+        self._run = replace(read_run(self._path, check_ledger=False), state="running", result=None)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        started = time.monotonic()
+        self._next = started + EVERY  # also where writing fails
+        self._write("running")
+        self._next = started + max(EVERY, (time.monotonic() - started) / SHARE)
+
+    def _close(self, state: State) -> None:
+        if self._board is not None:
+            self._guard("event file", self._board.close)
+        self._guard("page", lambda: self._from_folder(state))
+
+    def _from_folder(self, state: State) -> None:
+        self._run = read_run(self._path)
+        self._write(state)
+
+    def _write(self, state: State) -> None:
+        from shoal.report.page import run_page, write_page
+
+        assert self._run is not None
+        write_page(self._path / REPORT, run_page(replace(self._run, state=state)))
+
+    def _guard(self, what: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            if what not in self._told:
+                self._told.add(what)
+                _log.warning("the %s of %s could not be written: %s; the run goes on", what, self._path, error)

@@ -1,0 +1,172 @@
+"""Cells in processes of their own, side by side: one that crashes is told of, and the others go on.
+
+A cell's folder is `cells/0001/`: its configuration, its log, and its run's folder, from which it can be resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.config import to_toml
+from shoal.report.folder import METRICS, RESULT
+from shoal.sweep.plan import Plan
+
+MEMORY_OF_A_CELL = 1.5 * 2**30
+_PATIENCE = 60.0  # seconds that a cell gets to come to a checkpoint
+_BETWEEN_LOOKS = 0.2
+
+OnLook = Callable[[int, int, float], None]
+"""(cells done, cells failed, cells done with parts of running ones)"""
+
+
+def cell_folder(sweep: Path, number: int) -> Path:
+    return sweep / "cells" / f"{number + 1:04d}"
+
+
+def run_folder(sweep: Path, number: int) -> Path | None:
+    """The newest run of a cell."""
+    found = sorted(path.parent for path in cell_folder(sweep, number).glob("*/config.toml"))
+    return found[-1] if found else None
+
+
+def is_done(sweep: Path, number: int) -> bool:
+    run = run_folder(sweep, number)
+    return run is not None and (run / RESULT).is_file()
+
+
+def why_failed(sweep: Path, number: int) -> str | None:
+    """What a cell that came to nothing said last."""
+    path = cell_folder(sweep, number) / "failed.txt"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def sensible_jobs(cells: int, device: str = "auto") -> int:
+    """As many cells at once as there are cores and memory for; one where they would share a GPU."""
+    if device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi")):
+        return 1
+    return max(1, min(cells, cores(), int(_free_memory() // MEMORY_OF_A_CELL)))
+
+
+def _free_memory() -> float:
+    """Bytes that could be had, those of the disk cache too."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class _Running:
+    number: int
+    process: subprocess.Popen[bytes]
+    rounds: int
+    read: int = 0
+    lines: int = 0
+
+
+class Pool:
+    """Plays the cells that are left, `jobs` at a time, each with its share of the cores."""
+
+    def __init__(self, sweep: Path, plan: Plan, jobs: int) -> None:
+        self._sweep, self._plan, self._jobs = sweep, plan, max(1, jobs)
+        self._threads = max(1, cores() // self._jobs)
+        self._running: list[_Running] = []
+
+    def run(self, on_look: OnLook | None = None) -> None:
+        """Play them all; Ctrl-C lets those that run come to a checkpoint, then goes on as KeyboardInterrupt."""
+        waiting = [n for n in range(len(self._plan.cells)) if not is_done(self._sweep, n)]
+        done, failed = len(self._plan.cells) - len(waiting), 0
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < self._jobs:
+                    self._start(waiting.pop(0))
+                for cell in [cell for cell in self._running if cell.process.poll() is not None]:
+                    self._running.remove(cell)
+                    done, failed = done + 1, failed + (not self._ended(cell))
+                if on_look:
+                    on_look(done, failed, done + sum(map(self._share, self._running)))
+                time.sleep(_BETWEEN_LOOKS)
+        finally:
+            self._stop()
+
+    def _start(self, number: int) -> None:
+        folder = cell_folder(self._sweep, number)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failed.txt").unlink(missing_ok=True)
+        config = self._plan.config(number)
+        before = run_folder(self._sweep, number)
+        words = ["--resume", str(before)] if before else [str(folder / "cell.toml"), "--runs", str(folder)]
+        if not before:
+            (folder / "cell.toml").write_text(to_toml(config), encoding="utf-8")
+            if self._plan.no_guarantee:
+                words.append("--no-guarantee")
+        threads = str(self._threads)
+        with (folder / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", "run", *words, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "1000"},
+                start_new_session=True,
+            )
+        self._running.append(_Running(number, process, config.rounds))
+
+    def _ended(self, cell: _Running) -> bool:
+        """Did it come to its end? If not, say why in its folder."""
+        code = cell.process.returncode
+        if code == 0 and is_done(self._sweep, cell.number):
+            return True
+        folder = cell_folder(self._sweep, cell.number)
+        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        if code < 0:
+            name = next((each.name for each in signal.Signals if each == -code), str(-code))
+            because = f"it was killed ({name}); is there enough memory? fewer --jobs need less"
+        else:
+            because = (said[-1] if said else f"it ended with code {code}").removeprefix("shoal: ")
+        (folder / "failed.txt").write_text(because[:500], encoding="utf-8")
+        return False
+
+    def _share(self, cell: _Running) -> float:
+        """How much of a running cell is done, by the rounds that it has written."""
+        run = run_folder(self._sweep, cell.number)
+        try:
+            with ((run or self._sweep) / METRICS).open("rb") as file:
+                file.seek(cell.read)
+                fresh = file.read()
+        except OSError:
+            return 0.0
+        cell.read += len(fresh)
+        cell.lines += fresh.count(b"\n")
+        return min(0.99, cell.lines / cell.rounds)
+
+    def _stop(self) -> None:
+        for cell in self._running:
+            _signal(cell.process, signal.SIGINT)
+        until = time.monotonic() + _PATIENCE
+        for cell in self._running:
+            try:
+                cell.process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(cell.process, signal.SIGKILL)
+                cell.process.wait()
+
+
+def _signal(process: subprocess.Popen[Any], what: signal.Signals) -> None:
+    if process.poll() is None:
+        process.send_signal(what)

@@ -1,0 +1,106 @@
+"""`shoal attack`: tables, pictures, pages, and words for what cannot be done."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.main import app
+from shoal.errors import ConfigError
+
+FAST = ["--device", "cpu", "-c", "engine.threads=1"]
+
+
+def shoal_attack(*words):
+    return CliRunner().invoke(app, ["attack", *FAST, *map(str, words)], catch_exceptions=False)
+
+
+def test_one_attack_leaves_a_table_a_picture_and_a_page(tmp_path):
+    result = shoal_attack("--count", 3, "--algorithm", "fed-sdp", "--runs", tmp_path)
+    assert result.exit_code == 0
+    assert "100% of 3 records were reconstructed" in result.output
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("attack-")
+    told = json.loads((folder / "attack.json").read_text())
+    assert told["rows"][0]["success"] == 1.0
+    assert told["algorithm"] == "fed-sdp"
+    assert (folder / "attack.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "attack.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "prefers-color-scheme: dark" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "SSIM" in page
+
+
+def test_json_is_one_object_on_standard_output(tmp_path):
+    result = shoal_attack("--count", 2, "--json", "--runs", tmp_path, "--iterations", 1)
+    told = json.loads(result.stdout)
+    assert told["run"].startswith(str(tmp_path))
+    assert told["rows"][0]["victims"] == 2
+    assert told["rows"][0]["iterations"] == 1
+
+
+def test_settings_of_the_method_count(tmp_path):
+    noisy = ["--algorithm", "fed-cdp", "--count", 2, "--iterations", 3, "--json", "--runs", tmp_path]
+    held = json.loads(shoal_attack(*noisy).stdout)["rows"][0]
+    broken = json.loads(shoal_attack(*noisy, "-c", "per_step.noise=0.0").stdout)["rows"][0]
+    assert held["success"] == 0.0
+    assert broken["success"] == 1.0
+
+
+def test_the_matrix_of_methods_and_types_is_one_page(tmp_path, monkeypatch):
+    from shoal.attacks import matrix
+
+    kept = [method for method in matrix.METHODS if method.label in ("non-private", "Fed-SDP")]
+    monkeypatch.setattr(matrix, "METHODS", tuple(kept))
+    told = json.loads(shoal_attack("--all", "--count", 2, "--iterations", 12, "--json", "--runs", tmp_path).stdout)
+    found = {(row["method"], row["type"]): row["resilient"] for row in told["rows"]}
+    assert found == {
+        ("non-private", 2): False,
+        ("non-private", 1): False,
+        ("non-private", 0): False,
+        ("Fed-SDP", 2): False,
+        ("Fed-SDP", 1): False,
+        ("Fed-SDP", 0): True,
+    }
+    (folder,) = tmp_path.iterdir()
+    assert "Who withstands cpl on digits" in (folder / "attack.html").read_text()
+
+
+def test_names_with_brackets_are_shown_whole():
+    from rich.console import Console
+
+    from shoal.cli.attack import show
+
+    console = Console(width=100)
+    with console.capture() as shown:
+        show([{"method": "Fed-alphaCDP[sigma]", "type": 2}, {"method": "other", "type": 1}], console)
+    assert "Fed-alphaCDP[sigma]" in shown.get()
+
+
+def test_membership_from_the_command_line(tmp_path):
+    words = ["--membership", "--models", 4, "--records", 60, "--json", "--runs", tmp_path]
+    told = json.loads(shoal_attack(*words, "-c", "rounds=1", "-c", "data.clients=4", "-c", "clients.cohort=2").stdout)
+    assert {row["attack"] for row in told["rows"]} == {"threshold", "lira"}
+    assert told["models"] == 4
+    assert len(told["roc"]["lira"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--type", 5], "no attack of type 5"),
+        (["--count", 0], "at least 1 victim"),
+        (["--attack", "dgl"], "did you mean 'dlg'"),
+        (["--iterations", 0], "at least 1 iteration"),
+        (["--algorithm", "fed-spd"], "did you mean 'fed-sdp'"),
+        (["--all", "--membership"], "two questions"),
+        (["--all", "--algorithm", "fed-sdp"], "leave out --algorithm fed-sdp"),
+        (["-c", "per_update.clip=1"], "nothing at the boundary 'per_update'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(words, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        shoal_attack(*words, "--runs", tmp_path)
+    assert not list(tmp_path.iterdir())

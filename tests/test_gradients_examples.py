@@ -1,0 +1,209 @@
+"""Norms and weighted sums of examples' gradients, without these gradients, equal those that torch.func makes."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.errors import ModelError
+from shoal.gradients import network
+from shoal.gradients.apart import ExampleNetwork
+from shoal.gradients.together import TogetherNetwork
+from shoal.models import NETWORKS, build
+from test_gradients_rules import convolutions
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-13}
+
+
+def both_ways(module, x, classes=3, *, clients=None):
+    """The tapes of both ways in float64, for clients with parameters of their own and some empty places."""
+    module = module.double()
+    fast, slow = network(module, per_example=True), ExampleNetwork(module)
+    assert isinstance(fast, TogetherNetwork)
+    start = fast.layout.flatten(module)
+    params = torch.stack([start * (1 + 0.1 * k) for k in range(len(x))])
+    y = torch.randint(0, classes, x.shape[:2])
+    real = (torch.rand(x.shape[:2]) > 0.2).double()
+    return params, *(way.backward(params, x, y, real) for way in (fast, slow))
+
+
+def assert_agree(module, x, classes=3):
+    params, fast, slow = both_ways(module, x, classes)
+    squares = fast.squares()
+    order = [  # the tape runs backwards, the layout forwards
+        next(place for place, layer in enumerate(slow._layers) if layer.start <= rule.entries[0].start < layer.stop)
+        for rule, _, _ in fast
+    ] or list(range(len(squares)))
+    torch.testing.assert_close(squares, slow.squares()[order], **CLOSE)
+    torch.testing.assert_close(fast.examples(), slow.examples(), **CLOSE)
+    for layers in (1, len(squares)):
+        factors = torch.rand(layers, *x.shape[:2], dtype=torch.float64)
+        sums = [torch.zeros_like(params), torch.zeros_like(params)]
+        fast.accumulate(sums[0], 0.7, factors)
+        weights = factors if layers == 1 else torch.empty_like(factors).index_copy_(0, torch.tensor(order), factors)
+        slow.accumulate(sums[1], 0.7, weights)
+        torch.testing.assert_close(sums[0], sums[1], **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(convolutions(), st.integers(1, 3), st.integers(0, 4), st.integers(4, 11), st.integers(4, 11))
+def test_random_convolutions(conv, clients, batch, high, wide):
+    torch.manual_seed(0)
+    needed = [d * (k - 1) + 1 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    high, wide = max(high, needed[0]), max(wide, needed[1])
+    x = torch.rand(clients, batch, conv.in_channels, high, wide, dtype=torch.float64)
+    features = conv(torch.rand(1, conv.in_channels, high, wide)).numel()
+    module = nn.Sequential(nn.Conv2d(conv.in_channels, conv.in_channels, 1), nn.Tanh(), conv, nn.Tanh())
+    assert_agree(module.extend([nn.Flatten(), nn.Linear(features, 3)]), x)
+
+
+@st.composite
+def networks(draw):
+    """Linear layers on sequences or vectors, with norms between them, with and without biases and frozen weights."""
+    positions = draw(st.sampled_from([1, 3, 30]))
+    width = draw(st.sampled_from([4, 6]))
+    layers = [nn.Embedding(5, width, padding_idx=draw(st.sampled_from([None, 0])))]
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(st.sampled_from(["linear", "layer norm", "group norm", "bias only"]))
+        if kind == "linear":
+            layers += [nn.Linear(width, width, bias=draw(st.booleans())), nn.Tanh()]
+        elif kind == "layer norm":
+            layers += [nn.LayerNorm(draw(st.sampled_from([width, (positions, width)])))]
+        elif kind == "group norm":
+            layers += [Swapped(nn.GroupNorm(2, width))]
+        else:
+            layers += [nn.Linear(width, width), nn.Tanh()]
+            layers[-2].weight.requires_grad_(False)
+    return positions, nn.Sequential(*layers, nn.Flatten(), nn.Linear(positions * width, 3))
+
+
+class Swapped(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x.transpose(1, 2)).transpose(1, 2)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(networks(), st.integers(1, 3), st.sampled_from([0, 1, 4]))
+def test_random_networks_on_words(drawn, clients, batch):
+    torch.manual_seed(0)
+    positions, module = drawn
+    assert_agree(module, torch.randint(0, 5, (clients, batch, positions)))
+
+
+def test_bias_only_convolutions():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+    module[0].weight.requires_grad_(False)
+    module[4].requires_grad_(False)
+    assert_agree(module, torch.rand(2, 3, 1, 8, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"auto"}))
+def test_the_papers_networks(name):
+    torch.manual_seed(0)
+    for candidate in [(1, 28, 28), (3, 32, 32), (81, 7, 7), (243, 8, 8), (105,), (30,)]:
+        try:
+            module = build(name, candidate, 3, seed=1)
+        except ModelError:
+            continue
+        break
+    params, fast, slow = both_ways(module, torch.rand(2, 2, *candidate, dtype=torch.float64))
+    torch.testing.assert_close(fast.squares().sum(0), slow.squares().sum(0), **CLOSE)
+    sums = [torch.zeros_like(params), torch.zeros_like(params)]
+    factors = torch.rand(1, 2, 2, dtype=torch.float64)
+    for total, tape in zip(sums, (fast, slow), strict=True):
+        tape.accumulate(total, 1.0, factors)
+    torch.testing.assert_close(*sums, **CLOSE)
+
+
+def test_in_float32_norms_are_right_to_a_few_digits_of_the_last():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.Flatten())
+    module.append(nn.Linear(64 * 100, 3))
+    x, y, real = torch.rand(2, 3, 1, 14, 14), torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
+    wide = copy.deepcopy(module).double()
+    found, exact = (
+        network(net, per_example=True).backward(
+            torch.nn.utils.parameters_to_vector(net.parameters()).detach().repeat(2, 1), x.to(d), y, real.to(d)
+        ).squares().sum(0).double()
+        for net, d in ((module, torch.float32), (wide, torch.float64))
+    )  # fmt: skip
+    torch.testing.assert_close(found, exact, rtol=3e-5, atol=0)
+
+
+# --- models that rules do not cover
+
+
+class Scaled(nn.Module):
+    """A layer that nobody knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5, 2.0]))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(2, 2), nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 3)
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.other(torch.tanh(self.one(x)))))
+
+
+class Unvmappable(nn.Module):
+    """Python control flow on values, which vmap refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.last(x if float(x.detach().sum()) > -1e9 else -x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(Scaled(), nn.Linear(2, 3)), Twice, Tied, Unvmappable])
+def test_what_rules_do_not_cover_goes_example_by_example(make):
+    torch.manual_seed(0)
+    module = make()
+    net = network(module, torch.rand(3, 2), per_example=True)
+    if make is not Unvmappable:
+        assert isinstance(net, ExampleNetwork)
+    start = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+    x, y = torch.rand(1, 4, 2), torch.tensor([[0, 1, 2, 0]])
+    tape = ExampleNetwork(module).backward(start[None], x, y, torch.ones(1, 4))
+    for b in range(4):
+        loss = nn.functional.cross_entropy(module(x[0, b : b + 1]), y[0, b : b + 1])
+        wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        torch.testing.assert_close(tape.examples()[0, b], wanted)
+        torch.testing.assert_close(tape.squares().sum(0)[0, b], wanted.square().sum())
+
+
+def test_a_layer_used_twice_is_never_clipped_by_the_sum_of_its_norms():
+    net = network(Twice(), per_example=True)
+    tape = net.backward(
+        net.layout.flatten(Twice())[None], torch.rand(1, 4, 2), torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4)
+    )
+    with pytest.raises(ModelError, match=r"used twice .* engine\.together=false"):
+        tape.squares()

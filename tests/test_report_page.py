@@ -1,0 +1,387 @@
+"""The page of a run shows what its folder says, can be made again at any time, and never costs a run."""
+
+import json
+import logging
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+import shoal
+from shoal.report import page, record
+from shoal.report.claims import main_claim, proven_rows
+from shoal.report.folder import read_run
+from shoal.report.page import run_page, write_report
+from shoal.report.series import build, figure, thinned
+from tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
+
+BUDGET = {"budget.epsilon": 20.0, "budget.delta": 1e-3}
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&"
+
+
+class Text(HTMLParser):
+    """What a reader sees, and the elements that are there."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text, self.scripts, self._inside = [], [], [], None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        (self.scripts if self._inside in ("script", "style") else self.text).append(data)
+
+    @property
+    def said(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def embedded(html):
+    """The data that the page's script draws."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    return {plot["id"]: plot for plot in json.loads(found[1])["plots"]}
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("runs"), PRIVATE | BUDGET | {"baseline": True})
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("runs"), FEDAVG)
+
+
+# ---------------------------------------------------------------- what it shows
+
+
+def test_every_run_ends_with_a_page_that_shows_the_numbers_of_metrics_jsonl(private):
+    plots = embedded((private.run / "report.html").read_text())
+    lines = metrics(private.run)
+    assert {"accuracy", "loss", "epsilon", "clip", "clipped", "snr", "scale", "bytes", "clients"} <= plots.keys()
+    for plot, series, name in [
+        ("accuracy", 0, "accuracy"),
+        ("loss", 0, "loss"),
+        ("clip", 0, "clip"),
+        ("clip", 1, "noise"),
+        ("clipped", 0, "clipped"),
+        ("snr", 0, "snr"),
+        ("scale", 0, "v_c"),
+        ("scale", 1, "u_s"),
+        ("bytes", 0, "bytes_sent"),
+        ("clients", 0, "clients"),
+    ]:
+        assert plots[plot]["x"] == [line["round"] for line in lines]
+        assert plots[plot]["series"][series]["values"] == [line[name] for line in lines], name
+
+
+def test_epsilon_is_drawn_for_each_unit_and_observer_with_budget_and_what_is_reported(private):
+    plot = embedded((private.run / "report.html").read_text())["epsilon"]
+    lines = metrics(private.run)
+    for place, claim in enumerate(lines[-1]["proven"]):
+        assert plot["series"][place]["values"] == [line["proven"][place]["epsilon"] for line in lines]
+        assert {"client": "a client", "example": "a record"}[claim["unit"]] in plot["series"][place]["name"]
+    assert [line["y"] for line in plot["lines"]] == [20.0]
+    reported = [claim["epsilon"] for claim in private.proven if claim["epsilon"] is not None]
+    assert [mark["y"] for mark in plot["marks"] if not mark["hollow"]] == reported
+    published = [claim["epsilon"] for claim in private.published]
+    assert [mark["y"] for mark in plot["marks"] if mark["hollow"]] == published
+    assert all("not proven" in mark["label"] for mark in plot["marks"] if mark["hollow"])
+
+
+def test_the_training_without_privacy_is_drawn_beside_the_run(private):
+    plots = embedded((private.run / "report.html").read_text())
+    kept = [json.loads(line) for line in (private.run / "baseline.jsonl").read_text().splitlines()]
+    assert plots["accuracy"]["series"][1]["values"] == [line["accuracy"] for line in kept]
+    assert kept[-1]["accuracy"] == private.baseline
+    assert kept[-1]["round"] == private.rounds
+
+
+def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release(private):
+    said = Text((private.run / "report.html").read_text()).said
+    epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
+    assert f"{100 * private.accuracy:.1f} %" in said
+    assert f"ε {figure(epsilon)} δ 0.001 for a client, against whoever sees the model of a budget of 20" in said
+    assert "Not a release" in said
+    assert "published, not proven" in said
+    assert "each update reaches the server before any noise is added" in said
+    assert "The chain is whole" in said
+
+
+def test_a_run_that_proves_nothing_says_so_first(plain):
+    said = Text((plain.run / "report.html").read_text()).said
+    assert "nothing this run is not private" in said
+    assert "Only the model is covered" not in said
+    assert "epsilon" not in embedded((plain.run / "report.html").read_text())
+
+
+def test_the_confusion_counts_every_held_out_record_once_and_agrees_with_accuracy(private):
+    kept = json.loads((private.run / "result.json").read_text())
+    matrix = kept["confusion"]
+    assert sum(map(sum, matrix)) == kept["test_rows"] == len(dataset().test_y)
+    assert sum(matrix[k][k] for k in range(len(matrix))) / kept["test_rows"] == pytest.approx(private.accuracy)
+    assert sum(kept["train_classes"]) == kept["train_rows"] == len(dataset().train_y)
+
+
+def test_signal_to_noise_halves_where_the_noise_doubles(tmp_path):
+    once, twice = (
+        metrics(play(tmp_path, PRIVATE | {"rounds": 1, "per_round.noise": noise}).run)[0] for noise in (1.5, 3.0)
+    )
+    assert once["snr"] == pytest.approx(2 * twice["snr"])
+    parameters = sum(tensor.numel() for tensor in network().parameters())
+    assert 0 < once["snr"] <= once["clients"] * once["clip"] / (once["noise"] * parameters**0.5) * (1 + 1e-6)
+
+
+def test_every_plot_has_words_for_who_cannot_see_it(private):
+    html = (private.run / "report.html").read_text()
+    for plot in embedded(html).values():
+        assert len(plot["about"]) > 20
+        assert "round" in plot["about"]
+
+
+def test_configuration_and_environment_are_there_whole(private):
+    said = Text((private.run / "report.html").read_text()).said
+    for key, value in read_run(private.run).flat_config().items():
+        assert f"{key} {value if isinstance(value, str) else json.dumps(value)}" in said
+    for line in (private.run / "environment.txt").read_text().splitlines():
+        assert line.replace(": ", " ", 1) in said
+
+
+# ---------------------------------------------------------------- it can be made again, at any time
+
+
+def test_the_page_can_be_made_again_from_the_folder_alone(private):
+    before = (private.run / "report.html").read_text()
+    (private.run / "report.html").unlink()
+    assert write_report(private.run).read_text() == before
+
+
+def test_a_run_that_goes_on_shows_its_rounds_and_asks_to_be_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "EVERY", 0.0)
+    monkeypatch.setattr(record, "SHARE", float("inf"))
+    seen = []
+
+    def look(line):
+        (path,) = tmp_path.glob("*/report.html")
+        html = path.read_text()
+        seen.append(embedded(html)["accuracy"]["x"][-1])
+        assert "<body data-live>" in html
+        assert f"running: round {line['round']} of 6" in html
+
+    result = play(tmp_path, PRIVATE, on_round=look)
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert "<body data-live>" not in (result.run / "report.html").read_text()
+
+
+def test_pages_take_a_small_share_of_a_runs_time(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(page, "run_page", lambda run: written.append(len(run.metrics)) or "page")
+    started = time.monotonic()
+    play(tmp_path, FEDAVG | {"rounds": 40})
+    seconds = time.monotonic() - started
+    assert written[0] == 0
+    assert written[-1] == 40
+    assert len(written) <= 2 + seconds / 2  # at the start, at the end, and one every two seconds
+
+
+def test_a_run_that_was_stopped_shows_what_it_has_and_goes_on_where_it_was(tmp_path):
+    run = stopped_after(tmp_path, PRIVATE, 3)
+    html = (run / "report.html").read_text()
+    assert "stopped after round 3 of 6; it can be resumed" in html
+    assert embedded(html)["accuracy"]["x"] == [1, 2, 3]
+    go_on(run)
+    html = (run / "report.html").read_text()
+    assert "finished: 6 rounds" in html
+    assert embedded(html)["accuracy"]["x"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_ledger_that_was_edited_shows(tmp_path):
+    run = play(tmp_path, PRIVATE).run
+    ledger = run / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"noise":1.5', '"noise":9.5', 1))
+    said = Text(write_report(run).read_text()).said
+    assert "Broken: line 2 was edited" in said
+    ledger.unlink()
+    assert "There is no ledger: nothing can be proven" in Text(write_report(run).read_text()).said
+
+
+def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path):
+    run = play(tmp_path, PRIVATE).run
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {"loss": float("nan"), "v_c": float("inf"), "clip": "four"})
+    (run / "metrics.jsonl").write_text("\n".join(lines) + '\n{"round": 7, "accu')
+    plots = embedded(write_report(run).read_text())
+    assert plots["loss"]["x"] == [1, 2, 4, 5, 6]
+    assert plots["scale"]["series"][0]["values"][2] is None
+    assert plots["accuracy"]["x"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_metrics_without_an_end_are_not_read_for_ever(tmp_path):
+    run = play(tmp_path, FEDAVG).run
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("/dev/zero")
+    assert embedded(write_report(run).read_text()) == {}
+
+
+# ---------------------------------------------------------------- it never costs a run
+
+
+@pytest.mark.parametrize("broken", ["run_page", "write_page"])
+def test_a_page_that_fails_is_told_of_once_and_the_run_is_whole(tmp_path, monkeypatch, caplog, broken):
+    def fail(*_):
+        raise RuntimeError("no page today")
+
+    monkeypatch.setattr(record, "EVERY", 0.0)
+    monkeypatch.setattr(page, broken, fail)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        result = play(tmp_path, PRIVATE)
+    assert result.rounds == 6
+    assert (result.run / "model.safetensors").is_file()
+    assert read_run(result.run).ledger.whole
+    told = [line.message for line in caplog.records if "page of" in line.message]
+    assert len(told) == 1
+    assert "no page today" in told[0]
+    assert "the run goes on" in told[0]
+
+
+# ---------------------------------------------------------------- it is safe and small
+
+
+def test_names_and_labels_cannot_become_markup(tmp_path):
+    rows = [([[float(k), 1.0], [0.0, float(k)]], [0, 1]) for k in range(1, 9)]
+    clients = [(x, y) for x, y in rows]
+    data = shoal.from_clients(clients, name=HOSTILE, classes=(HOSTILE, "b<i>"), test_fraction=0.25)
+    result = shoal.run(FEDAVG, data=data, model="linear", runs=tmp_path)
+    (result.run / "environment.txt").write_text(f"python: {HOSTILE}\n")
+    html = write_report(result.run).read_text()
+    seen = Text(html)
+    assert HOSTILE in "".join(seen.text)
+    assert "alert(1)" not in "".join(seen.scripts).replace("\\u003cscript\\u003ealert(1)", "")
+    assert [tag for tag, _ in seen.tags].count("script") == 2
+    assert "img" not in {tag for tag, _ in seen.tags}
+    assert not any(name.startswith("on") for _, attrs in seen.tags for name in attrs)
+
+
+def test_nothing_is_asked_of_the_network(private):
+    seen = Text((private.run / "report.html").read_text())
+    for tag, attrs in seen.tags:
+        assert not {"src", "srcset", "action"} & attrs.keys(), tag
+        assert attrs.get("href", "data:").startswith("data:")
+    policy = next(attrs["content"] for _, attrs in seen.tags if "http-equiv" in attrs)
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline'; script" not in policy.split("script-src")[1]
+
+
+def long_run(run, rounds):
+    """The same folder with many more rounds in its metrics."""
+    lines = metrics(run)
+    text = "".join(
+        json.dumps(
+            lines[n % len(lines)]
+            | {
+                "round": n + 1,
+                "accuracy": 0.1 + 0.8 * n / rounds + 0.05 * (n * 7919 % 101) / 101,
+                "v_c": 1.0 / (n + 1),
+            }
+        )
+        + "\n"
+        for n in range(rounds)
+    )
+    (run / "metrics.jsonl").write_text(text)
+
+
+def test_a_page_of_15000_rounds_is_under_3_megabytes_and_keeps_the_extremes(tmp_path):
+    run = play(tmp_path, PRIVATE | {"baseline": True}).run
+    long_run(run, 15_000)
+    path = write_report(run)
+    assert path.stat().st_size < 3e6
+    plot = embedded(path.read_text())["accuracy"]
+    values = {line["round"]: line["accuracy"] for line in metrics(run)}
+    kept = dict(zip(plot["x"], plot["series"][0]["values"], strict=True))
+    assert all(values[round] == value for round, value in kept.items() if value is not None)
+    assert {1, 15_000, min(values, key=values.get), max(values, key=values.get)} <= kept.keys()
+    assert plot["of"] == 15_000
+    assert 300 < len(kept) < 1700
+
+
+def test_thinning_keeps_every_round_of_a_short_run_and_a_lone_spike_of_a_long_one():
+    flat = dict.fromkeys(range(1, 5001), 0.5)
+    assert thinned(list(range(1, 101)), [flat]) == list(range(1, 101))
+    assert 3333 in thinned(list(flat), [flat | {3333: 0.9}])
+    assert 3333 in thinned(list(flat), [flat, flat | {3333: 0.1}])
+
+
+def test_a_plot_with_nothing_in_it_is_not_drawn():
+    assert build("empty", "Empty", [("none", {}, 1, False)]) is None
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"),
+    [
+        (3.99998, "4.00"),
+        (4.0, "4.00"),
+        (9.8211, "9.83"),
+        (0.99992, "1.00"),
+        (0.01234, "0.0124"),
+        (123.4, "124"),
+        (0, "0"),
+    ],
+)
+def test_an_epsilon_is_never_rounded_down(epsilon, said):
+    assert figure(epsilon) == said
+
+
+def test_the_page_of_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(shoal.ShoalError, match="no config"):
+        run_page(read_run(tmp_path))
+
+
+def claim(unit, observer, epsilon=None, because=None):
+    return {
+        "unit": unit,
+        "observer": observer,
+        "epsilon": epsilon,
+        "delta": 1e-5,
+        "accountant": "pld",
+        "because": because,
+    }
+
+
+def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_so():
+    rows = proven_rows(
+        [
+            claim("client", "release", 4.0),
+            claim("client", "server", 5470.0),
+            claim("client", "inside", because="no noise"),
+            *(claim("example", observer, 5.2) for observer in ("release", "server", "inside")),
+        ]
+    )
+    assert [(row["unit"], row["observer"], row["epsilon"], row["tone"]) for row in rows] == [
+        ("a client", "whoever sees the model", "4.00", "yes"),
+        ("a client", "the server", "5470", "weak"),
+        ("a record", "anybody", "5.20", "yes"),
+        ("a client", "someone inside the client", "", "no"),
+    ]
+    assert "in name only" in rows[1]["note"]
+    assert rows[3]["note"] == "because no noise"
+
+
+def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(private):
+    run = read_run(private.run)
+    loose = [claim("client", "release", 5470.0), claim("example", "release", 2.0)]
+    config = run.config | {"budget": {"delta": 1e-5, "unit": "client", "observer": "release"}}
+    assert main_claim(replace(run, config=config, result=run.result | {"proven": loose}))["unit"] == "example"
+    tight = [claim("client", "release", 8.0), claim("example", "release", 2.0)]
+    assert main_claim(replace(run, config=config, result=run.result | {"proven": tight}))["unit"] == "client"

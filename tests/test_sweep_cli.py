@@ -1,0 +1,113 @@
+"""`shoal sweep` from a shell: cells in processes of their own, a crash that stops no other, stopping and resuming."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from shoal.cli.main import main
+from shoal.sweep.cells import cores, sensible_jobs
+
+KEYS = ["algorithm=trusted-curator", "model=linear", "data.clients=20", "clients.sampling=poisson"]
+KEYS += ["clients.cohort=10", "local.steps=2", "budget.delta=1e-3"]
+SMALL = [word for key in KEYS for word in ("-c", key)]
+
+
+def sweep(folder, *arguments):
+    command = [sys.executable, "-m", "shoal", "sweep", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process, code=0):
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == code, err
+    return out, err
+
+
+def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_other(tmp_path):
+    (tmp_path / "crash.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(64, 10)\n"
+        "    def forward(self, x): os.kill(os.getpid(), 9)\n"
+    )
+    grid = ["--grid", "model=linear,nosuch,crash:Net", "--grid", "per_round.noise=2.0"]
+    process = sweep(tmp_path, *SMALL, "-c", "rounds=2", *grid, "--charge", "--json", "--jobs", "1")
+    out, err = finished(process, code=4)
+    assert out.count("\n") == 1
+    told = json.loads(out)
+    assert [cell["state"] for cell in told["cells"]] == ["finished", "failed", "failed"]
+    assert "nosuch" in told["cells"][1]["failed"]
+    assert "killed" in told["cells"][2]["failed"]
+    assert told["best"] == "0001"
+    assert told["charged"][0]["epsilon"] > 0
+    assert "costs more" in told["warning"]
+    assert "2 failed" in err
+    page = (tmp_path / told["page"]).read_text()
+    assert "1 of 3 cells finished, 2 failed" in page
+    assert "nosuch" in page
+
+
+def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
+    process = sweep(tmp_path, *SMALL, "-c", "rounds=200", "--grid", "per_round.noise=2.0,3.0", "--jobs", "1")
+    until = time.monotonic() + 100
+    while not any(path.stat().st_size for path in tmp_path.glob("runs/*/cells/0001/*/metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = finished(process, code=130)
+    (folder,) = tmp_path.glob("runs/*-sweep")
+    assert f"--resume runs/{folder.name}" in err
+    (half,) = folder.glob("cells/0001/*/metrics.jsonl")
+    before = half.read_text().splitlines()
+    assert 0 < len(before) < 200
+    out, _ = finished(sweep(tmp_path, "--resume", f"runs/{folder.name}", "--json"))
+    told = json.loads(out)
+    assert [cell["state"] for cell in told["cells"]] == ["finished", "finished"]
+    assert half.read_text().splitlines()[: len(before)] == before
+    assert len(list(folder.glob("cells/0001/*/config.toml"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "at least one --grid"),
+        (["--grid", "local.rl=1"], "did you mean 'local.lr'"),
+        (["--grid", "rounds=1", "--trials", "3"], "--private-selection"),
+        (["--grid", "rounds=1", "--jobs", "0"], "--jobs must be >= 1"),
+        (["--grid", "rounds=1", "--private-selection", "--trials", "0.5"], "expected number of trials"),
+        (["--resume", "nowhere"], "no sweep's folder"),
+        (["--resume", "nowhere", "--grid", "rounds=1"], "keeps its own cells"),
+        (["--grid", "rounds=1..9"], "--random N"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(monkeypatch, capsys, tmp_path, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["shoal", "sweep", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cells_share_cores_and_memory_and_never_a_gpu():
+    assert 1 <= sensible_jobs(100, "cpu") <= cores()
+    assert sensible_jobs(1, "cpu") == 1
+    assert sensible_jobs(100, "cuda") == 1
+
+
+def test_a_cell_that_a_trial_could_never_play_is_found_first(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    grid = ["--grid", "model=linear,nosuch", "--private-selection", "--trials", "1"]
+    monkeypatch.setattr(sys, "argv", ["shoal", "sweep", *SMALL, "-c", "rounds=2", *grid])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "nosuch" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

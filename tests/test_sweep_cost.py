@@ -1,0 +1,128 @@
+"""What a sweep costs: the ledgers' events together, or the best of a private selection; never less than is true."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import shoal
+from shoal.accounting import accountants, selection
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
+from shoal.accounting.selection import Trials
+from shoal.sweep import cost
+from shoal.sweep.cells import cell_folder
+from shoal.sweep.outcome import frontier, outcome_of, write_sweep_page
+from shoal.sweep.plan import base_settings, grid_of, make_plan
+
+BASE = [
+    "algorithm=trusted-curator", "model=linear", "data.clients=20", "clients.sampling=poisson", "clients.cohort=10",
+    "rounds=3", "budget.delta=1e-3", "local.steps=2", "engine.threads=1",
+]  # fmt: skip
+
+
+def played(folder, words=("per_round.noise=2.0,4.0",), **more):
+    """A sweep whose cells were played here, in this process."""
+    plan = make_plan(base_settings(None, BASE), grid_of(list(words)), **more)
+    plan.write(folder)
+    for number in range(len(plan.cells)):
+        shoal.run(plan.settings(number), runs=cell_folder(folder, number))
+    return plan
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    return folder, played(folder, charge=True)
+
+
+def client(claims):
+    return next(claim for claim in claims if (claim.unit, claim.observer) == ("client", "release"))
+
+
+def steps(noise):
+    return Repeat(Sampled("poisson", 0.5, Gaussian(noise)), 3)
+
+
+def test_all_cells_together_cost_the_composition_of_their_ledgers(sweep):
+    together = client(cost.all_together(*sweep))
+    expected = accountants.epsilon(Compose((steps(2.0), steps(4.0))), 1e-3).epsilon
+    assert together.epsilon == pytest.approx(expected, rel=1e-6)
+    alone = [accountants.epsilon(steps(noise), 1e-3).epsilon for noise in (2.0, 4.0)]
+    assert max(alone) < together.epsilon < sum(alone)
+
+
+def test_a_cell_that_was_never_released_is_charged_all_the_same(tmp_path):
+    plan = played(tmp_path)
+    before = client(cost.all_together(tmp_path, plan)).epsilon
+    (run,) = cell_folder(tmp_path, 1).glob("*/config.toml")
+    (run.parent / "result.json").unlink()
+    assert client(cost.all_together(tmp_path, plan)).epsilon == before
+
+
+def test_a_broken_ledger_leaves_nothing_proven(tmp_path):
+    plan = played(tmp_path)
+    (ledger,) = cell_folder(tmp_path, 0).glob("*/ledger.jsonl")
+    ledger.write_text(ledger.read_text().replace('"noise":2.0', '"noise":9.0', 1))
+    claim = client(cost.all_together(tmp_path, plan))
+    assert claim.epsilon is None
+    assert "broken" in claim.because
+
+
+def test_cells_that_share_noise_cannot_be_added_up(tmp_path):
+    plan = played(tmp_path, ["per_round.noise=2.0,4.0", "noise_seed=7"])
+    for claim in cost.all_together(tmp_path, plan):
+        assert claim.epsilon is None
+        assert "same noise" in claim.because
+
+
+def test_cells_that_split_the_data_anew_have_no_common_client_but_common_records(tmp_path):
+    plan = played(tmp_path, ["seed=1,2"])
+    claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
+    assert claims["client", "release"].epsilon is None
+    assert "different ways" in claims["client", "release"].because
+    assert claims["example", "release"].epsilon > 0
+
+
+def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
+    plan = played(tmp_path, private=True, expected_trials=2.0)
+    claim = client(cost.of_the_best(tmp_path, plan))
+    expected = selection.epsilon([steps(2.0), steps(4.0)], plan.selection.trials, 1e-3).epsilon
+    assert claim.epsilon == pytest.approx(expected, rel=1e-6)
+    assert claim.epsilon > accountants.epsilon(steps(2.0), 1e-3, "rdp").epsilon
+    dearer = replace(plan, selection=replace(plan.selection, gamma=Trials.expecting(50.0).gamma))
+    assert client(cost.of_the_best(tmp_path, dearer)).epsilon > claim.epsilon
+
+
+def test_cells_that_were_not_drawn_count_too(tmp_path):
+    plan = played(tmp_path, private=True, expected_trials=2.0)
+    only = replace(plan.selection, cells=[{"per_round.noise": 4.0}])
+    cheap = [cell for cell in plan.cells if cell["per_round.noise"] == 4.0] == plan.cells
+    lone = client(cost.of_the_best(tmp_path, replace(plan, selection=only))).epsilon
+    both = client(cost.of_the_best(tmp_path, plan)).epsilon
+    assert (lone < both) if cheap else (lone == pytest.approx(both))
+
+
+def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_others_stay_hidden(tmp_path):
+    plan = played(tmp_path, private=True, expected_trials=6.0, shape=3.0)
+    outcome = outcome_of(tmp_path, plan)
+    told = outcome.to_json()
+    assert len(told["cells"]) == 1
+    own = client(cost.of_the_best(tmp_path, plan)).epsilon
+    claims = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in told["cells"][0]["proven"]}
+    assert claims["client", "release"] == own
+    html = write_sweep_page(outcome).read_text()
+    assert html.count('<th scope="row">') == 1
+    chosen = outcome.entries[outcome.best].run.path
+    assert "private selection" in (chosen / "report.html").read_text()
+    assert json.loads((chosen / "result.json").read_text())["selected"]["proven"][0]["epsilon"] == own
+    best = max(json.loads(path.read_text())["accuracy"] for path in tmp_path.glob("cells/*/*/result.json"))
+    assert told["cells"][0]["accuracy"] == best
+
+
+def test_the_frontier_is_what_no_other_cell_beats(sweep):
+    outcome = outcome_of(*sweep)
+    first, second = (entry.run for entry in outcome.entries)
+    kept = [entry.name for entry in frontier(outcome)]
+    assert "0002" in kept  # it has the smaller epsilon
+    assert ("0001" in kept) == (first.accuracy > second.accuracy)
+    assert outcome.to_json()["charged"][0]["epsilon"] == client(cost.all_together(*sweep)).epsilon
