@@ -112,7 +112,8 @@ def figure3(lines: dict[str, Line]) -> str:
         if cell.startswith("figure3/"):
             _, _, method, kind = cell.split("/")
             rows.append([method, f"type {kind}", number(line["success"]), number(line["rmse"]), number(line["ssim"])])
-    return table(["method", "attacker", "success", "RMSE", "SSIM"], rows)
+    picture = "\n\n![A column a method, a row a type of attacker](attacks-figure3.png)"
+    return table(["method", "attacker", "success", "RMSE", "SSIM"], rows) + picture
 
 
 def members(lines: dict[str, Line]) -> str:

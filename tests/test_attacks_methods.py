@@ -13,6 +13,9 @@ from shoal.attacks.gradient_map import gradients
 from shoal.attacks.leakage import choose
 from shoal.attacks.matrix import METHODS, methods
 from shoal.config import configure
+from shoal.data import lfw
+from shoal.data.known import KNOWN
+from shoal.data.sources import locate
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build
 from shoal.privacy.random import Streams
@@ -178,6 +181,17 @@ def test_rows_of_a_table_are_reconstructed(digits):
     row = attack(cancer, recipe("cpl"), Aim(2, 4)).row()
     assert row["success"] == 1.0
     assert row["ssim"] is None
+
+
+@pytest.mark.parametrize(("name", "iterations"), [("mnist", 8), ("lfw", 40)])
+def test_clean_gradients_of_real_pictures_give_the_pictures_away(name, iterations):
+    here = lfw.locate() is not None if name == "lfw" else all(map(locate, KNOWN[name].files))
+    if not here:
+        pytest.skip(f"{name} is not here: set SHOAL_DATA to a folder that holds it")
+    short = replace(recipe("cpl"), iterations=iterations)
+    row = attack(replace_data(config("fedavg"), name), short, Aim(2, 2)).row()
+    assert row["success"] == 1.0
+    assert row["label_hits"] == 1.0
 
 
 def replace_data(settings, name):

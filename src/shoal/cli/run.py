@@ -130,6 +130,7 @@ def show(result: Result, console: Console) -> None:
         table.add_row("stopped", "the privacy budget does not pay for another round")
     table.add_row("time", f"{result.seconds:.1f} s")
     table.add_row("run", str(result.run))
+    table.add_row("page", str(result.run / "report.html"))
     console.print(table)
     console.print()
     console.print(privacy_table(result))
