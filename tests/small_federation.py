@@ -103,13 +103,19 @@ def parted(clients: int = CLIENTS) -> Partition:
 
 
 def simulator(
-    record: Algorithm, *, seed: int = 5, clients: int = CLIENTS, width: int = 10, layers: int = 1
+    record: Algorithm,
+    *,
+    seed: int = 5,
+    clients: int = CLIENTS,
+    width: int = 10,
+    layers: int = 1,
+    settings: Settings | None = None,
 ) -> Simulator:
     """A linear model on the hundred digits, or one of more layers; `width` outputs make many parameters."""
     torch.manual_seed(3)
     hidden = [layer for _ in range(layers - 1) for layer in (nn.Linear(64, 64), nn.Tanh())]
     module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, width))
-    settings = Settings(threads=1)
+    settings = settings or Settings("cpu", threads=1)
     with one_thread():
         return Simulator(record, module, digits(), parted(clients), rounds=ROUNDS, seed=seed, settings=settings)
 
