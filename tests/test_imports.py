@@ -24,8 +24,9 @@ LAYERS = {
     "report": 5.15,
     "api": 5.2,
     "attacks": 6,
+    "audit": 6,
     "deploy": 6,
-    "papers": 6,
+    "papers": 6.5,
     "sweep": 7,
     "cli": 8,
 }
@@ -56,6 +57,16 @@ def test_imports_go_one_way(path):
         if other == own:
             continue
         assert LAYERS[other] < LAYERS[own], f"{own} must not import {module}"
+
+
+def test_flower_is_loaded_only_where_it_is_needed():
+    """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of."""
+    modules = (
+        "shoal.cli.main, shoal.api, shoal.prepare, shoal.deploy.coordinator, shoal.deploy.site, shoal.deploy.keys"
+    )
+    code = f"import {modules}, sys; print([m for m in ('flwr', 'fastapi', 'httpx') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_importing_shoal_loads_no_heavy_library():

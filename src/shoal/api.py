@@ -35,6 +35,7 @@ class Result:
     accuracy: float
     seconds: float
     stopped: str
+    random: str = "research"
     baseline: float | None = None
     proven: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Result:
             "baseline",
             "seconds",
             "stopped",
+            "random",
             "proven",
             "published",
         )
@@ -68,6 +70,7 @@ def run(
     no_guarantee: bool = False,
     on_start: Callable[[Config, Simulator, Path], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    preparing: Callable[[Config, Any, Any], tuple[Config, Simulator]] | None = None,
     **keys: Any,
 ) -> Result:
     """Train a model over clients; the result says how good it is and what it reveals.
@@ -75,13 +78,15 @@ def run(
     `config` is a TOML file or a mapping of its shape; keys may be given by name too, sections as mappings:
     `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`. `data` may be a `Dataset` (see
     `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder. A method that
-    claims privacy but proves none starts only with `no_guarantee=True`.
+    claims privacy but proves none starts only with `no_guarantee=True`. `preparing` makes something else to play
+    than a simulation from (config, data, model): the coordinator of a real federation.
     """
     from shoal.accounting.ledger import Ledger
     from shoal.engine.folder import RunFolder, environment
     from shoal.engine.spending import Spending, refuse_budget
     from shoal.prepare import limit_of, prepare
     from shoal.privacy.random import Streams
+    from shoal.privacy.secure import SecureStreams
     from shoal.report import tensorboard
     from shoal.report.record import Recorder
 
@@ -98,9 +103,11 @@ def run(
         settings = replace(settings, engine=replace(settings.engine, device=device))
     if settings.log == "tensorboard":
         tensorboard.require()
-    settings, simulator = prepare(settings, data, model)
+    settings, simulator = (preparing or prepare)(settings, data, model)
     if settings.noise_seed is not None:
         simulator.stage = replace(simulator.stage, streams=Streams(settings.noise_seed))
+    if settings.random == "secure":
+        simulator.stage = replace(simulator.stage, streams=SecureStreams(settings.seed))
     if resume is not None:
         folder = RunFolder.open(Path(resume))
     else:
@@ -109,7 +116,8 @@ def run(
         folder = RunFolder.create(Path(runs), name)
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger:
         if resume is None:
-            folder.write_text("environment.txt", environment(simulator.stage.federation.device))
+            stage = simulator.stage
+            folder.write_text("environment.txt", environment(stage.federation.device, stage.streams.mode))
             folder.write_text("config.toml", to_toml(settings))
         written = folder.digest("config.toml")
         ledger.begin(folder.path.resolve().name, settings.algorithm.name, written, asdict(settings.budget))
@@ -144,6 +152,7 @@ def run(
                 accuracy=_last_accuracy(metrics, simulator),
                 seconds=round(time.perf_counter() - started, 3),
                 stopped=stopped,
+                random=simulator.stage.streams.mode,
                 baseline=plain[-1]["accuracy"] if plain else None,
                 proven=[claim.to_json() for claim in proven],
                 published=[claim.to_json() for claim in _published(settings, simulator)],

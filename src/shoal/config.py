@@ -76,11 +76,52 @@ class BudgetSection:
 
 
 @dataclass(frozen=True)
+class FederationSection:
+    """How a real federation is run (`shoal serve`); a simulation looks at none of it. `data.clients` are its sites.
+
+    `deadline`: seconds after which a round goes on without those who have not answered. `first`: sites that must have
+    agreed before the first round, all if not given; `least`: those that must be there before any other. `strikes`:
+    bad answers after which a site is left out. `largest`: the norm that an update may have where no clip bounds it.
+    `fewest_records`, `most_records`: how many records a site has, public. `aggregation`: `secure`, where the
+    coordinator would see only the sum, is refused: it is not built. Random numbers are those of secure mode, at every
+    site its own; with `seeded` all follow from the run's seed, which hides no noise from anybody: for tests.
+    """
+
+    deadline: float = 60.0
+    first: int | None = None
+    least: int = 1
+    seeded: bool = False
+    aggregation: Literal["plain", "secure"] = "plain"
+    strikes: int = 3
+    largest: float = 1e4
+    fewest_records: int | None = None
+    most_records: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "first", "least", "strikes", "largest", "fewest_records", "most_records"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"federation.{name} must be > 0, got {value}")
+        if self.aggregation == "secure":
+            raise ConfigError(
+                'federation.aggregation = "secure" is not there yet: the coordinator sees each update. To hide it '
+                "let each site add its own noise: fed-sdp with per_update.at=client, or a method with noise in a step"
+            )
+        if (self.fewest_records is None) != (self.most_records is None):
+            raise ConfigError("federation.fewest_records and federation.most_records are given together, or neither")
+        if self.fewest_records and self.most_records and self.fewest_records > self.most_records:
+            raise ConfigError(
+                f"federation.fewest_records {self.fewest_records} is over most_records {self.most_records}"
+            )
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that defines a run.
 
     `seed` splits the data, makes the first model and draws all else; with `noise_seed` what is drawn while training
     (who takes part, batches, noise) comes from that one instead, so that runs on the same clients share no noise.
+    With `random` = secure it comes from the system's entropy, and no run can be repeated.
     """
 
     algorithm: Algorithm
@@ -92,7 +133,9 @@ class Config:
     budget: BudgetSection
     engine: Settings
     noise_seed: int | None = None
+    random: Literal["research", "secure"] = "research"
     log: Literal["none", "tensorboard"] = "none"
+    federation: FederationSection = FederationSection()
 
 
 MOST_ROUNDS = 1_000_000
@@ -104,9 +147,15 @@ _TOP: dict[str, tuple[Any, Any]] = {
     "seed": (int, 0),
     "baseline": (bool, False),
     "noise_seed": (int | None, None),
+    "random": (Literal["research", "secure"], "research"),
     "log": (Literal["none", "tensorboard"], "none"),
 }
-_SECTIONS: dict[str, Any] = {"data": DataSection(), "budget": BudgetSection(), "engine": Settings()}
+_SECTIONS: dict[str, Any] = {
+    "data": DataSection(),
+    "budget": BudgetSection(),
+    "engine": Settings(),
+    "federation": FederationSection(),
+}
 
 
 DEFAULT_EXPERIMENT: dict[str, Any] = {
@@ -154,6 +203,10 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
         raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
+    if top["random"] == "secure" and top["noise_seed"] is not None:
+        raise ConfigError(
+            f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
+        )
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
     return Config(algorithm, **top, **built)
 
@@ -175,6 +228,8 @@ def to_dict(config: Config) -> dict[str, Any]:
     result = {name: value for name, value in result.items() if value is not None}
     result["algorithm"] = config.algorithm.name
     sections = {name: getattr(config, name) for name in _SECTIONS}
+    if config.federation == _SECTIONS["federation"]:
+        del sections["federation"]  # most runs are simulations, and say nothing of it
     sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}
     for name, section in sections.items():
         if is_dataclass(section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -19,22 +20,23 @@ from shoal.models import build, check
 from shoal.privacy.random import Streams
 
 
-def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
-    """Everything that can be wrong with data and model is found here, before anything is written."""
-    dataset = _with_features(data if isinstance(data, Dataset) else _load(config), config.data.features)
+def prepare(
+    config: Config,
+    data: Any,
+    model: Any,
+    *,
+    parts: Partition | None = None,
+    make: Callable[..., Simulator] = Simulator,
+) -> tuple[Config, Simulator]:
+    """Everything that can be wrong with data and model is found here, before anything is written.
+
+    `make` makes something else to play than a simulation, and `parts` says who holds what in the place of the
+    configuration: the coordinator of a real federation gives both.
+    """
+    dataset = with_features(data if isinstance(data, Dataset) else _load(config), config.data.features)
     config = _resolved(config, dataset)
-    streams, section = Streams(config.seed), config.data
-    parts: Partition = partition(
-        section.partition,
-        dataset.train_y,
-        clients=None if section.partition == "column" else section.clients,
-        shards=section.shards,
-        alpha=section.alpha,
-        fraction=section.fraction,
-        records=section.records,
-        owners=dataset.owners,
-        generator=streams.generator("partition"),
-    )
+    parts = parted(config, dataset) if parts is None else parts
+    streams = Streams(config.seed)
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
     algorithm = config.algorithm
@@ -46,10 +48,26 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Simulator]:
         noisy_updates=algorithm.draws_noise,
     )
     config = _calibrated(config, public_facts(parts, config.rounds, Layout.of(module)))
-    simulator = Simulator(
+    simulator = make(
         config.algorithm, module, dataset, parts, rounds=config.rounds, seed=config.seed, settings=config.engine
     )
     return config, simulator
+
+
+def parted(config: Config, dataset: Dataset) -> Partition:
+    """Who holds which records, as the configuration says."""
+    section = config.data
+    return partition(
+        section.partition,
+        dataset.train_y,
+        clients=None if section.partition == "column" else section.clients,
+        shards=section.shards,
+        alpha=section.alpha,
+        fraction=section.fraction,
+        records=section.records,
+        owners=dataset.owners,
+        generator=Streams(config.seed).generator("partition"),
+    )
 
 
 def _calibrated(config: Config, setting: Setting) -> Config:
@@ -72,7 +90,7 @@ def _load(config: Config) -> Dataset:
     )
 
 
-def _with_features(dataset: Dataset, name: str) -> Dataset:
+def with_features(dataset: Dataset, name: str) -> Dataset:
     """The data set with public features, computed once and kept in the user's cache."""
     if name == "none":
         return dataset

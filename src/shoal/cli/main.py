@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 from shoal import __version__
-from shoal.cli import account, algorithms, attack, data, ledger, report, run, runs, sweep
+from shoal.cli import (
+    account,
+    algorithms,
+    attack,
+    audit,
+    data,
+    join,
+    keys,
+    ledger,
+    papers,
+    report,
+    run,
+    runs,
+    serve,
+    sweep,
+)
 from shoal.errors import ShoalError
 
 app = typer.Typer(
@@ -22,10 +37,15 @@ app.command("sweep")(sweep.command)
 app.command("report")(report.command)
 app.command("algorithms")(algorithms.command)
 app.command("attack")(attack.command)
+app.command("audit")(audit.command)
+app.command("serve")(serve.command)
+app.command("join")(join.command)
+app.add_typer(keys.app, name="keys")
 app.add_typer(account.app, name="account")
 app.add_typer(runs.app, name="runs")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
+app.add_typer(papers.app, name="papers")
 
 
 def _version(wanted: bool) -> None:

@@ -129,6 +129,7 @@ def show(result: Result, console: Console) -> None:
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget does not pay for another round")
     table.add_row("time", f"{result.seconds:.1f} s")
+    table.add_row("random", _RANDOM[result.random])
     table.add_row("run", str(result.run))
     table.add_row("page", str(result.run / "report.html"))
     console.print(table)
@@ -157,5 +158,9 @@ def privacy_table(result: Result) -> Table:
     return table
 
 
+_RANDOM = {
+    "research": "research: everything follows from the seed",
+    "secure": "secure: from the system's entropy, nothing can be repeated",
+}
 _UNITS = {"client": "a client", "example": "a record"}
 _OBSERVERS = {"release": "whoever sees the model", "server": "the server", "inside": "someone inside the client"}

@@ -144,13 +144,13 @@ def _unwritable(path: Path, error: OSError) -> str:
     return f"{path} cannot be written: {error.strerror or error}; {mend}, then resume the run"
 
 
-def environment(device: torch.device) -> str:
+def environment(device: torch.device, random: str = "research") -> str:
     """What a run ran on, one fact a line."""
     facts = {"python": sys.version.split()[0], "system": platform.platform(), "processor": _processor()}
     facts |= {"cores": str(os.cpu_count()), "device": str(device)}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
-    facts["torch"] = torch.__version__
+    facts |= {"random": random, "torch": torch.__version__}
     for name in ("shoal", "numpy", "scipy", "scikit-learn", "dp-accounting", "safetensors"):
         try:
             facts[name] = version(name)

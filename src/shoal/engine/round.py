@@ -16,11 +16,12 @@ from shoal.engine import server
 from shoal.engine.firewall import finite_or_zero
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
-from shoal.engine.sanitise import Told
+from shoal.engine.sanitise import Told, step_noise
 from shoal.engine.stage import Stage
 from shoal.privacy.clip import QuantileClip
 from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
-from shoal.privacy.noise import gaussian_like
+from shoal.privacy.noise import add_to_sum
+from shoal.privacy.secure import grid, rounded, toward_zero
 
 
 @dataclass
@@ -33,39 +34,59 @@ class State:
 
 def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[str, float]]:
     """Round t: the new state, and what there is to tell of it."""
-    algorithm, federation, streams = stage.algorithm, stage.federation, stage.streams
-    now = (moment.t, moment.total)
     memory = dict(state.memory)
 
     # clients: who takes part, and how many are expected to, which is public
-    cohort = algorithm.clients.draw(streams.generator("clients", moment.t, moment.attempt), *now, len(federation))
-    expected = algorithm.clients.expected(*now, len(federation))
+    cohort, expected = invited(stage, moment)
 
     # examples, local, per_example, per_step: each client trains on its own records
     # per_update: its update is checked, and clipped as it leaves
     bound, parts = _leave_clients(stage, state, memory, cohort, moment)
-
-    # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
-    total = Total(torch.zeros_like(state.model), torch.zeros_like(state.model))
+    total = Total(torch.zeros_like(state.model), raw=torch.zeros_like(state.model))
     for part in parts:
         total += part
+
+    # aggregate, per_round, server, adapt: what the server does with the sum
+    model, noise, signal = release(stage, state.model, memory, total, bound, expected, moment)
+    told = _metrics(total, bound, noise, expected, signal) | _of_steps(stage, state, total, moment)
+    return State(model, memory), told
+
+
+def invited(stage: Stage, moment: Moment) -> tuple[np.ndarray, float]:
+    """The clients that are asked in a round, and the public number of those expected."""
+    clients, count = stage.algorithm.clients, len(stage.federation)
+    generator = stage.streams.generator("clients", moment.t, moment.attempt)
+    cohort = clients.draw(generator, moment.t, moment.total, count)
+    return cohort, clients.expected(moment.t, moment.total, count)
+
+
+def release(
+    stage: Stage, model: Tensor, memory: dict[str, Tensor], total: Sum, bound: float, expected: float, moment: Moment
+) -> tuple[Tensor, float, float]:
+    """The server's half of a round: the next model, the noise in it, and the norm of the sum before any noise.
+
+    It sees the sum, wherever that comes from: the simulator's slices, or the sites of a real federation.
+    """
+    algorithm, streams = stage.algorithm, stage.streams
+
+    # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
     by_size = algorithm.aggregate.weights == "size" and total.weight > 0
     denominator = total.weight if by_size else expected
 
     # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
     noise = signal = 0.0
     if algorithm.per_round is not None:
-        z = algorithm.per_round.multiplier(*now)
+        z = algorithm.per_round.multiplier(moment.t, moment.total)
         if isinstance(algorithm.per_update, QuantileClip):
             z = algorithm.per_update.update_noise(z, expected)
         noise = z * bound
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", moment.t, moment.attempt)
-        total.update += gaussian_like(state.model, noise, generator)
+        total.update = add_to_sum(total.update, noise, bound, generator)
     mean = total.update.div_(denominator)
 
     # the server's step, after which everyone sees the model
-    model = server.step(algorithm.server, state.model, mean, memory, moment)
+    model = server.step(algorithm.server, model, mean, memory, moment)
 
     # adapt: the next round's clip
     if isinstance(algorithm.per_update, QuantileClip):
@@ -73,24 +94,29 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
         algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, drawn)
     if isinstance(algorithm.per_example, QuantileExampleClip):
         algorithm.per_example.move(memory, total.shares / expected + 0.5)
-    told = _metrics(total, bound, noise, expected, signal) | _of_steps(stage, state, total, moment)
-    return State(model, memory), told
+    return model, noise, signal
 
 
 @dataclass
-class Total:
-    """The sum of a cohort's updates as they left, and what the metrics need, in one pass."""
+class Sum:
+    """The sum of a cohort's updates as they left, and what else crosses: all that the server needs."""
 
     update: Tensor
-    raw: Tensor
     weight: float = 0.0
     clients: int = 0
     below: int = 0
+    shares: float = 0.0
+
+
+@dataclass
+class Total(Sum):
+    """A sum, and what the simulator's metrics tell of it, in one pass."""
+
+    raw: Tensor = field(kw_only=True)
     square: float = 0.0
     bad: list[int] = field(default_factory=list)
     records: float = 0.0
     clipped_records: float = 0.0
-    shares: float = 0.0
 
     def __iadd__(self, other: Total) -> Total:
         self.update += other.update
@@ -116,62 +142,83 @@ class Trained:
     bad: list[int]
     told: Told | None
 
-
-def _leave_clients(
-    stage: Stage, state: State, memory: dict[str, Tensor], cohort: np.ndarray, moment: Moment
-) -> tuple[float, Iterator[Total]]:
-    """This round's bound, and what each slice of the cohort adds to the sum."""
-    algorithm, workers = stage.algorithm, stage.workers
-
-    def trained(clients: np.ndarray) -> Trained:
-        updates, told = train(stage, state.model, clients, moment, memory)
-        updates, norms, bad = finite_or_zero(updates)
-        return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist(), told)
-
-    slices = stage.slicer.slices(cohort)
-    if algorithm.per_update is None:
-        return float("inf"), workers.map(lambda clients: _contribution(stage, trained(clients), None, moment), slices)
-    norms = None
-    ready: list[Trained] | None = None
-    if algorithm.per_update.waits_for_cohort:
-        ready = list(workers.map(trained, slices))
-        norms = torch.cat([part.norms for part in ready]) if ready else None
-    bound = algorithm.per_update.bound(memory, moment.t, moment.total, norms)
-    if ready is not None:
-        return bound, workers.map(lambda part: _contribution(stage, part, bound, moment), ready)
-    return bound, workers.map(lambda clients: _contribution(stage, trained(clients), bound, moment), slices)
+    @property
+    def shares(self) -> Tensor:
+        """Each client's noisy share of gradients below the clip, less 1/2, of methods that count them."""
+        if self.told is None:
+            return torch.zeros(len(self.clients))
+        return self.told.shares / self.told.steps.clamp(min=1) - 0.5
 
 
-def _contribution(stage: Stage, part: Trained, bound: float | None, moment: Moment) -> Total:
-    """A slice's part of the sum."""
+def trained(stage: Stage, model: Tensor, memory: dict[str, Tensor], clients: np.ndarray, moment: Moment) -> Trained:
+    """The client's half of a round: local training, and the firewall on what comes of it."""
+    updates, told = train(stage, model, clients, moment, memory)
+    if stage.streams.mode == "secure" and stage.algorithm.per_step is not None:
+        updates = rounded(updates, grid(step_noise(stage.algorithm, memory, moment, updates.shape[1])))
+    updates, norms, bad = finite_or_zero(updates)
+    return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist(), told)
+
+
+def leaving(stage: Stage, part: Trained, bound: float, moment: Moment) -> Tensor:
+    """Boundary `per_update`: the updates [k, P] as they enter the sum; those trained may be overwritten."""
 
     def draw(row: int) -> np.random.Generator:
         return stage.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
 
     per_update = stage.algorithm.per_update
+    if per_update is None:
+        return part.updates
+    left = per_update.leave(part.updates, part.norms, bound, moment.t, moment.total, draw)
+    secure = stage.streams.mode == "secure" and stage.algorithm.per_round is not None
+    return toward_zero(left, grid(bound)) if secure else left
+
+
+def _leave_clients(
+    stage: Stage, state: State, memory: dict[str, Tensor], cohort: np.ndarray, moment: Moment
+) -> tuple[float, Iterator[Total]]:
+    """This round's bound, and what each slice of the cohort adds to the sum."""
+    per_update, workers = stage.algorithm.per_update, stage.workers
+
+    def learnt(clients: np.ndarray) -> Trained:
+        return trained(stage, state.model, memory, clients, moment)
+
+    slices = stage.slicer.slices(cohort)
+    if per_update is None:
+        unbounded = float("inf")
+        return unbounded, workers.map(lambda clients: _sum(stage, learnt(clients), unbounded, moment), slices)
+    norms = None
+    ready: list[Trained] | None = None
+    if per_update.waits_for_cohort:
+        ready = list(workers.map(learnt, slices))
+        norms = torch.cat([part.norms for part in ready]) if ready else None
+    bound = per_update.bound(memory, moment.t, moment.total, norms)
+    if ready is not None:
+        return bound, workers.map(lambda part: _sum(stage, part, bound, moment), ready)
+    return bound, workers.map(lambda clients: _sum(stage, learnt(clients), bound, moment), slices)
+
+
+def _sum(stage: Stage, part: Trained, bound: float, moment: Moment) -> Total:
+    """A slice's part of the sum."""
     raw = part.updates.sum(0)
     sizes = np.ones(len(part.clients))
     if stage.algorithm.aggregate.weights == "size":
         sizes = stage.federation.sizes[part.clients]
-    if per_update is None and (sizes == sizes[0]).all():
+    if stage.algorithm.per_update is None and (sizes == sizes[0]).all():
         total = raw * float(sizes[0])
     else:
-        leaving = part.updates
-        if per_update is not None and bound is not None:
-            leaving = per_update.leave(leaving, part.norms, bound, moment.t, moment.total, draw)
-        total = torch.as_tensor(sizes, dtype=leaving.dtype, device=leaving.device) @ leaving
-    told = part.told
+        left = leaving(stage, part, bound, moment)
+        total = torch.as_tensor(sizes, dtype=left.dtype, device=left.device) @ left
     return Total(
         update=total,
         raw=raw,
         weight=float(sizes.sum()),
         clients=len(part.clients),
-        below=int((part.norms <= bound).sum()) if bound is not None else 0,
+        below=int((part.norms <= bound).sum()),
         square=float(part.norms.double().square().sum()),
         bad=part.bad,
-        records=float(told.records) if told else 0.0,
-        clipped_records=float(told.clipped) if told else 0.0,
-        shares=float((told.shares / told.steps.clamp(min=1) - 0.5).sum()) if told else 0.0,
+        records=float(part.told.records) if part.told else 0.0,
+        clipped_records=float(part.told.clipped) if part.told else 0.0,
+        shares=float(part.shares.sum()),
     )
 
 

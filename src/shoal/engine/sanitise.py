@@ -13,12 +13,14 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from shoal.algorithms.base import Algorithm
 from shoal.engine.moment import Moment
 from shoal.engine.stage import Stage
 from shoal.gradients import ExampleTape, Tape
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
 from shoal.privacy.normals import Normals, normals
+from shoal.privacy.schedules import parse
 
 
 class Sanitiser(Protocol):
@@ -81,6 +83,19 @@ def sanitiser(
         noise = per_example.update_noise(noise, batch)
         count = normals(streams, "step count", numbers, clients.tolist(), params[:, :1])
     return ClippedByFactors(per_example, bound, noise, batch, source, count, Told.nothing(params))
+
+
+def step_noise(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, size: int) -> float:
+    """How much noise one local step leaves in a parameter, at least: what is public of it."""
+    per_example, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
+    if per_example is None or per_step is None:
+        return 0.0
+    if isinstance(per_example, AdaClip):
+        clip = per_example.h1 * size**0.5
+    else:
+        clip = per_example.bound(memory, moment.t, moment.total)
+    lr = parse(algorithm.local.lr).value(moment.t, moment.total)
+    return lr * per_step.multiplier(moment.t, moment.total, batch) * clip / batch
 
 
 @dataclass

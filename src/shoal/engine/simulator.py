@@ -80,7 +80,7 @@ class Simulator:
         """Play the rounds that are left and that the budget pays for; why it ended: rounds, budget or stopped."""
         fresh = self.stage.algorithm.draws_noise
         last_affordable = spending.affordable(self.done)
-        while self.done < last_affordable and not self._stop:
+        while self.done < last_affordable and self.ready() and not self._stop:
             last = min(last_affordable, self.done + self.settings.checkpoint_every)
             attempt = spending.intend(self.done + 1, last)
             lines = []
@@ -93,6 +93,10 @@ class Simulator:
         if self.done == self.rounds:
             return "rounds"
         return "budget" if self.done == last_affordable else "stopped"
+
+    def ready(self) -> bool:
+        """Is there somebody to play with? Asked before rounds are charged; a real federation may wait here."""
+        return True
 
     def resume(self, folder: RunFolder, spending: Spending) -> None:
         """Go on from the folder's checkpoint, if it has one and the ledger knows it."""

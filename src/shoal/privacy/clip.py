@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.noise import gaussian_like, multiplier
+from shoal.privacy.noise import add_to_update, multiplier
 from shoal.privacy.schedules import parse
 
 Memory = MutableMapping[str, Tensor]
@@ -138,7 +138,7 @@ class NoisyClip(Clip):
     def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
         updates = clipped(updates, norms, bound)
         for row, update in enumerate(updates):
-            update += gaussian_like(update, self.multiplier(t, total) * bound, draw(row))
+            updates[row] = add_to_update(update, self.multiplier(t, total) * bound, draw(row))
         return updates
 
 

@@ -18,6 +18,7 @@ from shoal.errors import ConfigError
 from shoal.privacy.normals import add_normals
 from shoal.privacy.random import Keystream
 from shoal.privacy.schedules import parse
+from shoal.privacy.secure import SecureGenerator, discrete_on_grid, gaussian_on_grid, grid
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,20 @@ def multiplier(key: str, noise: str | float, t: int, total: int) -> float:
     if value < 0:
         raise ConfigError(f"{key} must be >= 0, got {noise}, which is {value:g} in round {t + 1} of {total}")
     return value
+
+
+def add_to_sum(total: Tensor, scale: float, clip: float, generator: np.random.Generator) -> Tensor:
+    """The sum of clipped updates plus N(0, scale^2); in secure mode both are on the grid of the clip."""
+    if isinstance(generator, SecureGenerator):
+        return gaussian_on_grid(total, scale, grid(clip), generator)
+    return total.add_(gaussian_like(total, scale, generator))
+
+
+def add_to_update(update: Tensor, scale: float, generator: np.random.Generator) -> Tensor:
+    """An update as it leaves its client, plus N(0, scale^2); in secure mode a discrete Gaussian on its grid."""
+    if isinstance(generator, SecureGenerator):
+        return discrete_on_grid(update, scale, generator)
+    return update.add_(gaussian_like(update, scale, generator))
 
 
 def gaussian_like(vector: Tensor, scale: float, generator: np.random.Generator) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal.errors import ConfigError
 from shoal.privacy.random import SLACK, Keystream, Streams
 
 PIECE = 2**19
@@ -45,6 +46,8 @@ def normals(
     each: Each | None = None,
 ) -> Normals:
     """Streams for clients with vectors like these, [K, P]; `each` runs tasks, in threads perhaps."""
+    if like.is_cuda and streams.mode == "secure":
+        raise ConfigError("random=secure draws the noise of local steps by a cipher on a CPU: use --device cpu")
     if like.is_cuda:
         from shoal.privacy.philox import Philox
 

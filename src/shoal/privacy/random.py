@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -20,6 +21,7 @@ class Streams:
     """Research mode: every stream follows from the seed, so that a run can be repeated."""
 
     seed: int
+    mode: ClassVar[str] = "research"
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """The stream of this name, from its beginning."""
@@ -31,8 +33,11 @@ class Streams:
         return Keystream(self._key(purpose, *numbers)[:16])
 
     def _key(self, purpose: str, *numbers: int) -> bytes:
-        name = ":".join([str(self.seed), purpose, *map(str, numbers)])
-        return hashlib.blake2b(name.encode(), digest_size=32).digest()
+        return self._hashed(":".join([str(self.seed), purpose, *map(str, numbers)]))
+
+    @staticmethod
+    def _hashed(name: str, secret: bytes = b"") -> bytes:
+        return hashlib.blake2b(name.encode(), digest_size=32, key=secret).digest()
 
     def key(self, purpose: str, *numbers: int) -> int:
         """63 bits of that name, the key of a stream on another device."""

@@ -122,6 +122,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("held-out records", result.get("test_rows")),
         ("model", run.config.get("model")),
         ("parameters", result.get("parameters")),
+        ("random numbers", run.config.get("random")),
         ("started", run.started.strftime("%Y-%m-%d %H:%M")),
     ]
     return [

@@ -108,7 +108,8 @@ def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Ev
 
 
 def _shared_noise(configs: Sequence[Config]) -> str | None:
-    seeds = [config.seed if config.noise_seed is None else config.noise_seed for config in configs]
+    repeatable = [config for config in configs if config.random != "secure"]
+    seeds = [config.seed if config.noise_seed is None else config.noise_seed for config in repeatable]
     if len(set(seeds)) == len(seeds):
         return None
     return "two cells draw the same noise (noise_seed), so that together they tell more than their sum"

@@ -69,7 +69,8 @@ class Plan:
     def settings(self, number: int) -> dict[str, Any]:
         """The configuration of a cell, as `configure` takes it."""
         given = self.base | self.cells[number]
-        return given if "noise_seed" in given else given | {"noise_seed": self.seeds[number]}
+        secure = given.get("random") == "secure"  # which draws noise of its own anyway
+        return given if secure or "noise_seed" in given else given | {"noise_seed": self.seeds[number]}
 
     def config(self, number: int) -> Config:
         return configure(self.settings(number))

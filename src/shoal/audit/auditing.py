@@ -1,0 +1,201 @@
+"""One audit: the game, the canaries and the checks on one claim, what they would have caught, and the verdict.
+
+VIOLATED           something was seen that cannot be if the claim is true
+consistent         nothing was, and a quarter of the noise would have been flagged
+too weak to tell   nothing was, but neither would a quarter of the noise have been
+no claim           there is nothing to hold the method to; what was measured is told
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shoal.accounting.claims import Unit
+from shoal.algorithms.base import Algorithm
+from shoal.audit import bounds, game, one_run
+from shoal.audit.bounds import CONFIDENCE
+from shoal.audit.broken import VARIANTS, Broken, whole
+from shoal.audit.cases import DELTA, Case, cases
+from shoal.audit.checks import Check, noise_checks, sensitivity_check
+from shoal.audit.game import Game
+from shoal.audit.one_run import Guesses
+from shoal.privacy.random import Streams
+from shoal.privacy.secure import SecureStreams
+
+Verdict = Literal["consistent", "VIOLATED", "too weak to tell", "no claim"]
+QUARTER = "noise x 1/4"
+ROUNDS = 5  # of a run with client canaries
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried: trials of each kind of a game, canaries, pairs of neighbours."""
+
+    step_trials: int = 4000
+    round_trials: int = 1200
+    canaries: int = 2000
+    pairs: int = 500
+    round_pairs: int = 60
+
+    def trials(self, case: Case) -> int:
+        """Where the noise follows the data the bound is as large as the trials allow, so there are more of them."""
+        trials = self.step_trials if case.where == "steps" else self.round_trials
+        return trials * (3 if case.kind == "published" and case.where != "drift" else 1)
+
+
+THOROUGH = Effort()
+QUICK = Effort(step_trials=2000, round_trials=500, pairs=200, round_pairs=25)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of auditing one claim."""
+
+    algorithm: str
+    case: Case
+    game: Game
+    guesses: Guesses | None
+    checks: list[Check]
+    verdict: Verdict
+    flagged: list[str]
+    power: dict[str, list[str]]
+    seconds: float = 0.0
+
+    @property
+    def epsilon(self) -> float:
+        """The greatest lower bound that was found, whatever the mechanism."""
+        return max(self.game.epsilon(DELTA), self.guesses.epsilon if self.guesses else 0.0)
+
+    def row(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        case, claim = self.case, self.case.claim
+        return {
+            "algorithm": self.algorithm,
+            "unit": case.unit,
+            "observer": case.observer,
+            "kind": case.kind,
+            "claimed": claim.epsilon if claim else None,
+            "delta": DELTA,
+            "measured": self.epsilon,
+            "measured_if_gaussian": self.game.gaussian_epsilon(DELTA),
+            "confidence": CONFIDENCE,
+            "estimate": bounds.epsilon_of_shift(min(self.game.estimate, 1e3), DELTA),
+            "true_bound": case.true,
+            "best_possible": self.game.best_possible,
+            "trials": self.game.trials,
+            "verdict": self.verdict,
+            "flagged": self.flagged,
+            "one_run": vars(self.guesses) if self.guesses else None,
+            "checks": [vars(check) for check in self.checks],
+            "would_catch": self.power,
+            "setting": case.note,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def audit(
+    record: Algorithm,
+    *,
+    level: Unit | None = None,
+    kind: str | None = None,
+    epsilon: float = 1.0,
+    effort: Effort = THOROUGH,
+    seed: int = 0,
+    power: bool = False,
+    secure: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Outcome]:
+    """Audit what a method claims of each unit, or of one; `kind` keeps to what is `proven` or `published`.
+
+    With `secure` it is secure mode's random numbers, and its grid, that are audited.
+    """
+    for case in cases(record, level, epsilon):
+        if kind in (None, case.kind):
+            streams = SecureStreams(seed) if secure else Streams(seed)
+            yield audit_case(record, case, epsilon, effort, streams, power, progress or (lambda _: None))
+
+
+def audit_case(
+    record: Algorithm, case: Case, epsilon: float, effort: Effort, streams: Streams, power: bool, progress: Progress
+) -> Outcome:
+    started = time.perf_counter()
+    many = _many_rounds(record, case, epsilon, streams)
+    progress(f"{record.name}, {case.unit} level")
+    played = _play(whole(case, streams), many, effort)
+    caught: dict[str, list[str]] = {}
+    if case.kind == "proven":
+        for name in VARIANTS if power else (QUARTER,):
+            progress(f"{record.name}, {case.unit} level, would it catch: {name}?")
+            broken = VARIANTS[name](case, streams)
+            if broken is not None:
+                caught[name] = _play(broken, _broken_alike(name, many, streams), effort, hurry=not power).flagged
+    assert played.game is not None
+    verdict: Verdict = "consistent"
+    if case.claim is None:
+        verdict = "no claim"
+    elif played.flagged:
+        verdict = "VIOLATED"
+    elif not _strong_enough(case, played.game, caught):
+        verdict = "too weak to tell"
+    return Outcome(
+        record.name, case, played.game, played.guesses, played.checks, verdict,
+        played.flagged if case.claim else [], caught, time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _strong_enough(case: Case, played: Game, caught: dict[str, list[str]]) -> bool:
+    """Would the audit have spoken up?"""
+    if case.kind == "proven":
+        return bool({"game", "canaries"} & set(caught[QUARTER]))
+    return case.claim is not None and played.best_possible > case.claim.epsilon
+
+
+@dataclass
+class _Played:
+    game: Game | None = None
+    guesses: Guesses | None = None
+    checks: list[Check] = field(default_factory=list)
+    flagged: list[str] = field(default_factory=list)
+
+
+def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = False) -> _Played:
+    """Canaries, game and checks on one form of a method; which of them flag it.
+
+    In a `hurry` no game is played over rounds, which are slow, where the canaries have told already.
+    """
+    case, claim = broken.case, broken.case.claim
+    found = _Played()
+    if many is not None:
+        found.guesses = one_run.guess(many, effort.canaries)
+        assert many.case.claim is not None
+        if found.guesses.epsilon > many.case.claim.epsilon:
+            found.flagged.append("canaries")
+    if not (hurry and found.flagged and case.where == "sum"):
+        found.game = game.play(case, broken.played, effort.trials(case), broken.streams)
+        if claim and bounds.passes(found.game.points, bounds.tradeoff(claim.event, claim.neighbours)):
+            found.flagged.insert(0, "game")
+    if case.kind != "proven":
+        return found
+    steps = case.where == "steps"
+    found.checks += noise_checks(broken, 1000 if steps else 24)
+    found.checks.append(sensitivity_check(broken, effort.pairs if steps else effort.round_pairs))
+    found.flagged += [check.name for check in found.checks if check.flagged]
+    return found
+
+
+def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams) -> Broken | None:
+    """The case that canaries are played on: one step for records, several rounds for clients."""
+    if case.kind != "proven":
+        return None
+    if case.where == "steps":
+        return whole(case, streams)
+    longer = next(cases(record, case.unit, epsilon, ROUNDS))
+    return whole(longer, streams)
+
+
+def _broken_alike(name: str, many: Broken | None, streams: Streams) -> Broken | None:
+    return VARIANTS[name](many.case, streams) if many is not None else None

@@ -1,0 +1,149 @@
+"""From an adversary's guesses to epsilon: lower bounds that hold with a stated confidence.
+
+Two distributions are (epsilon, delta)-close exactly where no test beats the trade-off curve between its false
+positives and its false negatives (Dong, Roth & Su 2022). So a test whose error rates lie below the claimed curve,
+with the confidence of Clopper & Pearson, refutes the claim, whatever the mechanism (Jagielski et al. 2020; Nasr et
+al. 2023). `one_run_epsilon` is the bound of Steinke, Nasr & Jagielski 2023, from many guesses about one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.accounting import pld
+from shoal.accounting.events import Event, leaves
+from shoal.accounting.pld import Neighbours
+
+Array = npt.NDArray[np.float64]
+Tradeoff = Callable[[Array], Array]
+"""The least rate of false negatives at each rate of false positives."""
+
+ALPHA = 1e-4  # how often a whole audit may flag what is right
+CONFIDENCE = 1 - ALPHA
+TARGETS = (0.5, 0.3, 0.15, 0.05, 0.01, 0.0)  # false positives, or negatives, that thresholds aim at
+
+
+@dataclass(frozen=True)
+class Point:
+    """A test: its error rates as counted, and upper bounds on them."""
+
+    false_positives: float
+    false_negatives: float
+    most_false_positives: float
+    most_false_negatives: float
+
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon that allows such a test at this delta."""
+        a, b = self.most_false_positives, self.most_false_negatives
+        found = [math.log((1 - delta - y) / x) for x, y in ((a, b), (b, a)) if 1 - delta - y > 0]
+        return max(0.0, *found) if found else 0.0
+
+    def shift(self) -> float:
+        """The least distance of two unit Gaussians that allows such a test."""
+        from scipy.special import ndtri
+
+        return float(-ndtri(self.most_false_positives) - ndtri(self.most_false_negatives))
+
+
+def points(without: Array, with_unit: Array, thresholds: Array, alpha: float = ALPHA) -> list[Point]:
+    """The test 'score > threshold' at each threshold; all bounds hold together but for a probability of alpha."""
+    share = alpha / (2 * len(thresholds))
+    found = []
+    for threshold in thresholds:
+        wrong, missed = int((without > threshold).sum()), int((with_unit <= threshold).sum())
+        found.append(
+            Point(
+                wrong / len(without),
+                missed / len(with_unit),
+                at_most(wrong, len(without), share),
+                at_most(missed, len(with_unit), share),
+            )
+        )
+    return found
+
+
+def thresholds(without: Array, with_unit: Array) -> Array:
+    """Those that reach a few target rates of errors, from scores that are not used again."""
+    high = [np.quantile(without, 1 - share) for share in TARGETS]
+    low = [np.quantile(with_unit, share) for share in TARGETS]
+    return np.unique(np.array(high + low))
+
+
+def at_most(hits: int, trials: int, alpha: float) -> float:
+    """Clopper & Pearson: the rate is at most this, but for a probability of alpha."""
+    from scipy.stats import beta
+
+    return 1.0 if hits >= trials else float(beta.ppf(1 - alpha, hits + 1, trials - hits))
+
+
+def epsilon_of_shift(shift: float, delta: float) -> float:
+    """What two Gaussians at this distance cost at this delta."""
+    if shift <= 0:
+        return 0.0
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+    return float(get_epsilon_gaussian(1 / shift, delta))
+
+
+def tradeoff(event: Event, neighbours: Neighbours) -> Tradeoff:
+    """The curve that no test may pass if the event is what was done: the envelope of its (epsilon, delta) lines."""
+    profile = pld.profile(leaves(event), neighbours)
+    epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30.0, 300)])
+    deltas = np.array([profile.delta(float(value)) for value in epsilons])
+    return _envelope(epsilons, deltas)
+
+
+def tradeoff_at(epsilon: float, delta: float) -> Tradeoff:
+    """The same of one (epsilon, delta) alone."""
+    return _envelope(np.array([0.0, epsilon]), np.array([1.0, delta]))
+
+
+def _envelope(epsilons: Array, deltas: Array) -> Tradeoff:
+    def curve(false_positives: Array) -> Array:
+        x = np.asarray(false_positives, dtype=np.float64)[..., None]
+        steep = 1 - deltas - np.exp(np.minimum(epsilons, 700)) * x
+        flat = np.exp(-epsilons) * (1 - deltas - x)
+        found: Array = np.maximum(np.maximum(steep, flat).max(-1), 0.0)
+        return found
+
+    return curve
+
+
+def passes(found: list[Point], curve: Tradeoff) -> bool:
+    """Is one of these tests better than the curve allows?"""
+    rates = np.array([point.most_false_positives for point in found])
+    missed = np.array([point.most_false_negatives for point in found])
+    return bool((missed < curve(rates)).any())
+
+
+def one_run_epsilon(canaries: int, guesses: int, right: int, delta: float, alpha: float) -> float:
+    """Steinke et al. 2023: the least epsilon that allows so many right guesses about so many canaries of one run."""
+    low, high = 0.0, 1.0
+    if _chance(canaries, guesses, right, 0.0, delta) >= alpha:
+        return 0.0
+    while _chance(canaries, guesses, right, high, delta) < alpha:
+        low, high = high, 2 * high
+        if high > 64:
+            return low
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _chance(canaries, guesses, right, middle, delta) < alpha else (low, middle)
+    return low
+
+
+def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """How likely so many right guesses are at most (their Theorem 5.2, as in Appendix D)."""
+    from scipy.stats import binom
+
+    if right == 0:
+        return 1.0
+    share = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, share))
+    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, share))
+    slack = float((below / np.arange(1, right + 1)).max(initial=0.0))
+    return min(1.0, tail + slack * delta * 2 * canaries)

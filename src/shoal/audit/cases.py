@@ -1,0 +1,213 @@
+"""What is audited: a method at a small setting of the audit's own, and the claim that holds there.
+
+At the noise and the sampling that a user runs, a claim of 8 is beyond what any audit could measure. So the same
+record is played on a few clients for one round (or a few), with its noise scaled so that the claim is about 1; what
+was changed is said. Where a method proves something of a unit, that is the claim. Where it does not but its paper
+claims something, the claim is what the noise would be worth if the paper's sensitivity were true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shoal.accounting.calibration import Budget
+from shoal.accounting.calibration import noise as least_noise
+from shoal.accounting.claims import Observer, Unit
+from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
+from shoal.accounting.pld import Neighbours
+from shoal.algorithms.base import Algorithm, Local, Server, Setting
+from shoal.algorithms.charges import NEIGHBOURS, calibrated, whole_run
+from shoal.algorithms.charges import event as first_event
+from shoal.algorithms.recipes import thesis_both
+from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
+from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.sampling import Clients
+from shoal.privacy.schedules import parse
+
+Where = Literal["steps", "sum", "drift"]
+Kind = Literal["proven", "published", "none"]
+BATCH = 4
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The epsilon that is claimed for the audit's setting, and the event from which it follows."""
+
+    epsilon: float
+    delta: float
+    event: Event
+    neighbours: Neighbours
+
+
+@dataclass(frozen=True)
+class Case:
+    """One claim of one method, at the audit's setting."""
+
+    record: Algorithm
+    unit: Unit
+    kind: Kind
+    where: Where
+    setting: Setting
+    claim: Claim | None
+    note: str
+    true: float | None = None
+
+    @property
+    def observer(self) -> Observer:
+        return "server" if self.where == "steps" else "release"
+
+
+def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, rounds: int = 1) -> Iterator[Case]:
+    """What there is to audit of a method: for each unit a claim, or one case without any."""
+    found = False
+    for unit in ("client", "example"):
+        if level in (None, unit):
+            for case in (_proven(record, unit, epsilon, rounds), _published(record, unit, epsilon)):
+                if case is not None:
+                    found = True
+                    yield case
+                    break
+    if not found:
+        unit = level or ("example" if record.per_step is not None else "client")
+        yield _unclaimed(record, unit)
+
+
+def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case | None:
+    where: Where = "steps" if unit == "example" and record.per_step is not None else "sum"
+    scaled, setting = _small(record, unit, where, rounds)
+    observer: Observer = "server" if where == "steps" else "release"
+    if isinstance(first_event(scaled, setting, 0, unit, observer), Unbounded):
+        return None
+    if where == "sum" and record.per_step is not None and record.per_round is None:
+        return None  # noise that was made for records bounds a client in name only
+    budget = Budget(epsilon, DELTA, neighbours=NEIGHBOURS[unit])
+    scaled = with_counts(record, calibrated(scaled, setting, budget, unit, observer), setting)
+    event = whole_run(scaled, setting, rounds, unit, observer)
+    told = budget.cost(event).epsilon
+    assert told is not None
+    claim = Claim(told, DELTA, event, NEIGHBOURS[unit])
+    return Case(scaled, unit, "proven", where, setting, claim, _note(scaled, setting, where, epsilon))
+
+
+def _published(record: Algorithm, unit: Unit, epsilon: float) -> Case | None:
+    """What the paper's noise would be worth if its clip were public, or its theorem true."""
+    per_example, per_update = record.per_example, record.per_update
+    if unit == "example" and isinstance(per_example, MaxClip):
+        public: Algorithm = replace(record, per_example=ExampleClip(per_example.clip, per_example.layers))
+        return _presumed(record, public, unit, "steps", epsilon)
+    if unit == "client" and isinstance(per_update, MedianClip):
+        return _presumed(record, replace(record, per_update=Clip(1.0)), unit, "sum", epsilon)
+    if unit == "client" and record.published is thesis_both:
+        return _theorem(record, epsilon)
+    return None
+
+
+def _presumed(record: Algorithm, public: Algorithm, unit: Unit, where: Where, epsilon: float) -> Case:
+    public = replace(public, clients=Clients("all"))
+    scaled, setting = _small(public, unit, where, 1)
+    budget = Budget(epsilon, DELTA)
+    observer: Observer = "server" if where == "steps" else "release"
+    scaled = calibrated(scaled, setting, budget, unit, observer)
+    event = whole_run(scaled, setting, 1, unit, observer)
+    told = budget.cost(event).epsilon
+    assert told is not None
+    note = _note(scaled, setting, where, epsilon)
+    played = replace(scaled, per_example=record.per_example, per_update=record.per_update)
+    return Case(played, unit, "published", where, setting, Claim(told, DELTA, event, "add-remove"), note)
+
+
+DRIFT_CLIENTS, DRIFT_COHORT, DRIFT_STEPS, DRIFT_BATCH = 8, 4, 2, 50
+
+
+def _theorem(record: Algorithm, epsilon: float) -> Case:
+    """000 Theorem 1: a client's k noisy steps are one Gaussian of sigma/sqrt k. Half of the clients come."""
+    rate, steps = DRIFT_COHORT / DRIFT_CLIENTS, DRIFT_STEPS
+    found = least_noise(
+        lambda sigma: Sampled("poisson", rate, Gaussian(sigma / math.sqrt(steps))), Budget(epsilon, DELTA)
+    )
+    assert record.per_step is not None
+    scaled = replace(
+        record,
+        clients=replace(record.clients, cohort=DRIFT_COHORT),
+        examples=replace(record.examples, batch=DRIFT_BATCH),
+        local=Local(epochs=1, lr=1e-4),  # so small that the second step has the first one's gradients
+        per_step=replace(record.per_step, noise=found.value),
+        server=Server(),
+    )
+    setting = Setting(DRIFT_CLIENTS, 1, sizes=(steps * DRIFT_BATCH,))
+    claimed = Sampled("poisson", rate, Gaussian(found.value / math.sqrt(steps)))
+    told = found.answer.epsilon
+    assert told is not None
+    true = Budget(epsilon, DELTA).cost(whole_run(scaled, setting, 1, "client", "release")).epsilon
+    note = (
+        f"{DRIFT_COHORT} of {DRIFT_CLIENTS} clients with {steps} steps of {DRIFT_BATCH} records each, noise "
+        f"{found.value:.3g} a step so that the paper's recipe gives epsilon {epsilon:g}"
+    )
+    return Case(
+        scaled, "client", "published", "drift", setting, Claim(told, DELTA, claimed, "add-remove"), note, true
+    )
+
+
+def _unclaimed(record: Algorithm, unit: Unit) -> Case:
+    everybody = replace(record, clients=Clients("all"))
+    where: Where = "steps" if record.per_step is not None and unit == "example" else "sum"
+    scaled, setting = _small(everybody, unit, where, 1)
+    return Case(scaled, unit, "none", where, setting, None, f"{setting.clients} clients for a round, nothing scaled")
+
+
+def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Algorithm, Setting]:
+    """The method with few clients and one local step; what the server does after the noise is left out."""
+    clients, cohort = {"poisson": (2, 1), "fixed-size": (4, 2), "all": (3, 3)}[record.clients.sampling]
+    small = replace(record, local=Local(steps=1, lr=1.0), server=Server())
+    if where == "steps":
+        small = replace(small, clients=Clients("all"), examples=replace(record.examples, batch=BATCH))
+        return small, Setting(1, rounds, sizes=(BATCH,))
+    small = replace(
+        small,
+        clients=replace(record.clients, cohort=cohort),
+        examples=replace(record.examples, batch=1),
+    )
+    if small.per_step is not None:
+        small = replace(small, per_step=replace(small.per_step, noise=0.0))
+    if isinstance(small.per_update, QuantileClip):
+        small = replace(small, per_update=replace(small.per_update, initial=1.0))
+    return small, Setting(clients, rounds, sizes=(1,))
+
+
+def with_counts(record: Algorithm, scaled: Algorithm, setting: Setting) -> Algorithm:
+    """Counts get the same share of the noise as in the method's own setting."""
+    if isinstance(record.per_update, QuantileClip) and record.per_round and scaled.per_round:
+        cohort = record.clients.expected(0, 1, 10**9)
+        share = record.per_update.count_noise * cohort / record.per_round.multiplier(0, 1)
+        here = scaled.clients.expected(0, setting.rounds, setting.clients)
+        noise = share * scaled.per_round.multiplier(0, setting.rounds) / here
+        return replace(scaled, per_update=replace(record.per_update, initial=1.0, count_noise=noise))
+    if isinstance(record.per_example, QuantileExampleClip) and record.per_step and scaled.per_step:
+        batch = record.examples.batch
+        share = record.per_example.count_noise * batch / record.per_step.multiplier(0, 1, batch)
+        here = scaled.examples.batch
+        noise = share * scaled.per_step.multiplier(0, setting.rounds, here) / here
+        return replace(scaled, per_example=replace(record.per_example, count_noise=noise))
+    return scaled
+
+
+def noise_of(record: Algorithm) -> float:
+    """The noise multiplier, as it is written, of the boundary that has one."""
+    for holder in (record.per_round, record.per_update, record.per_step):
+        if (noise := getattr(holder, "noise", None)) and parse(noise).value(0, 1):
+            return parse(noise).value(0, 1)
+    return 0.0
+
+
+def _note(record: Algorithm, setting: Setting, where: Where, epsilon: float) -> str:
+    noise = f"noise {noise_of(record):.3g}, so that the claim is epsilon {epsilon:g}"
+    if where == "steps":
+        return f"one local step on {BATCH} records, {noise}"
+    cohort = record.clients.expected(0, setting.rounds, setting.clients)
+    inside = "; the noise in the steps left out" if record.per_step is not None else ""
+    own = " on each update" if isinstance(record.per_update, NoisyClip) else ""
+    return f"{cohort:g} of {setting.clients} clients ({record.clients.sampling}), {noise}{own}{inside}"

@@ -1,0 +1,130 @@
+"""Canaries: many guesses about one run (Steinke, Nasr & Jagielski 2023; for clients Andrew et al. 2023).
+
+Every canary is a record, or a client, that pulls in a direction of its own. A coin decides for each whether it is
+there (or which way it pulls); the adversary looks at all rounds of one run, scores each canary by how far the
+released sums moved its way, and guesses on those of which it is surest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from shoal.algorithms.base import Algorithm
+from shoal.audit import bounds
+from shoal.audit.broken import Broken
+from shoal.audit.cases import Case
+from shoal.audit.game import FAR, step_radius, update_radius
+from shoal.audit.stage import Row, federation, one_thread, steps_of, without
+from shoal.engine.moment import Moment
+from shoal.engine.round import State, play_round
+from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.example_clip import QuantileExampleClip
+from shoal.privacy.schedules import parse
+
+ALPHA = 0.01  # with the canaries of one run a smaller one has no power; what is right is flagged far more rarely
+SHARES = (0.02, 0.1, 0.25)  # of all canaries, guessed at each end
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What the guesses prove, and what the scores suggest."""
+
+    canaries: int
+    epsilon: float
+    guesses: int
+    right: int
+    estimate: float
+
+
+def guess(broken: Broken, canaries: int) -> Guesses:
+    """Play one run with so many canaries, and guess."""
+    case = broken.case
+    coins = broken.streams.generator("coins").integers(2, size=canaries) * 2 - 1
+    scores = (_of_records if case.where == "steps" else _of_clients)(broken, coins)
+    order = np.argsort(scores)
+    delta = case.claim.delta if case.claim is not None else 1e-5
+    best = Guesses(canaries, 0.0, 0, 0, _estimate(scores, coins, delta))
+    for share in SHARES:
+        k = max(1, int(share * canaries))
+        right = int((coins[order[-k:]] > 0).sum() + (coins[order[:k]] < 0).sum())
+        epsilon = bounds.one_run_epsilon(canaries, 2 * k, right, delta, ALPHA / len(SHARES))
+        if epsilon >= best.epsilon:
+            best = replace(best, epsilon=epsilon, guesses=2 * k, right=right)
+    return best
+
+
+def _of_records(broken: Broken, coins: np.ndarray) -> np.ndarray:
+    """One client holds all canaries; the coin turns a canary round."""
+    count = len(coins)
+    charged, played = (_wider_batch(record, count) for record in (broken.case.record, broken.played))
+    clip = step_radius(charged, broken.streams, count)
+    rows = [Row(FAR * clip, place, int(coin)) for place, coin in enumerate(coins)]
+    seen = steps_of(federation(played, [rows], count, broken.streams), played)
+    found: np.ndarray = seen.vectors[0, :count] - seen.vectors[0, count:]
+    return found
+
+
+def _wider_batch(record: Algorithm, batch: int) -> Algorithm:
+    """The method with a larger batch and the same noise on its sum."""
+    before = record.examples.batch
+    assert record.per_step is not None
+    ratio = record.per_step.multiplier(0, 1, before) / max(record.per_step.multiplier(0, 1, batch), 1e-30)
+    noise = parse(record.per_step.noise).scaled(ratio).written()
+    record = replace(
+        record,
+        examples=replace(record.examples, batch=batch),
+        per_step=replace(record.per_step, noise=noise),
+    )
+    if isinstance(record.per_example, QuantileExampleClip):
+        counts = record.per_example.count_noise * before / batch
+        record = replace(record, per_example=replace(record.per_example, count_noise=counts))
+    return record
+
+
+def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
+    """A canary a client; the coin says whether it is there, or, where another takes its place, which way it pulls."""
+    count, rounds = len(coins), broken.case.setting.rounds
+    played = _more_clients(broken.case, broken.played, count)
+    clip = update_radius(broken.case.record, broken.streams)
+    swaps = broken.case.unit == "example" or played.clients.sampling == "fixed-size"
+    signs = coins if swaps else np.ones(count, dtype=int)
+    clients = [[Row(FAR * clip, place, int(sign))] for place, sign in enumerate(signs)]
+    if not swaps:
+        played = without(played, *np.flatnonzero(coins < 0).tolist())
+    sim = federation(played, clients, count, broken.streams, rounds=rounds)
+    state, scores = State(torch.zeros_like(sim.state.model)), np.zeros(count)
+    stage = replace(sim.stage, algorithm=played)
+    with one_thread():
+        for t in range(rounds):
+            before = state.model
+            state, told = play_round(stage, state, Moment(t, rounds))
+            moved = (state.model - before).double().numpy() / (told.get("clip") or 1.0)
+            scores += moved[:count] - moved[count:]
+    return scores
+
+
+def _more_clients(case: Case, record: Algorithm, count: int) -> Algorithm:
+    """The method with more clients at the same rate, and as much noise on the sum."""
+    before = record.clients.expected(0, case.setting.rounds, case.setting.clients)
+    cohort = round(count * before / case.setting.clients)
+    if record.clients.sampling != "all":
+        record = replace(record, clients=replace(record.clients, cohort=cohort))
+    if isinstance(record.per_update, QuantileClip):
+        counts = record.per_update.count_noise * before / cohort
+        return replace(record, per_update=replace(record.per_update, count_noise=counts))
+    if isinstance(record.per_update, NoisyClip):
+        noise = parse(record.per_update.noise).scaled(math.sqrt(before / cohort)).written()
+        return replace(record, per_update=replace(record.per_update, noise=noise))
+    return record
+
+
+def _estimate(scores: np.ndarray, coins: np.ndarray, delta: float) -> float:
+    """Andrew et al. 2023: epsilon of two Gaussians with the means and the spread of both kinds of scores."""
+    seen, unseen = scores[coins > 0], scores[coins < 0]
+    spread = math.sqrt((seen.var() + unseen.var()) / 2)
+    shift = float(seen.mean() - unseen.mean()) / max(spread, 1e-12)
+    return bounds.epsilon_of_shift(min(shift, 1e3), delta)

@@ -1,0 +1,121 @@
+"""What an audit leaves behind: `runs/audit-.../` with audit.json, audit.png and report.html, which holds both."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from shoal.audit.auditing import Outcome
+from shoal.audit.bounds import CONFIDENCE
+from shoal.audit.picture import COLOURS, picture
+from shoal.errors import RunError
+
+_TEMPLATE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="color-scheme" content="light dark"><title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
+<style>
+:root { --paper: #fbfbf9; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314; --good: #0f6b5c; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #111417; --ink: #e8eaec; --soft: #a3adb8; --rule: #2a3037; --bad: #ff9a7c; --good: #6fd3bf; }
+}
+body { margin: 0 auto; max-width: 1200px; padding: 32px; background: var(--paper); color: var(--ink);
+  font: 15px/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+h1 { font-size: 30px; letter-spacing: -.02em; line-height: 1.2; margin: 0 0 8px; } h2 { margin-top: 36px; }
+p { max-width: 80ch; color: var(--soft); }
+figure { margin: 24px 0; padding: 12px; overflow-x: auto; background: #fff; border: 1px solid var(--rule);
+  border-radius: 12px; }
+img { display: block; max-width: 100%; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13.5px; }
+th, td { text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var(--rule); font-weight: 400;
+  vertical-align: top; }
+thead th { color: var(--soft); } .VIOLATED { color: var(--bad); } .consistent { color: var(--good); }
+pre { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: 12px; font-size: 12.5px; }
+</style></head><body><main>
+<h1>{{ title }}</h1>
+<p>A claim is an upper bound on epsilon; an audit finds a lower bound, by attack on the code that runs. Epsilon is
+at least what the next column says, with a confidence of {{ confidence }} (one run with canaries: 99%), whatever the
+mechanism; the column after that is the stronger bound that holds if the noise is Gaussian, as claimed.</p>
+<div class="scroll"><table><thead><tr>
+{% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
+<td class="{{ row.tone }}">{{ row.verdict }}</td></tr>
+{% endfor %}</tbody></table></div>
+<figure><img alt="False negatives against false positives, and the curve that each claim allows"
+ src="data:image/png;base64,{{ picture }}"></figure>
+<h2>How</h2>
+{% for row in rows %}<p><b>{{ row.name }}</b>: {{ row.setting }}. {{ row.words }}</p>{% endfor %}
+{% if command %}<p>Made with</p><pre>{{ command }}</pre>{% endif %}
+</main></body></html>
+"""
+
+HEAD = ("method", "unit", "claim", "epsilon", "at least", "if Gaussian", "verdict")
+
+
+def cells(outcome: Outcome) -> list[str]:
+    """One claim as a row of a table, the verdict left out."""
+    row = outcome.row()
+    claimed = "–" if row["claimed"] is None else f"{row['claimed']:.3g}"
+    kind = {"proven": "proven", "published": "its paper's", "none": "none"}[row["kind"]]
+    figures = [f"{row['measured']:.2f}", f"{row['measured_if_gaussian']:.2f}"]
+    return [outcome.algorithm, row["unit"], kind, claimed, *figures]
+
+
+def words(outcome: Outcome) -> str:
+    """Which parts of the audit spoke, and what they would have caught."""
+    said = [f"{check.name}: {check.words}" for check in outcome.checks]
+    if outcome.guesses is not None:
+        found = outcome.guesses
+        said.append(f"canaries: {found.right} of {found.guesses} guesses right, epsilon at least {found.epsilon:.2f}")
+    if outcome.case.true is not None:
+        said.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
+        said.append(f"the true bound for this setting is {outcome.case.true:.0f}")
+    if outcome.flagged:
+        said.append(f"flagged by: {', '.join(outcome.flagged)}")
+    said += [
+        f"{name} would be caught by {', '.join(by)}" if by else f"{name} would NOT be caught"
+        for name, by in outcome.power.items()
+    ]
+    return "; ".join(said)
+
+
+def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> str:
+    """One self-contained page."""
+    import jinja2
+
+    rows = [
+        {
+            "cells": cells(outcome),
+            "tone": outcome.verdict if outcome.verdict in COLOURS and " " not in outcome.verdict else "",
+            "verdict": outcome.verdict,
+            "name": f"{outcome.algorithm}, {outcome.case.unit} level",
+            "setting": outcome.case.note,
+            "words": words(outcome),
+        }
+        for outcome in outcomes
+    ]
+    template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
+    held = base64.b64encode(png).decode()
+    return template.render(
+        title=title, rows=rows, head=HEAD, picture=held, command=command, confidence=f"{CONFIDENCE:.2%}"
+    )
+
+
+def write(runs: Path, name: str, outcomes: Sequence[Outcome], command: str = "") -> Path:
+    """A new folder with the figures, the picture and the page."""
+    folder = runs / f"audit-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')}-{name}"
+    png = picture(outcomes)
+    told = {"command": command, "confidence": CONFIDENCE, "rows": [outcome.row() for outcome in outcomes]}
+    try:
+        folder.mkdir(parents=True)
+        (folder / "audit.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        (folder / "audit.png").write_bytes(png)
+        title = f"Audit of {name}" if name != "all" else "Audit of all methods"
+        (folder / "report.html").write_text(html(title, outcomes, png, command), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another place") from None
+    return folder

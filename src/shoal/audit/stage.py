@@ -1,0 +1,145 @@
+"""Where an audit plays: small made-up federations on which the engine's own code runs, and what crosses the boundary.
+
+A record is x = s e_j with label 0 or 1, the model is linear and begins at 0: then a record's gradient is of norm
+s/sqrt 2 in coordinates of its own, and a label turned round turns the gradient round. So an audit chooses the worst
+records, and the method's real gradients, clips, noise and sampling do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm
+from shoal.data import Dataset, Partition
+from shoal.engine.local import train
+from shoal.engine.moment import Moment
+from shoal.engine.round import State, play_round
+from shoal.engine.settings import Settings
+from shoal.engine.simulator import Simulator
+from shoal.privacy.clip import NoisyClip
+from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients
+
+HALF = 0.5**0.5  # the norm of softmax - label, of two classes at the start
+AT_ONCE = 1000  # clients whose local steps are played together
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record: its gradient has this `norm` before any clip, along coordinate `place`; `sign` turns it round."""
+
+    norm: float
+    place: int = 0
+    sign: int = 1
+
+
+Holder = Sequence[Row]
+"""What one client holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What crossed the boundary in each trial: vectors [N, P] in float64, and other released numbers [N, F]."""
+
+    vectors: np.ndarray
+    extras: np.ndarray
+
+
+def federation(
+    record: Algorithm, clients: Sequence[Holder], width: int, streams: Streams, *, rounds: int = 1
+) -> Simulator:
+    """A simulation of these clients with a linear model of two classes that begins at 0."""
+    rows = sorted({row for held in clients for row in held}, key=lambda row: (row.place, row.norm, row.sign))
+    numbers = {row: number for number, row in enumerate(rows)}
+    x = torch.zeros(max(1, len(rows)), width)
+    y = torch.zeros(len(x), dtype=torch.int64)
+    for row, number in numbers.items():
+        x[number, row.place] = row.norm / HALF
+        y[number] = 0 if row.sign > 0 else 1
+    indices = np.array([numbers[row] for held in clients for row in held], dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(held) for held in clients])])
+    model = nn.Linear(width, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    return simulation(record, model, x, y, Partition(indices, offsets), streams, rounds)
+
+
+def simulation(
+    record: Algorithm, model: nn.Module, x: Tensor, y: Tensor, parts: Partition, streams: Streams, rounds: int = 1
+) -> Simulator:
+    dataset = Dataset("audit", x, y, x[:1], y[:1], ("0", "1"))
+    settings = Settings(device="cpu", threads=1)
+    made = Simulator(record, model, dataset, parts, rounds=rounds, seed=0, settings=settings)
+    made.stage = replace(made.stage, streams=streams)
+    return made
+
+
+def steps_of(simulator: Simulator, record: Algorithm, clients: Sequence[int] | None = None) -> Seen:
+    """Each client is a trial: its update as local training leaves it, and what it counted, if it counts."""
+    stage = replace(simulator.stage, algorithm=record)
+    everybody = np.arange(len(stage.federation)) if clients is None else np.array(clients)
+    vectors, extras = [], []
+    with one_thread():
+        for start in range(0, len(everybody), AT_ONCE):
+            part = everybody[start : start + AT_ONCE]
+            updates, told = train(stage, simulator.state.model, part, Moment(0, simulator.rounds), {})
+            vectors.append(updates.double().numpy())
+            extras.append(told.shares.double().numpy() if told is not None else np.zeros(len(part)))
+    return Seen(np.concatenate(vectors), np.concatenate(extras)[:, None])
+
+
+def rounds_of(simulator: Simulator, record: Algorithm, trials: int, first: int = 0) -> Seen:
+    """Each trial is a first round of its own: the mean that is released, and the logarithm of the next clip."""
+    stage = replace(simulator.stage, algorithm=record)
+    vectors, extras = np.empty((trials, len(simulator.state.model))), np.zeros((trials, 1))
+    with one_thread():
+        for trial in range(trials):
+            state = State(torch.zeros_like(simulator.state.model))
+            after, _ = play_round(stage, state, Moment(0, simulator.rounds, first + trial))
+            vectors[trial] = after.model.double().numpy()
+            if "clip" in after.memory:
+                extras[trial] = float(after.memory["clip"].log())
+    return Seen(vectors, extras)
+
+
+def silent(record: Algorithm) -> Algorithm:
+    """The method with its noise at 0: what the noise hides."""
+    if record.per_round is not None:
+        record = replace(record, per_round=replace(record.per_round, noise=0.0))
+    if record.per_step is not None:
+        record = replace(record, per_step=replace(record.per_step, noise=0.0))
+    if isinstance(record.per_update, NoisyClip):
+        record = replace(record, per_update=replace(record.per_update, noise=0.0))
+    return record
+
+
+@dataclass(frozen=True)
+class Restricted(Clients):
+    """Sampling as ever, from which some clients are gone: they are drawn, and do not come."""
+
+    gone: tuple[int, ...] = ()
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> np.ndarray:
+        drawn = super().draw(generator, t, total, clients)
+        return drawn[~np.isin(drawn, self.gone)]
+
+
+def without(record: Algorithm, *gone: int) -> Algorithm:
+    """The method where these clients are not there."""
+    return replace(record, clients=Restricted(record.clients.sampling, record.clients.cohort, gone))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take five times as long for so little work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

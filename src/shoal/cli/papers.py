@@ -1,0 +1,223 @@
+"""`shoal papers list|show|run|compare`: the papers' tables and figures, published beside ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as Shown
+
+from shoal.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from shoal.papers.base import Table
+
+app = typer.Typer(help="Every table and figure of the papers: run it, and see published and ours side by side.")
+
+WIDE = 220
+FAILED = 4
+"""Exit code where a cell failed; the others are whole."""
+
+Name = Annotated[str, typer.Argument(help="A table or figure, for example geyer-table1 (see `shoal papers list`).")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version of it, in minutes on two cores.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command("list")
+def list_command(as_json: Json = False) -> None:
+    """All tables and figures, what they need and roughly how long they take."""
+    from shoal.papers import tables
+
+    if as_json:
+        _print_json({"tables": [_facts(table) for table in tables().values()]})
+        return
+    shown = Shown("name", "paper", "cells", "needs", "H200 minutes", "what", box=None, pad_edge=False)
+    for table in tables().values():
+        minutes = f"{table.minutes:g}" if table.cells else ""
+        words = (table.name, table.paper, str(len(table.cells)), ", ".join(table.needs), minutes, table.title)
+        shown.add_row(*map(escape, words))
+    console = _console()
+    console.print(shown)
+    console.print("\nMinutes are a rough guess for one seed of all cells.", highlight=False)
+
+
+@app.command("show")
+def show_command(name: Name, quick: Quick = False, as_json: Json = False) -> None:
+    """One table: its published figures, its cells and their settings."""
+    from shoal.papers import table as find
+    from shoal.papers.render import figure
+
+    table = find(name)
+    if as_json:
+        cells = [_cell_facts(cell, quick) for cell in table.cells]
+        _print_json(_facts(table) | {"published": table.published, "cells": cells})
+        return
+    console = _console()
+    console.print(f"{table.name}, {table.paper}: {escape(table.title)}", highlight=False)
+    if table.about:
+        console.print(f"published: {escape(table.about)}", highlight=False)
+    for measure, rows in table.published.items():
+        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+        shown = Shown(measure, *map(escape, columns), box=None, pad_edge=False)
+        for row, values in rows.items():
+            shown.add_row(*map(escape, (row, *(figure(values.get(column), measure) for column in columns))))
+        console.print(shown)
+        console.print()
+    for cell in table.cells:
+        console.print(f"{escape(cell.name)}: {escape(_settings(cell, quick))}", highlight=False)
+
+
+@app.command("run")
+def run_command(
+    name: Name,
+    rows: Annotated[str, typer.Option(metavar="REGEX", help="Only cells whose names match.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to this, less one.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quick: Quick = False,
+    results: Annotated[Path | None, typer.Option(help="Where lines are appended; papers/NAME.jsonl.")] = None,
+) -> None:
+    """Measure the cells that have not been measured yet, one by one. It can be stopped and run again."""
+    from shoal.papers import table as find
+    from shoal.papers.running import chosen, plan, play, read_lines, results_file
+
+    table = find(name)
+    path = results_file(name, quick, results)
+    cells = chosen(table, rows)
+    todo = plan(cells, seeds, quick, read_lines(path))
+    console = _console()
+    console.print(
+        f"{name}: {len(cells)} cells, {len(todo)} measurements to make, {escape(str(path))}", highlight=False
+    )
+    progress = Progress(
+        TextColumn("{task.fields[done]}/{task.total}"),
+        BarColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left  {task.fields[cell]}", markup=False),
+        console=console,
+    )
+    task = progress.add_task("", total=len(todo), done=0, cell="")
+
+    def told(cell: str, done: int, share: float) -> None:
+        progress.update(task, completed=share, done=done, cell=cell)
+
+    try:
+        with progress:
+            written = play(todo, table, path, device, quick, told)
+    except KeyboardInterrupt:
+        raise Stopped("stopped; what is done is kept: give the same command again to go on") from None
+    failed = [line for line in written if "failed" in line]
+    for line in failed:
+        console.print(
+            f"failed  {escape(line['cell'])}, seed {line['seed']}: {escape(line['failed'])}", highlight=False
+        )
+    more = " --quick" if quick else ""
+    more += f" --results {results}" if results else ""
+    console.print(f"see it with: shoal papers compare {name}{escape(more)}", highlight=False)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+@app.command("compare")
+def compare_command(
+    name: Name,
+    form: Annotated[str, typer.Option("--format", help="text, markdown, csv or html.")] = "text",
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Files of results, several if need be; papers/NAME.jsonl.")
+    ] = None,
+    quick: Quick = False,
+    to: Annotated[Path | None, typer.Option(help="Write it there, not to standard output.")] = None,
+) -> None:
+    """Published, ours and the difference for every figure, what is proven, and how each claim stands."""
+    from shoal.papers import table as find
+    from shoal.papers.comparing import compare
+    from shoal.papers.render import to_csv, to_html, to_markdown
+    from shoal.papers.running import read_lines, results_file
+
+    table = find(name)
+    if form not in ("text", "markdown", "csv", "html"):
+        raise ConfigError(f"--format must be text, markdown, csv or html, got '{form}'")
+    for path in results or ():
+        if not path.is_file():
+            raise RunError(f"there is no results file {path}; `shoal papers run {name}` makes one")
+    lines = [line for path in results or [results_file(name, quick)] for line in read_lines(path)]
+    found = compare(table, lines, quick)
+    if form == "text" and to is None:
+        _tell(table, found)
+        return
+    forms = {"markdown": to_markdown, "text": to_markdown}
+    text = (
+        forms[form](table, found)
+        if form in forms
+        else to_csv(found)
+        if form == "csv"
+        else to_html(table, found, lines)
+    )
+    if to is None:
+        print(text, end="")
+        return
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{to} cannot be written: {error}") from None
+    typer.echo(str(to))
+
+
+def _tell(table: Table, found: list[Any]) -> None:
+    from shoal.papers.render import COLOURS, HEADINGS, QUICK, cells, summary
+
+    console = _console()
+    console.print(f"{table.name}, {table.paper}: {escape(table.title)}", highlight=False)
+    if table.about:
+        console.print(f"published: {escape(table.about)}", highlight=False)
+    if any(row.quick for row in found):
+        console.print(QUICK, style="bold")
+    shown = Shown(*HEADINGS, box=None, pad_edge=False)
+    for row in found:
+        *words, claim = map(escape, cells(row))
+        colour = COLOURS.get(row.light)
+        shown.add_row(*words, f"[{colour}]{claim}[/{colour}]" if colour else claim)
+    console.print(shown)
+    console.print(summary(found), highlight=False)
+
+
+def _console() -> Console:
+    """Wide where nobody looks: a pipe or a file has no edge."""
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(emoji=False, width=WIDE)
+
+
+class Stopped(RunError):
+    """The user stopped between or inside cells; finished ones are kept."""
+
+    exit_code = 130
+
+
+def _facts(table: Table) -> dict[str, Any]:
+    names = ("name", "paper", "title", "needs", "minutes", "about")
+    return {name: getattr(table, name) for name in names} | {"cells": len(table.cells)}
+
+
+def _cell_facts(cell: Any, quick: bool) -> dict[str, Any]:
+    return {"name": cell.name, "measures": cell.measures, "change": cell.change, "settings": _settings(cell, quick)}
+
+
+def _settings(cell: Any, quick: bool) -> str:
+    """What the cell is measured with, in one line."""
+    from shoal.papers.work import Account, Run
+
+    if isinstance(cell.work, Run):
+        return " ".join(f"{key}={value}" for key, value in cell.work.settings(quick).items())
+    if isinstance(cell.work, Account):
+        return f"recipe {cell.work.key(quick)}"
+    return f"attack {cell.work.attack} type {cell.work.kind} on {cell.work.algorithm} {' '.join(cell.work.changes)}"
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout)
+    print()

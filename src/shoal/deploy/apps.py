@@ -1,0 +1,88 @@
+"""The same coordinator and sites as a plain Flower app, for those who already run a SuperLink and SuperNodes.
+
+    flower-superlink ...                     the link, as its operators run it
+    flower-supernode ... --node-config 'data="mydata.csv" folder="site"'
+    flwr run examples/flower-app             the coordinator, with `federation` in the run's configuration
+
+Flower starts a process for every message, so that a site reads its data anew each time; its ledger and the terms that
+it agreed to are in its folder. `shoal join` may join such a link as well, and stays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from shoal.deploy.consent import Wishes
+from shoal.deploy.node import MOST_BYTES
+from shoal.deploy.parcel import Parcel, Spoilt, pack, unpack
+from shoal.deploy.records import reader
+from shoal.deploy.serve import serve
+from shoal.deploy.site import Owner, Site
+from shoal.errors import ConfigError
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def coordinate(grid: Grid, context: Context) -> None:
+    """`federation`: the TOML file; `runs`: where run folders are made; `resume`: a run to go on with."""
+    given = context.run_config
+    resume = str(given.get("resume", ""))
+    result = serve(
+        grid,
+        None if resume else str(given["federation"]),
+        resume=resume or None,
+        runs=str(given.get("runs", "runs")),
+        no_guarantee=bool(given.get("no-guarantee", False)),
+        tell=lambda words: print(words, flush=True),
+        on_round=lambda line: print(f"round {line['round']}: {line['clients']} sites answered", flush=True),
+    )
+    print(result.to_json(), flush=True)
+
+
+@client.query("terms")
+def terms(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.train("round")
+def train(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.query("end")
+def end(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+def _answered(message: Message, context: Context) -> Message:
+    site = Site(owner(dict(context.node_config)), lambda words: print(words, flush=True))
+    try:
+        answer = site.answer(message.metadata.message_type, unpack(message.content, MOST_BYTES))
+    except Spoilt as problem:
+        answer = Parcel({"refused": str(problem)})
+    finally:
+        site.close()
+    return Message(pack(answer), reply_to=message)
+
+
+def owner(given: dict[str, Any]) -> Owner:
+    """The owner's word, from `--node-config`: the options of `shoal join` by the same names."""
+    if "data" not in given:
+        raise ConfigError('--node-config lacks data="FILE": where are this site\'s records?')
+    wishes = Wishes(
+        epsilon=given.get("require-epsilon"),
+        delta=float(given.get("require-delta", 1e-5)),
+        noise=given.get("require-noise"),
+        unit=given.get("unit"),
+        observer=given.get("against", "release"),
+    )
+    folder = Path(str(given.get("folder", "site")))
+    read = reader(str(given["data"]), given.get("label"), given.get("part"))
+    return Owner(str(given.get("name", folder.resolve().name)), folder, read, wishes, given.get("model"))

@@ -1,0 +1,144 @@
+"""What a site's owner agrees to, and the site's own ledger: it need not take the coordinator's word for its privacy.
+
+The ledger is one for all runs of this site's data: every round that it is asked for is charged on its disk before any
+record is touched, and so is every round in between, in which it might have been asked. A round asked again is charged
+again. What the record of the algorithm says is what is charged; noise that the coordinator adds itself (`per_round`)
+has to be believed, unless the owner asks for protection against the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.accounting.calibration import Budget
+from shoal.accounting.claims import Observer, Unit
+from shoal.accounting.events import Compose, Event, Unbounded
+from shoal.accounting.ledger import Charge, Ledger
+from shoal.accounting.rdp import Running
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.charges import NEIGHBOURS, Setting, charges
+from shoal.errors import ConfigError, ShoalError
+from shoal.privacy.clip import NoisyClip
+
+
+class Refused(ShoalError):
+    """The site's owner has not agreed to this; the message says to what."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the owner insists on. `epsilon` is the budget of this site's data, over all runs, at `delta`."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise: float | None = None
+    unit: Unit | None = None
+    observer: Observer = "release"
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.epsilon <= 0:
+            raise ConfigError(f"--require-epsilon must be > 0, got {self.epsilon}")
+        if self.noise is not None and self.noise < 0:
+            raise ConfigError(f"--require-noise must be >= 0, got {self.noise}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"--require-delta must be in (0, 1), got {self.delta}")
+
+    @property
+    def any(self) -> bool:
+        return self.epsilon is not None or self.noise is not None
+
+
+def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
+    """The least noise of any round, in units of what one record (or client) can add; 0 where there is none."""
+    rounds = range(setting.rounds)
+    clip, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
+    if unit == "example" and per_step is not None and clip is not None:
+        return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
+    if algorithm.per_round is not None:
+        return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
+    if isinstance(algorithm.per_update, NoisyClip):
+        return min(algorithm.per_update.multiplier(t, setting.rounds) for t in rounds)
+    return 0.0
+
+
+class Purse:
+    """The site's ledger, and what its owner lets it spend."""
+
+    def __init__(self, path: Path, site: str, wishes: Wishes, unit: Unit) -> None:
+        self.wishes, self._pair = wishes, (wishes.unit or unit, wishes.observer)
+        self._ledger = Ledger(path)
+        try:
+            self._ledger.begin(site, "every run that this site took part in", "")
+        except BaseException:
+            self._ledger.close()
+            raise
+        self._running = Running(NEIGHBOURS[self._pair[0]])
+        for intent in self._ledger.charged:
+            self._count(intent.charges)
+
+    @property
+    def rounds(self) -> int:
+        """Charged so far."""
+        return len(self._ledger.charged)
+
+    def epsilon(self) -> float | None:
+        """What is spent for the owner's unit against the owner's observer, by RDP; None where nothing is proven."""
+        return self._running.epsilon(self.wishes.delta)
+
+    def agree(self, algorithm: Algorithm, setting: Setting, seeded: bool) -> None:
+        """Refused where the plan itself breaks a wish of the owner."""
+        unit, observer = self._pair
+        if seeded and self.wishes.any:
+            raise Refused("its noise follows from a seed that the coordinator knows, so that it hides nothing")
+        if self.wishes.noise is not None:
+            found = least_noise(algorithm, setting, unit)
+            if found < self.wishes.noise:
+                raise Refused(f"its least noise for a {unit} is {found:g}, the owner requires {self.wishes.noise:g}")
+        if self.wishes.epsilon is None:
+            return
+        event = _wanted(charges(algorithm, setting, 0), self._pair)
+        if isinstance(event, Unbounded):
+            raise Refused(f"for a {unit} against the {observer} nothing is proven: {event.because}")
+        self._refuse_over_budget(event)
+
+    def charge(self, algorithm: Algorithm, setting: Setting, rounds: range) -> None:
+        """Charge these rounds of a run, on the disk; Refused, and nothing charged, where the budget does not pay."""
+        together = [charges(algorithm, setting, t) for t in rounds]
+        if self.wishes.epsilon is not None:
+            self._refuse_over_budget(Compose(tuple(_wanted(each, self._pair) for each in together)))
+        for each in together:
+            self._ledger.intend(self.rounds + 1, each)
+            self._count(each)
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def _refuse_over_budget(self, event: Event) -> None:
+        """RDP is quick and never too low; where it says no, PLD has the last word."""
+        most, delta = self.wishes.epsilon, self.wishes.delta
+        assert most is not None
+        try:
+            quick = self._running.epsilon_with(event, delta)
+        except ConfigError:  # RDP does not know this event
+            quick = None
+        if quick is not None and quick <= most:
+            return
+        budget = Budget(most, delta, neighbours=NEIGHBOURS[self._pair[0]])
+        exact = budget.cost(Compose((self._ledger.charged_event(*self._pair), event))).epsilon
+        if exact is None or exact > most:
+            spent = "no epsilon" if exact is None else f"epsilon {exact:.3g}"
+            raise Refused(f"with it {spent} would be spent of the owner's {most:g} (delta {delta:g})")
+
+    def _count(self, charged: tuple[Charge, ...]) -> None:
+        try:
+            self._running.add(_wanted(charged, self._pair))
+        except ConfigError as error:
+            self._running.because = str(error)
+
+
+def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:
+    for charge in charged:
+        if (charge.unit, charge.observer) == pair:
+            return charge.event
+    return Unbounded(f"nothing is said of a {pair[0]} against the {pair[1]}")

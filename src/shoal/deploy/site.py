@@ -1,0 +1,232 @@
+"""A site: it keeps its records, agrees to terms or refuses them, and answers a round with what may cross.
+
+It plays the client's half of a round (engine/round.py) with the same streams of random numbers as the simulator, or
+with its own. Nothing that the coordinator sends is run: models come by name from what is installed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from shoal.data.dataset import Dataset
+from shoal.deploy.consent import Purse, Refused, Wishes
+from shoal.deploy.parcel import Parcel, Spoilt, Value
+from shoal.deploy.terms import END, ROUND, TERMS, Crossing, Terms, only_here
+from shoal.engine.folder import write_whole
+from shoal.engine.moment import Moment
+from shoal.engine.round import leaving, trained
+from shoal.engine.simulator import Simulator
+from shoal.engine.stage import Stage
+from shoal.errors import ShoalError
+from shoal.models import build, check
+from shoal.privacy.random import Streams
+from shoal.privacy.secure import SecureStreams
+
+Tell = Callable[[str], None]
+LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on.
+
+    `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used.
+    """
+
+    name: str
+    folder: Path
+    records: Callable[[Terms], Dataset]
+    wishes: Wishes = field(default_factory=Wishes)
+    model: str | None = None
+
+
+class Site:
+    """Answers letters; `tell` is told in words what happens."""
+
+    def __init__(self, owner: Owner, tell: Tell = lambda _words: None) -> None:
+        self.owner, self._tell = owner, tell
+        self.ended: str | None = None
+        self._terms: Terms | None = None
+        self._purse: Purse | None = None
+        self._stage: Stage | None = None
+        self._dataset: Dataset | None = None
+        self._number = -1
+        self._memory: dict[str, Tensor] = {}
+        owner.folder.mkdir(parents=True, exist_ok=True)
+
+    def answer(self, kind: str, letter: Parcel) -> Parcel:
+        """The answer to a letter; a refusal is an answer too, and says why."""
+        try:
+            if kind == TERMS:
+                return self._agree(letter)
+            if kind == ROUND:
+                return self._train(letter)
+            if kind == END:
+                self.ended = letter.text("why")
+                return Parcel({"name": self.owner.name})
+            raise Spoilt(f"letters of kind {kind[:40]!r} are not known here")
+        except (ShoalError, OSError) as error:
+            self._tell(f"refused: {error}")
+            repeated = {key: letter.values[key] for key in ("nonce",) if key in letter.values}
+            return Parcel({"refused": str(error)[:500], **repeated})
+
+    def close(self) -> None:
+        if self._purse is not None:
+            self._purse.close()
+            self._purse = None
+
+    def _agree(self, letter: Parcel) -> Parcel:
+        """Read the terms, check them against data, model and the owner's wishes."""
+        letter.require({"terms", "round"}, {})
+        terms = Terms.read(letter.text("terms"))
+        if self._terms is None or self._terms.digest != terms.digest:
+            self._take(terms)
+            write_whole(self.owner.folder / AGREED, terms.text.encode())
+            self._keep_progress(terms, self._progress(terms, letter.number("round")))
+            self._tell(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
+        return Parcel({"agreed": terms.digest, "name": self.owner.name})
+
+    def _take(self, terms: Terms) -> None:
+        settings = terms.settings
+        algorithm = settings.algorithm
+        if ":" in settings.model and settings.model != self.owner.model:
+            raise Refused(f"it wants to import {settings.model!r} here; if you agree: --model {settings.model}")
+        if self._purse is None:
+            path = self.owner.folder / LEDGER
+            self._purse = Purse(path, self.owner.name, self.owner.wishes, settings.budget.unit)
+        self._purse.agree(algorithm, terms.setting, seeded=terms.seed is not None)
+        dataset = self.owner.records(terms)
+        self._refuse_unfit(terms, dataset)
+        self._terms, self._dataset, self._stage = terms, dataset, None
+        self._memory = self._kept_memory(terms)
+
+    def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
+        if dataset.input_shape != terms.shape:
+            raise Refused(f"rows here have shape {dataset.input_shape}, the federation's have {terms.shape}")
+        if dataset.classes != terms.classes:
+            raise Refused(f"classes here are {dataset.classes[:5]}..., the federation's {terms.classes[:5]}...")
+        section, rows = terms.settings.federation, len(dataset.train_y)
+        few, many = section.fewest_records or 1, section.most_records or rows
+        if not few <= rows <= many:
+            raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
+
+    def _staged(self, terms: Terms, number: int) -> Stage:
+        """Everything for local training, made anew where this site's number is."""
+        if self._stage is not None and self._number == number:
+            return self._stage
+        assert self._dataset is not None
+        settings = terms.settings
+        module = build(settings.model, terms.shape, len(terms.classes))
+        example_level = settings.algorithm.per_example is not None
+        noisy = settings.algorithm.draws_noise
+        check(module, terms.shape, len(terms.classes), example_level=example_level, noisy_updates=noisy)
+        parts = only_here(len(self._dataset.train_y), number, terms.setting.clients)
+        engine = replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto")
+        streams = SecureStreams() if terms.seed is None else Streams(terms.seed)
+        rounds = terms.setting.rounds
+        made = Simulator(settings.algorithm, module, self._dataset, parts, rounds=rounds, seed=0, settings=engine)
+        if made.state.model.numel() != terms.parameters:
+            raise Refused(f"the model has {made.state.model.numel()} parameters here, {terms.parameters} there")
+        self._stage, self._number = replace(made.stage, streams=streams), number
+        return self._stage
+
+    def _train(self, letter: Parcel) -> Parcel:
+        """One round: charged, then trained, then what may cross."""
+        terms = self._agreed(letter)
+        moment, number = self._when(letter, terms)
+        letter.require(
+            {"run", "terms", "number", "round", "attempt", "nonce"} | ({"clip"} & set(letter.values)),
+            {"model": terms.parameters},
+        )
+        stage = self._staged(terms, number)
+        assert self._purse is not None
+        first = min(self._progress(terms, moment.t), moment.t)
+        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t + 1))
+        self._keep_progress(terms, moment.t + 1)
+        answer = self._learn(terms, stage, letter, moment, number)
+        spent = self._purse.epsilon()
+        self._tell(f"round {moment.t + 1}: answered" + (f", epsilon {spent:.3g} spent" if spent is not None else ""))
+        return answer
+
+    def _agreed(self, letter: Parcel) -> Terms:
+        digest = letter.text("terms")
+        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest:
+            self._take(kept)
+        if self._terms is None or self._terms.digest != digest or letter.text("run") != self._terms.run:
+            raise Spoilt("these are not the terms that were agreed to here")
+        return self._terms
+
+    def _when(self, letter: Parcel, terms: Terms) -> tuple[Moment, int]:
+        t, attempt, number = (letter.number(key) for key in ("round", "attempt", "number"))
+        if not (0 <= t < terms.setting.rounds and attempt >= 0 and 0 <= number < terms.setting.clients):
+            raise Spoilt(f"there is no round {t}, attempt {attempt}, for client {number}")
+        letter.raw("nonce")
+        return Moment(t, terms.setting.rounds, attempt), number
+
+    def _learn(self, terms: Terms, stage: Stage, letter: Parcel, moment: Moment, number: int) -> Parcel:
+        crossing, client = Crossing.of(stage.algorithm), np.array([number])
+        model = letter.vectors["model"].to(stage.federation.device)
+        if not torch.isfinite(model).all():
+            raise Spoilt("the model holds NaN or Inf")
+        memory = dict(self._memory)
+        if "clip" in letter.values:
+            memory["clip"] = torch.tensor(letter.real("clip"), dtype=torch.float64)
+        per_update = stage.algorithm.per_update
+        threads = torch.get_num_threads()
+        torch.set_num_threads(stage.workers.threads)
+        try:
+            part = trained(stage, model, memory, client, moment)
+        finally:
+            torch.set_num_threads(threads)
+        self._keep_memory(terms, memory)
+        extras: dict[str, Value] = {}
+        update = part.updates
+        if not crossing.raw:
+            bound = float("inf") if per_update is None else per_update.bound(memory, moment.t, moment.total, None)
+            if crossing.below:
+                extras["below"] = int(part.norms[0] <= bound)
+            update = leaving(stage, part, bound, moment)
+        if crossing.share:
+            extras["share"] = float(part.shares[0])
+        if crossing.records:
+            extras["records"] = len(stage.federation.y)
+        repeated = {key: letter.values[key] for key in ("run", "terms", "number", "round", "attempt", "nonce")}
+        return Parcel(repeated | extras, {"update": update[0]})
+
+    def _kept_terms(self) -> Terms | None:
+        """Those of before a restart; Flower as it is shipped starts a process for every letter."""
+        path = self.owner.folder / AGREED
+        return Terms.read(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def _progress(self, terms: Terms, otherwise: int) -> int:
+        """The first round of this run that is not charged yet: from the one in which this site joined."""
+        path = self.owner.folder / PROGRESS
+        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return int(kept["next"]) if kept.get("run") == terms.run else otherwise
+
+    def _keep_progress(self, terms: Terms, following: int) -> None:
+        """After the charge: a kill in between makes that round charged twice, never not at all."""
+        write_whole(self.owner.folder / PROGRESS, json.dumps({"run": terms.run, "next": following}).encode())
+
+    def _kept_memory(self, terms: Terms) -> dict[str, Tensor]:
+        path = self.owner.folder / MEMORY
+        if not terms.settings.algorithm.local.remembers or not path.exists():
+            return {}
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("run") != terms.run:
+                return {}
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+    def _keep_memory(self, terms: Terms, memory: dict[str, Tensor]) -> None:
+        self._memory = {key: value for key, value in memory.items() if key.startswith("velocity.")}
+        if self._memory:
+            write_whole(self.owner.folder / MEMORY, save(self._memory, metadata={"run": terms.run}))

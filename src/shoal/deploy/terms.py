@@ -1,0 +1,133 @@
+"""What a federation asks of a site: the whole configuration and the public facts, sent once, before any round.
+
+A site reads the algorithm's record from it by itself, so that what it does and what it charges to its own ledger
+follow from what it agreed to, not from what it is told later. Every round names the digest of these terms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from shoal.algorithms.base import Algorithm, Setting
+from shoal.config import Config, configure
+from shoal.data.partition import Partition
+from shoal.deploy.parcel import Spoilt
+from shoal.errors import ShoalError
+from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.example_clip import QuantileExampleClip
+
+PROTOCOL = 1
+TERMS, ROUND, END = "query.terms", "train.round", "query.end"
+"""The kinds of letters, as Flower names message types."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """`seed` is there only where every random number follows from it (`federation.seeded`)."""
+
+    run: str
+    config: str
+    setting: Setting
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    parameters: int
+    seed: int | None
+
+    @cached_property
+    def settings(self) -> Config:
+        try:
+            return configure(tomllib.loads(self.config))
+        except (ShoalError, tomllib.TOMLDecodeError) as error:
+            raise Spoilt(f"the configuration cannot be used here: {error}") from None
+
+    @cached_property
+    def text(self) -> str:
+        return json.dumps({"protocol": PROTOCOL, **asdict(self)}, sort_keys=True)
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @classmethod
+    def read(cls, text: str) -> Terms:
+        """Terms from the wire; Spoilt where they cannot be understood."""
+        try:
+            found = json.loads(text)
+            if found.pop("protocol") != PROTOCOL:
+                raise Spoilt("the coordinator speaks another version of the protocol: use the same Shoal everywhere")
+            setting = {field.name: found["setting"].pop(field.name) for field in fields(Setting)}
+            setting["sizes"] = tuple(int(size) for size in setting["sizes"])
+            told = cls(
+                run=str(found.pop("run")),
+                config=str(found.pop("config")),
+                setting=Setting(**setting),
+                classes=tuple(map(str, found.pop("classes"))),
+                shape=tuple(int(n) for n in found.pop("shape")),
+                parameters=int(found.pop("parameters")),
+                seed=None if (seed := found.pop("seed")) is None else int(seed),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise Spoilt(f"the terms cannot be understood: {type(error).__name__}") from None
+        if told.text != text:
+            raise Spoilt("the terms hold more than is known here: use the same Shoal everywhere")
+        return told
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What crosses from a site to the coordinator in a round besides one vector, by the algorithm's record.
+
+    `raw`: the update leaves as it was trained, for the method clips it or adds its noise at the server.
+    `below`: one bit, was its norm within the clip; `share`: the noisy share of gradients that were; `records`: how
+    many records the site has, where updates are weighted by that.
+    """
+
+    raw: bool
+    below: bool
+    share: bool
+    records: bool
+
+    @classmethod
+    def of(cls, algorithm: Algorithm) -> Crossing:
+        per_update = algorithm.per_update
+        later = isinstance(per_update, NoisyClip) and per_update.at == "server"
+        return cls(
+            raw=later or (per_update is not None and per_update.waits_for_cohort),
+            below=isinstance(per_update, QuantileClip),
+            share=isinstance(algorithm.per_example, QuantileExampleClip),
+            records=algorithm.aggregate.weights == "size",
+        )
+
+    @property
+    def values(self) -> set[str]:
+        return {name for name in ("below", "share", "records") if getattr(self, name)}
+
+
+class Elsewhere(Partition):
+    """The clients of a real federation as the coordinator sees them: so many, and their records are not here."""
+
+    def __init__(self, clients: int, sizes: tuple[int, ...] = ()) -> None:
+        super().__init__(np.zeros(0, np.int32), np.zeros(clients + 1, np.int64))
+        object.__setattr__(self, "_told", np.array(sizes, np.int64))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Those that the configuration says sites may have: public, and none if it does not say."""
+        return self._told  # type: ignore[attr-defined]
+
+    @cached_property
+    def multiplicity(self) -> int:
+        return 1
+
+
+def only_here(records: int, number: int, clients: int) -> Partition:
+    """As a site sees it: it is client `number` of so many, and nobody else's records are here."""
+    offsets = np.zeros(clients + 1, np.int64)
+    offsets[number + 1 :] = records
+    return Partition(np.arange(records, dtype=np.int32), offsets)

@@ -1,0 +1,30 @@
+"""Every table and figure of the five papers as an experiment: what is published, and the runs to put beside it.
+
+One file a paper (`thesis`, `geyer`, `pfl`, `alphacdp`) says which runs stand beside which figures; the figures
+themselves are in `published/*.toml`, as printed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from shoal.errors import ConfigError, nearest
+from shoal.papers.base import Cell, Table
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All tables and figures by name, in the order of the papers."""
+    from shoal.papers import alphacdp, geyer, pfl, thesis
+
+    found = [table for paper in (thesis, geyer, pfl, alphacdp) for table in paper.tables()]
+    return {table.name: table for table in found}
+
+
+def table(name: str) -> Table:
+    if name not in tables():
+        raise ConfigError(f"no table or figure is called '{name}'{nearest(name, tables())}")
+    return tables()[name]
+
+
+__all__ = ["Cell", "Table", "table", "tables"]

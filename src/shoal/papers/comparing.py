@@ -1,0 +1,183 @@
+"""Published beside ours: three numbers a figure, what is proven, and a light that says how the claim stands."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from shoal.papers.base import Cell, Line, Table
+from shoal.papers.work import Account
+
+REPRODUCED = "reproduced"
+EXCEEDED = "exceeded"
+WITH = "reproduced with"
+NOT = "not reproduced"
+CONTRADICTED = "contradicted"
+FAILED = "failed"
+NOT_RUN = "not run"
+LIGHTS = (REPRODUCED, EXCEEDED, WITH, NOT, CONTRADICTED, FAILED, NOT_RUN)
+PROVEN = "epsilon, proven"
+UNITS = {"client": "a client", "example": "a record"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How near is near: an absolute distance, or a share of the published figure. `better`: more is better."""
+
+    absolute: float = 0.0
+    relative: float = 0.0
+    better: bool = False
+
+    def near(self, published: float, ours: float) -> bool:
+        return abs(ours - published) <= max(self.absolute, self.relative * abs(published)) + 1e-12
+
+
+MEASURES = {
+    "accuracy": Measure(absolute=0.02, better=True),
+    "epsilon": Measure(relative=0.01),
+    "rounds": Measure(absolute=1, relative=0.01),
+    "communication": Measure(relative=0.01),
+    "example_delta": Measure(relative=0.25),
+    "client_delta": Measure(relative=0.25),
+    "success": Measure(absolute=0.02, better=True),
+    "rmse": Measure(absolute=0.05),
+    "iterations": Measure(relative=0.5),
+    "resilient": Measure(),
+}
+"""Deltas are printed with one digit. Seconds of a local step belong to a machine: they get no light."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of a table beside what was measured for it."""
+
+    cell: Cell
+    measure: str
+    published: float | None
+    values: tuple[float, ...]
+    proven: str
+    light: str
+    note: str = ""
+    quick: bool = False
+
+    @property
+    def ours(self) -> float | None:
+        return fmean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        return (min(self.values), max(self.values)) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        if self.published is None or self.ours is None or math.isinf(self.ours):
+            return None
+        return self.ours - self.published
+
+
+def compare(table: Table, lines: Iterable[Line], quick: bool = False) -> list[Compared]:
+    """Every figure of the table; lines of other tables count where they measured the same thing."""
+    by_key, by_name = _sorted(lines, quick)
+    rows = []
+    for cell in table.cells:
+        if isinstance(cell.work, Account):
+            found = [cell.work.measure()]
+        else:
+            found = by_key.get(cell.work.key(quick)) or by_name.get(cell.formerly, [])
+        rows += _of_cell(table, cell, found, quick)
+    return [_with_change(row, rows) for row in rows]
+
+
+def lights(rows: Iterable[Compared]) -> Counter[str]:
+    """How many claims stand how; a changed cell speaks through the one that is as printed."""
+    return Counter(row.light for row in rows if row.light and not row.cell.change)
+
+
+def _sorted(lines: Iterable[Line], quick: bool) -> tuple[dict[str, list[Line]], dict[str, list[Line]]]:
+    """The newest line of each seed, by key; and those of older files, by name."""
+    by_key: dict[str, dict[int, Line]] = {}
+    by_name: dict[str, dict[int, Line]] = {}
+    for line in lines:
+        if bool(line.get("quick")) != quick:
+            continue
+        place = by_key.setdefault(line["key"], {}) if "key" in line else by_name.setdefault(line["cell"], {})
+        seed = line.get("seed", 0)
+        if "failed" not in line or seed not in place:
+            place[seed] = line
+    kept = ({key: list(seeds.values()) for key, seeds in found.items()} for found in (by_key, by_name))
+    return next(kept), next(kept)
+
+
+def _of_cell(table: Table, cell: Cell, lines: list[Line], quick: bool) -> list[Compared]:
+    good = [line for line in lines if "failed" not in line]
+    failed = next((line["failed"] for line in lines if "failed" in line), "") if not good else ""
+    figures = [cell.work.figures(line) for line in good]
+    words = _proven_words(cell, good)
+    rows = []
+    for measure in cell.measures:
+        published = table.published.get(measure, {}).get(cell.row, {}).get(cell.column)
+        values = tuple(float(each[measure]) for each in figures if each.get(measure) is not None)
+        small = quick and not cell.work.instant
+        light, note = (FAILED, failed) if failed else ("" if small else _light(measure, published, values), "")
+        rows.append(Compared(cell, measure, published, values, words, light, note, quick))
+    if cell.claim is not None and good and not quick:
+        rows.append(_privacy(cell, good))
+    return rows
+
+
+def _light(measure: str, published: float | None, values: tuple[float, ...]) -> str:
+    if published is None or measure not in MEASURES:
+        return ""
+    if not values:
+        return NOT_RUN
+    known, ours = MEASURES[measure], fmean(values)
+    if known.near(published, ours):
+        return REPRODUCED
+    return EXCEEDED if known.better and ours > published else NOT
+
+
+def _privacy(cell: Cell, lines: list[Line]) -> Compared:
+    """The claimed epsilon beside the proven one."""
+    claim = cell.claim
+    assert claim is not None
+    found = [_proven(cell, line) for line in lines]
+    values = tuple(epsilon for epsilon, _ in found if epsilon is not None)
+    whom = f"for {UNITS[claim.unit]}, against the {claim.observer}"
+    if len(values) == len(found) and max(values) <= claim.epsilon * 1.001:
+        return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED)
+    because = next((because for _, because in found if because), "")
+    note = claim.contradicted or because
+    return Compared(cell, PROVEN, claim.epsilon, values, whom, CONTRADICTED if claim.contradicted else NOT, note)
+
+
+def _proven(cell: Cell, line: Line) -> tuple[float | None, str]:
+    """Epsilon for the claim's unit and observer, or why there is none."""
+    claim = cell.claim
+    if claim is None:
+        return None, ""
+    for unit, observer, epsilon, *because in line.get("proven", ()):
+        if (unit, observer) == (claim.unit, claim.observer):
+            return epsilon, str(because[0] or "") if because else ""
+    return line.get("proven_epsilon"), ""
+
+
+def _proven_words(cell: Cell, lines: list[Line]) -> str:
+    if cell.claim is None or not lines:
+        return ""
+    epsilon, _ = _proven(cell, lines[0])
+    return f"{UNITS[cell.claim.unit]}: {epsilon:.3g}" if epsilon is not None else "none"
+
+
+def _with_change(row: Compared, rows: list[Compared]) -> Compared:
+    """A figure that only a named change reaches says which: the first that does."""
+    if row.cell.change or row.light != NOT or row.measure not in MEASURES:
+        return row
+    place = (row.cell.row, row.cell.column, row.measure)
+    for other in rows:
+        same = (other.cell.row, other.cell.column, other.measure) == place and other.cell.change
+        if same and other.light in (REPRODUCED, EXCEEDED):
+            return replace(row, light=WITH, note=other.cell.change)
+    return row

@@ -1,0 +1,155 @@
+"""A comparison as text, Markdown, CSV or a page, and the curves of a figure as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from base64 import b64encode
+from collections.abc import Iterable
+from html import escape
+
+from shoal.papers.base import Line, Table
+from shoal.papers.comparing import CONTRADICTED, EXCEEDED, FAILED, LIGHTS, NOT, REPRODUCED, WITH, Compared, lights
+
+HEADINGS = ("cell", "figure", "published", "ours", "seeds", "difference", "proven", "claim")
+NUMBERS = (
+    *("row", "column", "change", "figure", "published", "ours", "least", "greatest", "seeds", "difference"),
+    *("proven", "claim", "note", "quick"),
+)
+COLOURS = {REPRODUCED: "green", EXCEEDED: "green", WITH: "yellow", NOT: "red", CONTRADICTED: "red", FAILED: "magenta"}
+QUICK = "quick version: small data, few clients and rounds; the published figures are not what it should reach"
+
+
+def cells(row: Compared) -> list[str]:
+    """One line of the table, in words."""
+    name = f"{row.cell.row}/{row.cell.column}" + (f" ({row.cell.change})" if row.cell.change else "")
+    claim = f"{row.light} {row.note}" if row.light == WITH else ": ".join(filter(None, (row.light, row.note)))
+    return [
+        name,
+        f"{row.measure}, by its recipe" if row.cell.work.instant else row.measure,
+        figure(row.published, row.measure),
+        _ours(row),
+        str(len(row.values) or ""),
+        _signed(row),
+        row.proven,
+        claim,
+    ]
+
+
+def figure(value: float | None, measure: str) -> str:
+    if value is None:
+        return ""
+    if math.isinf(value):
+        return "never"
+    if measure == "resilient":
+        return {0.0: "no", 1.0: "yes"}.get(value, f"{value:.2f}")
+    if measure in ("accuracy", "success", "rmse"):
+        return f"{value:.4f}"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
+def _ours(row: Compared) -> str:
+    """Mean, and half of the way from the least to the greatest seed."""
+    if row.ours is None:
+        return "none" if row.light in (CONTRADICTED, NOT) else ""
+    mean = figure(row.ours, row.measure)
+    if row.spread is None or math.isinf(row.spread[1]) or row.spread[0] == row.spread[1]:
+        return mean
+    return f"{mean} ± {figure((row.spread[1] - row.spread[0]) / 2, row.measure)}"
+
+
+def _signed(row: Compared) -> str:
+    if row.difference is None or row.measure == "resilient":
+        return ""
+    text = figure(abs(row.difference), row.measure)
+    return ("+" if row.difference >= 0 else "-") + text
+
+
+def summary(rows: Iterable[Compared]) -> str:
+    counted = lights(rows)
+    return ", ".join(
+        f"{counted[light]} {light}" + (" a change" * (light == WITH)) for light in LIGHTS if counted[light]
+    )
+
+
+def to_markdown(table: Table, rows: list[Compared]) -> str:
+    def line(words: Iterable[str]) -> str:
+        return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
+
+    head = [f"## {table.name}: {table.title}", ""]
+    head += [f"*Published:* {table.about}", ""] if table.about else []
+    head += [f"*{QUICK}*", ""] if any(row.quick for row in rows) else []
+    body = [line(HEADINGS), "|" + "---|" * len(HEADINGS), *(line(cells(row)) for row in rows)]
+    return "\n".join([*head, *body, "", f"{summary(rows)}", ""])
+
+
+def to_csv(rows: list[Compared]) -> str:
+    """Plain numbers, for other programs."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(NUMBERS)
+    for row in rows:
+        least, greatest = row.spread or (row.ours, row.ours)
+        place = (row.cell.row, row.cell.column, row.cell.change, row.measure)
+        numbers = (row.published, row.ours, least, greatest, len(row.values), row.difference)
+        words = ["" if number is None else repr(number) for number in numbers]
+        writer.writerow([*place, *words, row.proven, row.light, row.note, int(row.quick)])
+    return file.getvalue()
+
+
+def to_html(table: Table, rows: list[Compared], lines: list[Line]) -> str:
+    """One self-contained page."""
+    picture = curves(table, rows, lines)
+    shown = f'<img alt="curves" src="data:image/png;base64,{b64encode(picture).decode()}">' if picture else ""
+    head = "".join(f"<th>{word}</th>" for word in HEADINGS)
+    body = "\n".join(
+        f'<tr class="{row.light.replace(" ", "-")}">'
+        + "".join(f"<td>{escape(word)}</td>" for word in cells(row))
+        + "</tr>"
+        for row in rows
+    )
+    quick = f"<p><b>{QUICK}</b></p>" if any(row.quick for row in rows) else ""
+    about = f"<p><i>Published:</i> {escape(table.about)}</p>" if table.about else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(table.name)}</title>
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }}
+td, th {{ padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: left; }}
+tr.reproduced td:last-child, tr.exceeded td:last-child {{ background: #d9f2dd; }}
+tr.reproduced-with td:last-child {{ background: #fff1c2; }}
+tr.not-reproduced td:last-child, tr.contradicted td:last-child, tr.failed td:last-child {{ background: #f9d9d6; }}
+img {{ max-width: 100%; }}
+</style></head><body>
+<h1>{escape(table.name)}</h1>
+<p>{escape(table.paper)}: {escape(table.title)}</p>{quick}{about}{shown}
+<p>{escape(summary(rows))}</p>
+<table><thead><tr>{head}</tr></thead><tbody>
+{body}
+</tbody></table></body></html>
+"""
+
+
+def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | None:
+    """A figure's quantities over the rounds, one line a cell (its first seed)."""
+    if not table.plots:
+        return None
+    quick = any(row.quick for row in rows)
+    found = {line.get("key", line.get("cell")): line for line in reversed(lines) if "curve" in line}
+    drawn = [(cell.name, found.get(cell.work.key(quick)) or found.get(cell.formerly)) for cell in table.cells]
+    drawn = [(name, line) for name, line in drawn if line]
+    if not drawn:
+        return None
+    from matplotlib.figure import Figure
+
+    sheet = Figure(figsize=(5.5 * len(table.plots), 3.6), layout="constrained")
+    for axes, quantity in zip(sheet.subplots(1, len(table.plots), squeeze=False)[0], table.plots, strict=True):
+        place = ("round", "accuracy", "v_c", "u_s").index(quantity)
+        for name, line in drawn:
+            axes.plot([point[0] for point in line["curve"]], [point[place] for point in line["curve"]], label=name)
+        axes.set(xlabel="round", ylabel=quantity)
+    sheet.axes[0].legend(fontsize=8)
+    file = io.BytesIO()
+    sheet.savefig(file, format="png", dpi=120)
+    return file.getvalue()

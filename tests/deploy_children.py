@@ -1,0 +1,89 @@
+"""`shoal ...` as a process of its own, forked from one that has imported everything: a federation starts in no time.
+
+It may kill itself with SIGKILL at a named moment of a named round:
+
+    charged     the round is in the ledger, nobody has been asked
+    asked       letters are sent, no answer is read
+    answered    all answers are there, the noise is not drawn
+    written     the model is written, its commit is not in the ledger
+    committed   the round is over
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+PRELOADED = [
+    "shoal.deploy.serve",
+    "shoal.deploy.superlink",
+    "shoal.deploy.node",
+    "shoal.report.page",
+    "sklearn.datasets",
+]
+_context = multiprocessing.get_context("forkserver")
+
+
+def start(folder: Path, log: str, words: list[str], moment: str = "never", round: int = 0) -> BaseProcess:
+    """`shoal WORDS` in that folder, with what it prints in that file."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    _context.set_forkserver_preload(PRELOADED)
+    made = _context.Process(target=_child, args=(str(folder), log, words, moment, round))
+    made.start()
+    return made
+
+
+def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> None:
+    os.chdir(folder)
+    os.environ["COLUMNS"] = "200"
+    with open(log, "a", encoding="utf-8", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    if moment != "never":
+        _die(moment, round)
+    from shoal.cli.main import main
+
+    sys.argv = ["shoal", *words]
+    main()
+
+
+def _die(moment: str, at: int) -> None:
+    """The end before or after a function, once the round that was named is charged."""
+    from shoal.deploy import coordinator
+    from shoal.deploy.mail import Mail
+    from shoal.engine.spending import Spending
+
+    owner: Any
+    owner, name, before = {
+        "charged": (coordinator, "invited", True),
+        "asked": (Mail, "send", False),
+        "answered": (coordinator, "release", True),
+        "written": (Spending, "commit", True),
+        "committed": (Spending, "commit", False),
+    }[moment]
+    now = 0
+    was, intend = getattr(owner, name), Spending.intend
+
+    def counted(self: Spending, first: int, last: int) -> int:
+        nonlocal now
+        attempt = intend(self, first, last)
+        now = last
+        return attempt
+
+    def dying(*given: Any, **named: Any) -> Any:
+        if now == at and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = was(*given, **named)
+        if now == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, name, dying)
+    Spending.intend = counted  # type: ignore[method-assign]

@@ -1,0 +1,143 @@
+"""The audit tells right from wrong: what is proven is consistent; what is broken, or claimed too boldly, is caught.
+
+All 20 seeds of every method are in benchmarks/audit.py, docs/results/audit.md; here one seed, and fewer trials.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shoal.algorithms import algorithm, algorithms
+from shoal.audit.auditing import Effort, audit
+from shoal.audit.broken import VARIANTS, whole
+from shoal.audit.cases import cases
+from shoal.audit.checks import noise_checks, sensitivity_check
+from shoal.audit.page import html, words, write
+from shoal.privacy.random import Streams
+
+LITTLE = Effort(step_trials=1500, round_trials=250, canaries=2000, pairs=100, round_pairs=8)
+CASES = {(name, case.unit): case for name in algorithms() for case in cases(algorithm(name))}
+PROVEN_STEPS = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "steps"]
+PROVEN_SUM = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "sum"]
+
+
+def test_every_method_that_proves_something_has_a_case():
+    from shoal.algorithms.charges import proves
+
+    proving = {name for name in algorithms() if not proves(algorithm(name)).startswith("nothing")}
+    assert {name for name, _ in PROVEN_STEPS + PROVEN_SUM} == proving
+    assert {name for (name, _), case in CASES.items() if case.kind == "published"} == {
+        "geyer", "fed-alpha-cdp", "fed-alpha-cdp-sigma", "end-to-end",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("key", list(CASES), ids=" ".join)
+def test_the_claim_of_an_audits_setting_is_about_one(key):
+    claim = CASES[key].claim
+    assert claim is None or 0.99 < claim.epsilon <= 1.0
+    assert (claim is None) == (CASES[key].kind == "none")
+
+
+@pytest.mark.parametrize("key", PROVEN_STEPS, ids=" ".join)
+def test_what_is_proven_of_a_record_is_consistent_and_a_quarter_of_the_noise_is_not(key):
+    (outcome,) = audit(algorithm(key[0]), level=key[1], effort=LITTLE, seed=3)
+    assert (outcome.verdict, outcome.flagged) == ("consistent", [])
+    assert outcome.epsilon < 1
+    assert {"game", "noise scale"} <= set(outcome.power["noise x 1/4"])
+
+
+@pytest.mark.parametrize("name", ["geyer-private", "fed-sdp"])
+def test_what_is_proven_of_a_client_is_consistent_and_a_quarter_of_the_noise_is_not(name):
+    (outcome,) = audit(algorithm(name), level="client", effort=LITTLE, seed=3)
+    assert (outcome.verdict, outcome.flagged) == ("consistent", [])
+    assert {"canaries", "noise scale"} <= set(outcome.power["noise x 1/4"])
+
+
+@pytest.mark.parametrize("key", [*PROVEN_STEPS, *(key for key in PROVEN_SUM if key[1] == "client")], ids=" ".join)
+def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
+    """Without any adversary: noise, its scale, its independence of the data, and sensitivity."""
+    case, streams = CASES[key], Streams(5)
+    trials, pairs = (300, 60) if case.where == "steps" else (24, 4)
+
+    def flagged(broken):
+        return {c.name for c in [*noise_checks(broken, trials), sensitivity_check(broken, pairs)] if c.flagged}
+
+    assert flagged(whole(case, streams)) == set()
+    for name, variant in VARIANTS.items():
+        broken = variant(case, streams)
+        assert broken is None or flagged(broken), name
+
+
+def test_broken_forms_are_caught_by_what_is_made_for_them():
+    case = CASES["fed-cdp-private", "example"]
+    found = {}
+    for name, variant in VARIANTS.items():
+        broken = variant(case, Streams(5))
+        checks = [*noise_checks(broken, 300), sensitivity_check(broken, 100)]
+        found[name] = {check.name: check.measured for check in checks if check.flagged}
+    assert found["noise x 1/2"]["noise scale"] == pytest.approx(0.5, abs=0.01)
+    assert found["sensitivity off by sqrt M"]["replay sensitivity"] == pytest.approx(2, abs=0.1)
+    assert found["noise reused"]["noise reused"] == pytest.approx(1)
+    assert found["clip off"]["replay sensitivity"] > 10
+    assert set(found["median or maximum unprotected"]) == {"noise beside data"}
+
+
+@pytest.mark.parametrize(("name", "least"), [("fed-alpha-cdp", 5.0), ("fed-alpha-cdp-sigma", 5.0), ("geyer", 3.5)])
+def test_noise_that_follows_the_data_is_violated_several_times_over(name, least):
+    (outcome,) = audit(algorithm(name), kind="published", effort=LITTLE, seed=3)
+    assert (outcome.verdict, outcome.flagged) == ("VIOLATED", ["game"])
+    assert outcome.epsilon > least * outcome.case.claim.epsilon
+
+
+def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_it():
+    (outcome,) = audit(algorithm("end-to-end"), level="client", effort=LITTLE, seed=3)
+    assert outcome.verdict == "VIOLATED"
+    row = outcome.row()
+    assert row["claimed"] == pytest.approx(1, abs=0.01)
+    assert 1.5 < row["measured"] < row["estimate"] < row["true_bound"]
+    assert "the true bound for this setting is" in words(outcome)
+
+
+def test_a_method_that_claims_nothing_is_measured_all_the_same():
+    (outcome,) = audit(algorithm("fedavg"), effort=LITTLE, seed=3)
+    assert outcome.verdict == "no claim"
+    assert outcome.epsilon > 2.5
+    assert outcome.flagged == []
+
+
+def test_an_audit_that_would_catch_nothing_says_so():
+    weak = replace(LITTLE, step_trials=20, canaries=20)
+    (outcome,) = audit(algorithm("dp-sgd"), effort=weak, seed=3)
+    assert outcome.verdict == "too weak to tell"
+
+
+def test_secure_mode_is_audited_too():
+    few = replace(LITTLE, canaries=200)
+    (outcome,) = audit(algorithm("fed-sdp"), level="client", effort=few, secure=True)
+    assert outcome.flagged == []
+    assert "noise scale" in outcome.power["noise x 1/4"]
+
+
+def test_a_page_holds_table_picture_and_how(tmp_path):
+    outcomes = list(audit(algorithm("dp-sgd"), effort=Effort(step_trials=200, canaries=100, pairs=10), seed=1))
+    folder = write(tmp_path, "dp-sgd", outcomes, "shoal audit --algorithm dp-sgd")
+    assert sorted(path.name for path in folder.iterdir()) == ["audit.json", "audit.png", "report.html"]
+    told = json.loads((folder / "audit.json").read_text())
+    assert told["rows"][0]["setting"].startswith("one local step on 4 records, noise 7.4")
+    page = (folder / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "<script" not in page
+    assert "one local step on 4 records" in page
+    assert "a &lt;b&gt;" in html("a <b>", outcomes, b"", "")
+
+
+def test_the_same_seed_gives_the_same_audit():
+    few = Effort(step_trials=100, canaries=50, pairs=10)
+    rows = [next(audit(algorithm("pfl"), effort=few, seed=seed)).row() for seed in (1, 1, 2)]
+    for row in rows:
+        del row["seconds"]
+    assert rows[0] == rows[1]
+    assert rows[0]["checks"] != rows[2]["checks"]
+    assert np.isfinite(rows[0]["measured"])

@@ -1,0 +1,193 @@
+"""What a site's owner insists on: the site refuses by its own ledger, whatever the coordinator says."""
+
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+from loopback import with_sites
+from shoal.accounting.accountants import epsilon
+from shoal.accounting.events import Compose, Gaussian, Repeat
+from shoal.accounting.ledger import Ledger, verify
+from shoal.algorithms import algorithm
+from shoal.algorithms.base import Setting
+from shoal.deploy.consent import Purse, Refused, Wishes, least_noise
+from shoal.deploy.parcel import Parcel
+from shoal.deploy.records import reader
+from shoal.deploy.site import Owner, Site
+from shoal.deploy.terms import ROUND, TERMS
+from shoal.errors import ConfigError
+from test_deploy_loopback import served, settings
+
+
+def curator(rounds, noise=1.633):
+    given = settings("trusted-curator", clients__sampling="all", clients__cohort=4, per_round__noise=noise)
+    return given | {"rounds": rounds, "federation.seeded": False}
+
+
+def charged(folder):
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        return len(ledger.charged), ledger.charged_event("client", "release")
+
+
+def test_a_site_leaves_when_its_own_budget_ends(tmp_path):
+    """Epsilon 4 at delta 1e-5 pays for two rounds of noise 1.633: a third costs 4.66 (PLD)."""
+    assert epsilon(Repeat(Gaussian(1.633), 2), 1e-5).epsilon < 4 < epsilon(Repeat(Gaussian(1.633), 3), 1e-5).epsilon
+    grid = with_sites(tmp_path, 4)
+    strict = grid.sites[102]
+    strict.owner = Owner("site-02", strict.owner.folder, strict.owner.records, Wishes(epsilon=4.0))
+    result, _ = served(tmp_path, curator(5), grid)
+    assert [line["clients"] for line in result.metrics] == [4, 4, 3, 3, 3]
+    assert [line["asked"] for line in result.metrics] == [4, 4, 4, 3, 3]
+    assert "owner's 4" in result.metrics[2]["reports"][0]["why"]
+    assert charged(tmp_path / "site-2")[0] == 2
+    assert charged(tmp_path / "site-1")[0] == 5
+
+
+def test_the_budget_is_of_all_runs_together(tmp_path):
+    wishes = Wishes(epsilon=4.0)
+    for turn, answered in enumerate((1, 1, 0)):
+        grid = with_sites(tmp_path, 4, wishes=wishes)
+        told = []
+        if answered:
+            result, _ = served(tmp_path / str(turn), curator(1), grid)
+            assert [line["clients"] for line in result.metrics] == [4]
+        else:
+            purse = Purse(tmp_path / "site-0" / "ledger.jsonl", "site-00", wishes, "client")
+            with pytest.raises(Refused, match="owner's 4"):
+                purse.agree(*plan(1.633), seeded=False)
+            purse.close()
+        assert not told
+    count, event = charged(tmp_path / "site-0")
+    assert count == 2
+    assert epsilon(event, 1e-5).epsilon == pytest.approx(epsilon(Repeat(Gaussian(1.633), 2), 1e-5).epsilon, rel=1e-6)
+
+
+def plan(noise, name="trusted-curator", clients=4, rounds=3):
+    from shoal.config import configure
+
+    given = {"algorithm": name, "clients.sampling": "all", "per_round.noise": noise}
+    return configure(given).algorithm, Setting(clients, rounds)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "name", "noise", "words"),
+    [
+        (Wishes(noise=2.0), "trusted-curator", 1.633, "least noise for a client is 1.633"),
+        (Wishes(noise=1.5), "trusted-curator", "linear:2:1", "least noise for a client is 1.33333"),
+        (Wishes(epsilon=8.0, observer="server"), "trusted-curator", 1.633, "each update reaches the server"),
+        (Wishes(epsilon=0.1), "trusted-curator", 1.633, "owner's 0.1"),
+        (Wishes(epsilon=8.0), "geyer", 1.2, "median"),
+    ],
+)
+def test_a_plan_with_less_than_was_agreed_is_refused(tmp_path, wishes, name, noise, words):
+    purse = Purse(tmp_path / "ledger.jsonl", "site", wishes, "client")
+    with pytest.raises(Refused, match=words):
+        purse.agree(*plan(noise, name), seeded=False)
+    assert purse.rounds == 0
+    purse.close()
+
+
+def test_noise_that_follows_from_a_seed_is_none(tmp_path):
+    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(noise=0.1), "client")
+    with pytest.raises(Refused, match="follows from a seed"):
+        purse.agree(*plan(1.633), seeded=True)
+    purse.close()
+
+
+def test_the_least_noise_is_that_of_the_unit():
+    setting = Setting(100, 3, layers=4, sizes=(100,))
+    assert least_noise(algorithm("fedavg"), setting, "client") == 0
+    assert least_noise(algorithm("trusted-curator"), setting, "client") == 1.633
+    assert least_noise(algorithm("end-to-end-private"), setting, "client") == 1.633
+    assert least_noise(algorithm("end-to-end-private"), setting, "example") == 4.0
+    assert least_noise(algorithm("fed-cdp"), setting, "example") == 3.0  # 6, but a gradient of 4 layers may be 2 C
+    assert least_noise(algorithm("fed-cdp"), setting, "client") == 0
+    assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"noise": -1.0}, {"delta": 0.0}, {"delta": 1.0}])
+def test_wishes_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ConfigError, match="--require-"):
+        Wishes(**wrong)
+
+
+def asked(grid, kind):
+    """The first letter of that kind, to node 100."""
+    return next(parcel for to, node, what, parcel in grid.wire if (to, node, what) == ("to", 100, kind))
+
+
+@pytest.fixture
+def heard(tmp_path):
+    """The letters of an earlier run, and a new site that has agreed to its terms."""
+    _, grid = served(tmp_path, curator(3))
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    yield site, asked(grid, TERMS), asked(grid, ROUND)
+    site.close()
+
+
+def test_every_round_asked_for_is_charged_and_those_between(heard, tmp_path):
+    site, terms, letter = heard
+    site.answer(TERMS, terms)
+    for t, so_far in ((0, 1), (0, 2), (2, 4), (2, 5), (1, 6)):
+        answer = site.answer(ROUND, Parcel(letter.values | {"round": t}, letter.vectors))
+        assert "refused" not in answer.values
+        site.close()
+        assert charged(tmp_path / "new")[0] == so_far
+        site = Site(site.owner)  # a restart forgets nothing
+    assert verify(tmp_path / "new" / "ledger.jsonl").whole
+
+
+def test_a_late_joiner_pays_from_when_it_joined(heard, tmp_path):
+    site, terms, letter = heard
+    site.answer(TERMS, Parcel(terms.values | {"round": 2}))
+    site.answer(ROUND, Parcel(letter.values | {"round": 2}, letter.vectors))
+    site.close()
+    assert charged(tmp_path / "new") == (1, Compose((Gaussian(1.633),)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"terms": "0" * 64}, "not the terms"),
+        ({"run": "other"}, "not the terms"),
+        ({"round": 3}, "no round 3"),
+        ({"round": -1}, "no round -1"),
+        ({"number": 4}, "client 4"),
+        ({"round": 1.5}, "no int"),
+        ({"noise": 0}, "not asked for"),
+    ],
+)
+def test_a_site_answers_only_what_it_agreed_to(heard, tmp_path, changes, words):
+    site, terms, letter = heard
+    site.answer(TERMS, terms)
+    answer = site.answer(ROUND, Parcel(letter.values | changes, letter.vectors))
+    assert words in answer.values["refused"]
+    assert not answer.vectors
+    site.close()
+    assert charged(tmp_path / "new")[0] == 0
+
+
+def test_terms_from_another_version_are_refused(heard):
+    site, terms, _ = heard
+    told = json.loads(terms.values["terms"]) | {"more": 1}
+    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    assert "more than is known here" in answer.values["refused"]
+    answer = site.answer(TERMS, Parcel({"terms": "[" * 100_000, "round": 0}))
+    assert "cannot be understood" in answer.values["refused"]
+
+
+def test_no_code_is_imported_because_the_coordinator_says_so(heard):
+    site, terms, _ = heard
+    told = json.loads(terms.values["terms"])
+    told["config"] = told["config"].replace('model = "linear"', 'model = "antigravity:Net"')
+    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    assert "--model antigravity:Net" in answer.values["refused"]
+
+
+def test_data_that_do_not_fit_are_refused(tmp_path, heard):
+    _, terms, _ = heard
+    site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
+    assert "shape (30,)" in site.answer(TERMS, terms).values["refused"]
+    site.close()

@@ -1,0 +1,178 @@
+"""A federation in one process, packed like a real one: it ends where the simulator does, and sends no more.
+
+The same seed is used on both sides (`federation.seeded`), so that every batch and every noise is the same.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+import shoal
+from loopback import with_sites
+from shoal.algorithms import algorithm
+from shoal.deploy.serve import serve
+from shoal.deploy.terms import ROUND, TERMS
+from shoal.engine.moment import Moment
+from shoal.engine.round import leaving, trained
+from shoal.errors import ConfigError
+from shoal.prepare import prepare
+from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.random import Streams
+from small_federation import NAMES
+
+SITES, ROUNDS = 4, 2
+NAMED = {"run", "terms", "number", "round", "attempt", "nonce"}
+
+
+def settings(name, **changes):
+    """A method over four sites, so small that a round takes milliseconds."""
+    record = algorithm(name)
+    given = {
+        "algorithm": name,
+        "model": "linear",
+        "rounds": ROUNDS,
+        "data.name": "digits",
+        "data.clients": SITES,
+        "examples.batch": 5,
+        "local.steps": 2,
+        "engine.threads": 1,
+        "engine.device": "cpu",
+        "federation.seeded": True,
+        "federation.deadline": 20.0,
+    }
+    if record.clients.sampling != "all":
+        given["clients.cohort"] = 3
+    if isinstance(record.per_update, QuantileClip):
+        given["per_update.count_noise"] = 3.0  # enough for so small a cohort
+    return given | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def served(folder, given, grid=None, **changes):
+    grid = grid or with_sites(folder, given["data.clients"])
+    result = serve(grid, given, runs=folder / "served", no_guarantee=True, **changes)
+    for site in grid.sites.values():
+        site.close()
+    return result, grid
+
+
+def simulated(folder, given):
+    return shoal.run(given, runs=folder / "simulated", no_guarantee=True)
+
+
+def farthest(one, other):
+    return max(float((one.model[key] - other.model[key]).abs().max()) for key in one.model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
+    given = settings(name)
+    result, _ = served(tmp_path, given)
+    expected = simulated(tmp_path, given)
+    assert farthest(result, expected) <= 1e-5
+    assert result.accuracy == expected.accuracy
+    assert [line["clients"] for line in result.metrics] == [line["clients"] for line in expected.metrics]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local.momentum": 0.5, "local.keep_momentum": True},
+        {"server.momentum": 0.9},
+        {"data.partition": "dirichlet"},
+        {"model": "mlp"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_it_does_so_with_momentum_other_partitions_and_models(tmp_path, changes):
+    given = settings("fedavg", rounds=4) | changes
+    assert farthest(served(tmp_path, given)[0], simulated(tmp_path, given)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
+    """Each update that was sent is, number by number, what the method lets leave that client, and nothing else is."""
+    given = settings(name)
+    _, grid = served(tmp_path, given)
+    _, simulator = prepare(shoal.config.configure(given), None, None)
+    record = simulator.stage.algorithm
+    letters = [(kind, node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("to", ROUND)]
+    answers = [(node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("from", ROUND)]
+    assert letters
+    assert len(letters) == len(answers)
+    extras = set()
+    extras |= {"records"} if record.aggregate.weights == "size" else set()
+    extras |= {"below"} if isinstance(record.per_update, QuantileClip) else set()
+    extras |= {"share"} if hasattr(record.per_example, "count_noise") else set()
+    for (_, _, letter), (_, answer) in zip(letters, answers, strict=True):
+        assert set(letter.values) - {"clip"} == NAMED
+        assert set(letter.vectors) == {"model"}
+        assert set(answer.values) == NAMED | extras
+        assert set(answer.vectors) == {"update"}
+        memory = {"clip": torch.tensor(letter.values["clip"])} if "clip" in letter.values else {}
+        moment = Moment(letter.values["round"], ROUNDS, letter.values["attempt"])
+        client = np.array([letter.values["number"]])
+        part = trained(simulator.stage, letter.vectors["model"], memory, client, moment)
+        sent = part.updates
+        per_update = record.per_update
+        later = isinstance(per_update, NoisyClip) and per_update.at == "server"
+        if per_update is not None and not per_update.waits_for_cohort and not later:
+            bound = per_update.bound(memory, moment.t, ROUNDS, None)
+            sent = leaving(simulator.stage, part, bound, moment)
+            if isinstance(per_update, QuantileClip):
+                assert answer.values["below"] == int(part.norms[0] <= bound)
+        assert torch.allclose(answer.vectors["update"], sent[0], atol=1e-6)
+        if "records" in extras:
+            assert answer.values["records"] == simulator.stage.federation.sizes[client[0]]
+        if "share" in extras:
+            assert math.isclose(answer.values["share"], float(part.shares[0]), abs_tol=1e-5)
+    hellos = [parcel for to, _, kind, parcel in grid.wire if (to, kind) == ("from", TERMS)]
+    assert all(set(parcel.values) == {"agreed", "name"} and not parcel.vectors for parcel in hellos)
+
+
+def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
+    """With `per_update.at=client` what is sent differs from the clipped update by noise of that scale."""
+    given = settings("fed-sdp", per_update__at="client", model="mlp", rounds=1)
+    result, grid = served(tmp_path, given)
+    assert farthest(result, simulated(tmp_path, given)) <= 1e-4  # noise of 24 on every number
+    _, simulator = prepare(shoal.config.configure(given), None, None)
+    letter, answer = (next(p for to, _, kind, p in grid.wire if (to, kind) == (way, ROUND)) for way in ("to", "from"))
+    quiet = replace(simulator.stage, streams=Streams(99))
+    part = trained(quiet, letter.vectors["model"], {}, np.array([letter.values["number"]]), Moment(0, 1, 0))
+    scale = float(answer.vectors["update"].std())
+    assert float(part.norms[0]) < 24  # the update itself is small beside it
+    assert 0.98 * 24 < scale < 1.02 * 24  # 52,650 numbers: off by 2% once in 10^10 times
+
+
+def test_the_ledgers_of_both_say_the_same(tmp_path):
+    given = settings("trusted-curator", clients__sampling="poisson")
+    result, _ = served(tmp_path, given)
+    assert result.proven == simulated(tmp_path, given).proven
+
+
+def test_fresh_noise_is_of_no_seed(tmp_path):
+    given = settings("trusted-curator") | {"federation.seeded": False}
+    one, grid = served(tmp_path / "1", given)
+    other, _ = served(tmp_path / "2", given)
+    assert farthest(one, other) > 1e-3
+    assert all('"seed": null' in p.values["terms"] for to, _, kind, p in grid.wire if (to, kind) == ("to", TERMS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline": True}, "which is not here"),
+        ({"federation.seeded": False, "noise_seed": 3}, "noise_seed needs"),
+        ({"federation.deadline": 0.0}, "federation.deadline must be > 0"),
+        ({"federation.most_records": 5}, "given together"),
+        ({"federation.aggregation": "secure"}, "is not there yet"),
+        ({"federation.deadlin": 5.0}, "did you mean 'federation.deadline'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        served(tmp_path, settings("fedavg") | changes)

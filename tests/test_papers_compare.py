@@ -1,0 +1,194 @@
+"""`shoal papers compare`: three numbers a figure, what is proven, and lights that say no more than was measured."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.main import app
+from shoal.papers import table
+from shoal.papers.base import Cell, Claim, Table
+from shoal.papers.comparing import PROVEN, compare, lights
+from shoal.papers.render import cells, summary, to_csv, to_html, to_markdown
+from shoal.papers.work import Run
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+ROW, COLUMN, PUBLISHED = "(1, 20)", "PFL 2.93 CNN+RL", 0.9386
+
+
+def one_cell(*changes, claim=None):
+    """The first private cell of pfl-table2, as printed and with named changes."""
+    works = [Run({"rounds": number}) for number in range(1 + len(changes))]
+    found = [
+        Cell(ROW, COLUMN, work, change=word, claim=claim) for work, word in zip(works, ("", *changes), strict=True)
+    ]
+    return Table("pfl-table2", (), 0, tuple(found))
+
+
+def line(found, place=0, seed=0, accuracy=PUBLISHED, **more):
+    return {"key": found.cells[place].work.key(False), "seed": seed, "accuracy": accuracy, "rounds": 1} | more
+
+
+def light(found, lines, place=0):
+    return compare(found, lines)[place].light
+
+
+def test_within_two_points_is_reproduced_more_is_said_to_be_more_and_less_is_not():
+    found = one_cell()
+    assert light(found, [line(found, accuracy=PUBLISHED - 0.02)]) == "reproduced"
+    assert light(found, [line(found, accuracy=PUBLISHED + 0.02)]) == "reproduced"
+    assert light(found, [line(found, accuracy=PUBLISHED + 0.021)]) == "exceeded"
+    assert light(found, [line(found, accuracy=PUBLISHED - 0.021)]) == "not reproduced"
+    assert light(found, []) == "not run"
+
+
+def test_mean_spread_and_difference_are_over_seeds_and_the_newest_line_of_a_seed_counts():
+    found = one_cell()
+    lines = [line(found, accuracy=0.1), line(found, accuracy=0.91), line(found, seed=1, accuracy=0.93)]
+    (row,) = compare(found, lines)
+    assert row.ours == pytest.approx(0.92)
+    assert row.spread == (0.91, 0.93)
+    assert row.difference == pytest.approx(0.92 - PUBLISHED)
+    assert cells(row)[2:6] == ["0.9386", "0.9200 ± 0.0100", "2", "-0.0186"]
+
+
+def test_a_figure_that_only_a_change_reaches_names_the_change():
+    found = one_cell("lr .1", "lr .2")
+    lines = [line(found, 0, accuracy=0.5), line(found, 1, accuracy=0.6), line(found, 2)]
+    rows = compare(found, lines)
+    assert (rows[0].light, rows[0].note) == ("reproduced with", "lr .2")
+    assert lights(rows) == {"reproduced with": 1}
+    assert cells(rows[0])[-1] == "reproduced with lr .2"
+
+
+def test_a_crash_is_told_in_the_table_until_the_cell_has_run():
+    found = one_cell()
+    crash = {key: value for key, value in line(found).items() if key != "accuracy"} | {"failed": "no such model"}
+    (row,) = compare(found, [crash])
+    assert (row.light, row.note) == ("failed", "no such model")
+    assert light(found, [crash, line(found)]) == "reproduced"
+    assert light(found, [line(found), crash]) == "reproduced"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "contradicted", "expected"),
+    [
+        (2.9, "", "reproduced"),
+        (13.6, "", "not reproduced"),
+        (13.6, "a test", "contradicted"),
+        (None, "", "not reproduced"),
+    ],
+)
+def test_a_claimed_epsilon_is_reproduced_only_if_no_more_is_proven(epsilon, contradicted, expected):
+    found = one_cell(claim=Claim("example", "server", 2.93, contradicted))
+    proven = [["client", "server", 0.1, None], ["example", "server", epsilon, "because of this"]]
+    accuracy, privacy = compare(found, [line(found, proven=proven)])
+    assert (privacy.measure, privacy.published, privacy.light) == (PROVEN, 2.93, expected)
+    assert accuracy.proven == ("none" if epsilon is None else f"a record: {epsilon}")
+    if epsilon is None:
+        assert privacy.ours is None
+        assert privacy.note == "because of this"
+
+
+def test_a_quick_line_stands_beside_no_published_figure_of_a_full_one_and_gets_no_light():
+    found = one_cell()
+    assert light(found, [line(found, quick=True)]) == "not run"
+    (row,) = compare(found, [line(found, quick=True)], quick=True)
+    assert (row.light, row.quick, row.ours) == ("", True, PUBLISHED)
+    assert "quick version" in to_markdown(found, [row])
+    assert "quick version" in to_html(found, [row], [])
+
+
+def test_recipes_give_the_published_figures_of_000_and_004_but_for_those_that_do_not_recompute():
+    rows = [row for name in ("alphacdp-table6", "alphacdp-table7") for row in compare(table(name), [])]
+    wrong = {(row.cell.row, row.cell.column) for row in rows if row.cell.work.instant and row.light != "reproduced"}
+    assert wrong == {("Fed-SDP", "Cancer"), ("Fed-CDP", "Cancer"), ("Fed-alphaCDP", "Cancer")}
+    thesis = [row for number in (2, 3, 4, 5, 6) for row in compare(table(f"thesis-table4.{number}"), [])]
+    assert {row.light for row in thesis if row.cell.work.instant} == {"reproduced"}
+
+
+def test_table_11_comes_out_of_its_four_accountants():
+    rows = [row for row in compare(table("alphacdp-table11"), []) if row.cell.work.instant]
+    off = {row.cell.name for row in rows if row.light != "reproduced"}
+    assert all("cyclic" in name for name in off)
+    assert len(rows) == 20
+
+
+def old_lines(*names):
+    return [json.loads(text) for name in names for text in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_older_files_of_results_are_read_by_their_names():
+    lines = old_lines("client-level.jsonl", "example-level.jsonl")
+    found = {row.cell.name: row for row in compare(table("geyer-table1"), lines) if row.measure == "accuracy"}
+    assert found["private/1000"].light == "reproduced"
+    assert len(found["private/1000"].values) == 3
+    privacy = [row for row in compare(table("geyer-table1"), lines) if row.measure == PROVEN]
+    assert {row.light for row in privacy if not row.cell.change} == {"contradicted"}
+    assert {row.light for row in privacy if "geyer-private" in row.cell.change} == {"reproduced"}
+    six = {row.cell.name: row for row in compare(table("alphacdp-table6"), lines) if row.measure == "accuracy"}
+    assert (six["Fed-CDP/MNIST"].light, six["Fed-CDP/MNIST"].note) == ("reproduced with", "sigma 0.5")
+    attacked = compare(table("alphacdp-table3"), old_lines("attacks.jsonl"))
+    known = [row for row in attacked if row.measure == "resilient" and row.values and not row.cell.change]
+    assert len(known) == 18
+    assert sum(row.light == "reproduced" for row in known) >= 15
+
+
+def test_markdown_csv_and_page_hold_the_same_rows():
+    lines = old_lines("client-level.jsonl")
+    found = table("geyer-table1")
+    rows = compare(found, lines)
+    assert to_markdown(found, rows).count("\n| ") == len(rows) + 1
+    written = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    assert len(written) == len(rows)
+    assert float(written[0]["published"]) == 0.97
+    assert float(written[0]["ours"]) == rows[0].ours
+    page = to_html(found, rows, lines)
+    assert page.count("<tr") == len(rows) + 1
+    assert summary(rows) in page
+
+
+def test_a_figure_is_drawn_beside_what_the_published_one_shows():
+    lines = old_lines("client-level.jsonl")
+    found = table("geyer-figure3")
+    page = to_html(found, compare(found, lines), lines)
+    assert "data:image/png;base64" in page
+    assert "V_c" in page
+    assert "data:image/png" not in to_html(found, compare(found, []), [])
+
+
+def shell(*words):
+    return CliRunner().invoke(app, ["papers", *map(str, words)], catch_exceptions=False)
+
+
+def test_the_command_lists_shows_runs_and_compares(tmp_path):
+    listed = json.loads(shell("list", "--json").stdout)["tables"]
+    assert len(listed) == 32
+    assert {"name", "paper", "needs", "minutes", "title", "about", "cells"} == set(listed[0])
+    assert "alphacdp-table11" in shell("list").stdout
+    assert "per_round.noise=1.44" in shell("show", "geyer-table1").stdout
+    path = tmp_path / "found.jsonl"
+    words = ("geyer-table1", "--quick", "--results", path)
+    done = shell("run", *words, "--rows", "^private/100$", "--seeds", 1, "--device", "cpu")
+    assert done.exit_code == 0
+    assert "1 measurements to make" in done.stdout
+    again = shell("run", *words, "--rows", "^private/100$", "--seeds", 1, "--device", "cpu")
+    assert "0 measurements to make" in again.stdout
+    assert "quick version" in shell("compare", *words).stdout
+    shell("compare", *words, "--format", "html", "--to", tmp_path / "page.html")
+    assert "<table>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_failed_cell_gives_the_exit_code_4_and_is_named(tmp_path, monkeypatch):
+    def broken(self, job):
+        raise ZeroDivisionError("no reason")
+
+    monkeypatch.setattr(Run, "measure", broken)
+    words = ("geyer-table1", "--quick", "--results", tmp_path / "found.jsonl")
+    done = shell("run", *words, "--rows", "^private/100$", "--seeds", 1)
+    assert done.exit_code == 4
+    assert "failed  private/100, seed 0: ZeroDivisionError: no reason" in done.stdout
+    assert "failed: ZeroDivisionError" in shell("compare", *words).stdout

@@ -1,0 +1,194 @@
+"""Secure mode: nothing can be repeated or foretold, and what is released lies on a public grid."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, chisquare, norm
+
+from shoal.config import configure
+from shoal.engine.moment import Moment
+from shoal.engine.round import State, play_round, trained
+from shoal.engine.sanitise import step_noise
+from shoal.errors import ConfigError
+from shoal.privacy.normals import normals
+from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.secure import SecureGenerator, SecureStreams, discrete_gaussian, grid, toward_zero
+from small_federation import idle, plain_server, simulator, small, twin
+from tiny import PRIVATE, go_on, play, stopped_after
+
+ALPHA = 1e-6  # how often a statistical check may fail by chance
+
+
+def test_no_two_streams_of_two_runs_are_alike():
+    one, other = SecureStreams(5), SecureStreams(5)
+    assert one.generator("noise", 1).words(4).tolist() == one.generator("noise", 1).words(4).tolist()
+    seen = {stream.generator(name, t).bytes(16) for stream in (one, other) for name in ("a", "b") for t in range(3)}
+    assert len(seen) == 12
+    assert one.key("noise", 1) != other.key("noise", 1)
+
+
+def test_a_secret_is_not_shown():
+    streams = SecureStreams(5)
+    assert repr(streams) == "SecureStreams()"
+    assert streams.__dict__["_secret"].hex()[:8] not in str(streams)
+
+
+def test_a_draw_that_is_not_made_from_the_cipher_cannot_be_made():
+    generator = SecureStreams().generator("x")
+    with pytest.raises(AttributeError, match="draws no 'exponential'"):
+        generator.exponential()
+
+
+def test_bits_shares_and_normals_are_what_they_should_be():
+    """Chi-square on each, alpha 1e-6."""
+    generator = SecureStreams().generator("x")
+    ones = np.unpackbits(generator.words(20_000).view(np.uint8)).mean()
+    assert abs(ones - 0.5) < norm.isf(ALPHA / 2) / 2 / math.sqrt(20_000 * 64)
+    assert chisquare(np.histogram(generator.random(100_000), bins=64, range=(0, 1))[0]).pvalue > ALPHA
+    assert chisquare(np.bincount(generator.integers(7, size=70_000), minlength=7)).pvalue > ALPHA
+    low, high = (chi2.ppf(p, 10**5) for p in (ALPHA / 2, 1 - ALPHA / 2))
+    assert low < np.square(generator.standard_normal(10**5)).sum() < high
+    assert sorted(generator.permutation(50).tolist()) == list(range(50))
+    assert len(set(generator.choice(50, size=20, replace=False).tolist())) == 20
+    assert isinstance(generator.standard_normal(), float)
+
+
+def test_whole_numbers_keep_to_their_range_for_every_span():
+    generator = SecureStreams().generator("x")
+    for low, high in ((0, 1), (3, 5), (0, 2**63), (-4, 4)):
+        drawn = generator.integers(low, high, size=200)
+        assert drawn.min() >= low
+        assert drawn.max() < high
+    assert 0 <= generator.integers(2**63) < 2**63
+
+
+@pytest.mark.parametrize("scale", [0.7, 3.0, 40.5])
+def test_the_discrete_gaussian_has_its_exact_probabilities(scale):
+    """Against exp(-k^2/(2 s^2)) / sum, 200,000 draws, alpha 1e-6."""
+    drawn = discrete_gaussian(scale, 200_000, SecureStreams().generator("x"))
+    places = np.arange(-math.ceil(12 * scale), math.ceil(12 * scale) + 1)
+    mass = np.exp(-(places.astype(float) ** 2) / (2 * scale**2))
+    expected = mass / mass.sum() * len(drawn)
+    counts = np.array([(drawn == place).sum() for place in places])
+    assert counts.sum() == len(drawn)
+    kept = expected > 20
+    pooled = np.append(counts[kept], counts[~kept].sum()), np.append(expected[kept], expected[~kept].sum())
+    assert chisquare(pooled[0], pooled[1] * pooled[0].sum() / pooled[1].sum()).pvalue > ALPHA
+
+
+def test_rounding_towards_zero_makes_no_update_longer():
+    values = torch.from_numpy(np.random.default_rng(1).normal(size=(50, 300))).float()
+    short = toward_zero(values, 2.0**-6)
+    assert (short.norm(dim=1) <= values.norm(dim=1)).all()
+    assert (short * 2**6 == (short * 2**6).round()).all()
+    assert float((values - short).abs().max()) < 2.0**-6
+    assert grid(1.0) == 2.0**-12
+    assert grid(1.9) == 2.0**-12
+    assert grid(0.0) == 0.0
+
+
+def released(name, **changes):
+    sim = simulator(plain_server(idle(small(name, **changes))), width=160)
+    sim = twin(sim, streams=SecureStreams())
+    state, told = play_round(sim.stage, State(torch.zeros_like(sim.state.model)), Moment(0, 4))
+    return state.model.double().numpy() * told["expected_clients"], told
+
+
+def test_the_sum_that_is_released_lies_on_the_grid_of_its_clip_and_has_its_noise():
+    """10,400 numbers, chi-square at 1e-6 (finds 7%)."""
+    found, told = released("trusted-curator")
+    steps = found / grid(told["clip"])
+    assert np.abs(steps - np.round(steps)).max() < 1e-2, "but for the division by the cohort, in float32"
+    low, high = (chi2.ppf(p, found.size) for p in (ALPHA / 2, 1 - ALPHA / 2))
+    assert low < np.square(found / told["noise"]).sum() < high
+
+
+def test_an_update_leaves_its_client_with_discrete_noise():
+    record = small("fed-sdp")
+    record = replace(record, per_update=replace(record.per_update, at="client"), clients=Clients("all"))
+    sim = twin(simulator(plain_server(idle(record)), clients=1, width=160), streams=SecureStreams())
+    state, told = play_round(sim.stage, State(torch.zeros_like(sim.state.model)), Moment(0, 4))
+    scale = record.per_update.multiplier(0, 4) * told["clip"]
+    steps = state.model.double().numpy() / grid(scale)
+    assert np.array_equal(steps, np.round(steps))
+    low, high = (chi2.ppf(p, steps.size) for p in (ALPHA / 2, 1 - ALPHA / 2))
+    assert low < np.square(steps * grid(scale) / scale).sum() < high
+
+
+def test_an_update_with_noise_in_its_steps_leaves_on_the_grid_of_that_noise():
+    sim = simulator(small("fed-cdp-private"), width=16)
+    found = []
+    for _ in range(2):
+        stage = twin(sim, streams=SecureStreams()).stage
+        found.append(trained(stage, torch.zeros_like(sim.state.model), {}, np.arange(3), Moment(0, 4)).updates)
+    scale = step_noise(sim.stage.algorithm, {}, Moment(0, 4), found[0].shape[1])
+    assert scale == pytest.approx(0.05 * 6 * 4 / 5)
+    steps = found[0].double() / grid(scale)
+    assert torch.equal(steps, steps.round())
+    assert not torch.equal(*found)
+
+
+def test_sampling_works_from_the_cipher():
+    generator = SecureStreams().generator("clients")
+    assert len(Clients("fixed-size", 4).draw(generator, 0, 1, 10)) == 4
+    shares = np.mean([np.isin(range(10), Clients("poisson", 4).draw(generator, 0, 1, 10)) for _ in range(2000)])
+    assert abs(shares - 0.4) < norm.isf(ALPHA / 2) * math.sqrt(0.24 / 20_000)
+    for kind in ("shuffled", "poisson", "with-replacement", "fixed-order"):
+        assert Examples(kind, 3).draw(generator, 10, 4).shape[0] == 4
+
+
+def test_a_secure_run_says_so_everywhere_and_cannot_be_repeated(tmp_path):
+    runs = [play(tmp_path, PRIVATE | {"random": "secure"}) for _ in range(2)]
+    assert not torch.equal(runs[0].model["weight"], runs[1].model["weight"])
+    for run in runs:
+        assert run.random == run.to_json()["random"] == "secure"
+        assert "random: secure\n" in (run.run / "environment.txt").read_text()
+        assert 'random = "secure"' in (run.run / "config.toml").read_text()
+        assert "secure" in (run.run / "report.html").read_text()
+    plain = play(tmp_path, PRIVATE)
+    assert plain.random == "research"
+    assert "random: research\n" in (plain.run / "environment.txt").read_text()
+    assert plain.proven == runs[0].proven
+
+
+def test_a_resumed_secure_run_draws_fresh_entropy(tmp_path):
+    """The same checkpoint resumed twice: two different models, and both charged."""
+    import shutil
+
+    run = stopped_after(tmp_path, PRIVATE | {"random": "secure"}, rounds=2)
+    copied = tmp_path / "copy" / run.name
+    shutil.copytree(run, copied)
+    one, other = go_on(run), go_on(copied)
+    assert one.random == other.random == "secure"
+    assert not torch.equal(one.model["weight"], other.model["weight"])
+
+
+def test_secure_mode_and_a_noise_seed_contradict_each_other():
+    with pytest.raises(ConfigError, match="noise_seed 3 and random=secure contradict"):
+        configure({"random": "secure", "noise_seed": 3})
+    with pytest.raises(ConfigError, match="random cannot be 'secur'"):
+        configure({"random": "secur"})
+
+
+def test_every_cell_of_a_secure_sweep_draws_noise_of_its_own():
+    from shoal.sweep.plan import Plan
+
+    plan = Plan({"random": "secure", "algorithm": "fedavg"}, [{"rounds": 1}, {"rounds": 2}], [11, 12])
+    assert plan.config(0).noise_seed is None
+    assert plan.config(1).random == "secure"
+
+
+def test_noise_of_local_steps_on_a_gpu_is_refused():
+    class OnGpu:
+        is_cuda = True
+
+    with pytest.raises(ConfigError, match=r"random=secure .* --device cpu"):
+        normals(SecureStreams(), "step noise", (0, 0), [0], OnGpu())
+
+
+def test_secure_generators_are_numpy_generators_to_whoever_takes_one():
+    assert isinstance(SecureStreams().generator("x"), np.random.Generator)
+    assert isinstance(SecureStreams().generator("x"), SecureGenerator)
