@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--kind", help="only claims of this kind: proven or published")
     parser.add_argument("--power", action="store_true")
     parser.add_argument("--thorough", action="store_true")
+    parser.add_argument("--adversary", action="store_true", help="only the game and the canaries, not the checks")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path)
@@ -33,6 +35,7 @@ def main() -> None:
         print("\n".join(power_table(rows) if any(len(row["would_catch"]) > 1 for row in rows) else table(rows)))
         return
     effort = THOROUGH if given.thorough or given.power else QUICK
+    effort = replace(effort, pairs=0) if given.adversary else effort
     for seed in range(given.first, given.first + given.seeds):
         for name in given.only or algorithms():
             for outcome in audit(algorithms()[name], effort=effort, seed=seed, power=given.power, kind=given.kind):

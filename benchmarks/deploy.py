@@ -107,6 +107,7 @@ def measured(sites: int, rounds: int, steps: int, kill_every: int) -> dict[str, 
         coordinator = start(folder, "serve.log", "serve", "federation.toml", "--keys", "keys", "--port", str(port))
         running = {number: join(folder, number, port) for number in range(sites)}
         killed = kill_some(folder, coordinator, running, port, kill_every) if kill_every else 0
+        spent = cpu_a_round(folder, coordinator, running)
         coordinator.join()
         for process in running.values():
             process.join(60)
@@ -123,11 +124,39 @@ def measured(sites: int, rounds: int, steps: int, kill_every: int) -> dict[str, 
             "bytes sent a round": lines[-1]["bytes_sent"],
             "bytes received a round": lines[-1]["bytes_received"],
             "answers": sum(line["clients"] for line in lines),
+            **spent,
         }
         if kill_every:
             told |= {"killed": killed, "gone": sum(r["what"] == "gone" for m in lines for r in m.get("reports", ()))}
             told["bad"] = sum(line["bad_updates"] for line in lines)
         return told
+
+
+def cpu_a_round(folder: Path, coordinator: Any, running: dict[int, Any]) -> dict[str, float]:
+    """Processor seconds a round, between the first that is seen and the last: a busy machine changes them little."""
+    seen: list[tuple[int, float, float]] = []
+    while coordinator.is_alive():
+        rounds = len(metrics(folder))
+        if rounds and (not seen or rounds > seen[-1][0]):
+            sites = sum(cpu(process.pid) for process in running.values())
+            seen.append((rounds, cpu(coordinator.pid), sites))
+        time.sleep(0.02)
+    if len(seen) < 2:
+        return {}
+    (first, own, sites), (last, own_after, sites_after) = seen[0], seen[-1]
+    counted = last - first
+    return {
+        "processor seconds a round, coordinator": round((own_after - own) / counted, 3),
+        "all sites": round((sites_after - sites) / counted, 3),
+    }
+
+
+def cpu(pid: int) -> float:
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def kill_some(folder: Path, coordinator: Any, running: dict[int, Any], port: int, every: int) -> int:

@@ -21,7 +21,7 @@ NAMES = {
     *(f"alphacdp-table{number}" for number in range(3, 12)),
     "alphacdp-figure3",
 }
-SUMS = {  # table: measure: rows, figures, their sum as added up from the paper's text
+SUMS = {  # table: measure: rows, figures, sum. Those of 002 and 004 were added up from the papers' texts
     "thesis-table4.1": {"accuracy": (2, 4, 3.9397), "rounds": (2, 4, 2400)},
     "thesis-table4.2": {"accuracy": (3, 3, 2.7728), "epsilon": (3, 3, 10.5), "rounds": (3, 3, 1028)},
     "thesis-table4.3": {"accuracy": (3, 6, 5.0702), "rounds": (3, 6, 1964)},

@@ -133,7 +133,8 @@ def _row(columns: list[str], values: list[float], scale: float) -> dict[str, flo
 
 
 def _entry(name: str) -> Mapping[str, Any]:
-    return read(name.partition("-")[0])[name]
+    entry: Mapping[str, Any] = read(name.partition("-")[0])[name]
+    return entry
 
 
 @cache

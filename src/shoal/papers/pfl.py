@@ -43,7 +43,7 @@ def pfl(data: str, model: str, noise: float | None, epochs: int = 1, rounds: int
         "data.clients": clients,
         "data.fraction": 1.0 if clients == 1 else 0.1,
         "data.features": features,
-        "data.scale": "raw" if features == "scattering" else "standard",
+        "data.scale": "unit" if features == "scattering" else "standard",
         "clients.sampling": "all",
         "examples.batch": 64,
         "local.epochs": epochs,

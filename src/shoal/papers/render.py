@@ -137,8 +137,10 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
         return None
     quick = any(row.quick for row in rows)
     found = {line.get("key", line.get("cell")): line for line in reversed(lines) if "curve" in line}
-    drawn = [(cell.name, found.get(cell.work.key(quick)) or found.get(cell.formerly)) for cell in table.cells]
-    drawn = [(name, line) for name, line in drawn if line]
+    drawn = {}
+    for cell in table.cells:
+        if line := found.get(cell.work.key(quick)) or found.get(cell.formerly):
+            drawn[cell.name] = line["curve"]
     if not drawn:
         return None
     from matplotlib.figure import Figure
@@ -146,8 +148,8 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
     sheet = Figure(figsize=(5.5 * len(table.plots), 3.6), layout="constrained")
     for axes, quantity in zip(sheet.subplots(1, len(table.plots), squeeze=False)[0], table.plots, strict=True):
         place = ("round", "accuracy", "v_c", "u_s").index(quantity)
-        for name, line in drawn:
-            axes.plot([point[0] for point in line["curve"]], [point[place] for point in line["curve"]], label=name)
+        for name, curve in drawn.items():
+            axes.plot([point[0] for point in curve], [point[place] for point in curve], label=name)
         axes.set(xlabel="round", ylabel=quantity)
     sheet.axes[0].legend(fontsize=8)
     file = io.BytesIO()

@@ -63,7 +63,9 @@ class Run:
         return _kept(result, given.get("local.steps"))
 
     def figures(self, line: Line) -> dict[str, float]:
-        found = {name: line[name] for name in ("accuracy", "rounds", "communication", "step_seconds") if name in line}
+        found: dict[str, float] = {
+            name: line[name] for name in ("accuracy", "rounds", "communication", "step_seconds") if name in line
+        }
         curve = [point for point in line.get("curve", ()) if point[1] is not None]
         if self.at is not None:
             within = [accuracy for number, accuracy, *_ in curve if number <= self.at]
