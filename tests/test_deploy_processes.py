@@ -32,7 +32,10 @@ from shoal.deploy.superlink import SuperLink, Tls, identity
 from shoal.deploy.terms import ROUND
 from shoal.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(600)  # machines are shared: a paused minute is no failure
+pytestmark = [
+    pytest.mark.timeout(600),  # machines are shared: a paused minute is no failure
+    pytest.mark.skipif("SHOAL_TEST_NETWORK" not in os.environ, reason="real processes: set SHOAL_TEST_NETWORK=1"),
+]
 PATIENCE = 240.0
 CONFIG = """
 algorithm = "{algorithm}"

@@ -35,7 +35,8 @@ from shoal.errors import ConfigError
 from shoal.privacy.secure import SecureStreams
 
 Tell = Callable[[str], None]
-LISTEN = 0.005  # seconds between two looks at what has come
+LISTEN = 0.01  # seconds between two looks at what has come
+LOOK = 0.2  # seconds between two looks at who is there
 GREETING = 600.0  # seconds that a site may take to read its data and agree
 LINGER = 10.0  # seconds at the end of a run for sites that are just coming back
 SPARE = 30.0  # seconds that a letter is kept beyond its deadline, so that a late answer is known as one
@@ -190,10 +191,12 @@ class Coordinator(Simulator):
         bound: float = math.inf,
     ) -> None:
         """Take what arrives until nobody is waited for, or the time is over; newcomers are greeted meanwhile."""
-        until = time.monotonic() + patience
+        until, look = time.monotonic() + patience, 0.0
+        here: dict[int, str] = {}
         while True:
-            here = self._mail.here()
-            self._greet(here)
+            if time.monotonic() >= look:
+                here, look = self._mail.here(), time.monotonic() + LOOK
+                self._greet(here)
             for arrived in self._mail.arrived():
                 if arrived.letter in self._greeted:
                     self._greeted.pop(arrived.letter)
@@ -205,12 +208,9 @@ class Coordinator(Simulator):
                     del waiting[letter]
                     self._mail.give_up([letter])
                     self._report(heard, member, "gone", "the site went away in the middle of the round")
-            if not waiting or self._stop_now(until):
+            if not waiting or time.monotonic() >= until:
                 return
             time.sleep(LISTEN)
-
-    def _stop_now(self, until: float) -> bool:
-        return time.monotonic() >= until
 
     def _hear(self, heard: Heard, arrived: Arrived, question: Question, member: Member, bound: float) -> None:
         """One answer: it counts, or it is told of."""

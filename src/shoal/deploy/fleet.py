@@ -26,6 +26,7 @@ from shoal.deploy.post import Post
 
 HOLD = 8.0  # seconds for which a request for messages is held
 BREATH = 2.0  # seconds after which it is looked at again
+TICK = 0.25  # seconds
 SMALL = 2**20  # bytes of a request beyond an update
 
 Handler = Callable[..., Message]
@@ -49,11 +50,14 @@ class Fleet:
 
     def __init__(self, post: Post, closed: bool) -> None:
         self._post, self._closed = post, closed
+        self._ticking: asyncio.Task[None] | None = None
         self._app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: post)))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         status, kind, body = await self._answered(scope, headers, receive)
         told = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
@@ -61,6 +65,12 @@ class Fleet:
             told.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": told})
         await send({"type": "http.response.body", "body": body})
+
+    async def _tick(self) -> None:
+        """The clock by which nodes are missed; a pause of this process counts as one tick."""
+        while not self._post.closing:
+            await asyncio.sleep(TICK)
+            self._post.clock += TICK
 
     async def _answered(self, scope: dict[str, Any], headers: dict[str, str], receive: Any) -> tuple[int, str, bytes]:
         """Status, media type and body."""

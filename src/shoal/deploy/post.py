@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from contextlib import suppress
 
 from flwr.app import Message
@@ -21,11 +20,14 @@ OBJECTS = 24  # of one message, besides the pieces of its vectors
 
 
 class Post(InMemoryLinkState):
-    """`most_bytes`: the most that the vectors of a message may have."""
+    """`most_bytes`: the most that the vectors of a message may have. `heard`: when a node was, by `clock`, which
+    counts the seconds in which this process was awake: whoever was paused himself must not take all others for dead.
+    """
 
     def __init__(self) -> None:
         super().__init__(NoOpFederationManager(simulation=False), ObjectStoreFactory().store())
         self.heard: dict[int, float] = {}
+        self.clock = 0.0
         self.most_bytes = 0
         self.closing = False
         self._news: asyncio.Future[None] | None = None
@@ -50,7 +52,7 @@ class Post(InMemoryLinkState):
 
     def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
         """As Flower's, which checks every message of everybody for each request."""
-        self.heard[node_id] = time.monotonic()
+        self.heard[node_id] = self.clock
         current = now()
         with self.lock:
             found = [
@@ -65,13 +67,13 @@ class Post(InMemoryLinkState):
         return found
 
     def acknowledge_node_heartbeat(self, node_id: int, heartbeat_interval: float) -> bool:
-        self.heard[node_id] = time.monotonic()
+        self.heard[node_id] = self.clock
         return super().acknowledge_node_heartbeat(node_id, heartbeat_interval)
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         """A site that crashed comes back with its key at once, not only when it has been missed."""
         super().deactivate_node(node_id)
-        self.heard[node_id] = time.monotonic()
+        self.heard[node_id] = self.clock
         return super().activate_node(node_id, heartbeat_interval)
 
     def deactivate_node(self, node_id: int) -> bool:

@@ -78,10 +78,9 @@ class SuperLink:
 
     def get_nodes(self) -> list[NodeInfo]:
         """The nodes that are connected and were heard of just now."""
-        now = time.monotonic()
         post = self._post
         with post.lock:
-            return [post.nodes[node] for node, heard in list(post.heard.items()) if now - heard < ALIVE]
+            return [post.nodes[node] for node, heard in list(post.heard.items()) if post.clock - heard < ALIVE]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         names = []
