@@ -1,12 +1,14 @@
 """Noise for many clients at once: normal, independent, and each client's own whoever is computed beside it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from scipy import stats
 
 from shoal.privacy import normals as module
-from shoal.privacy.normals import normals
-from shoal.privacy.random import Streams
+from shoal.privacy.normals import Product, add_normals, normals
+from shoal.privacy.random import Keystream, Streams
 
 STREAMS = Streams(11)
 
@@ -79,3 +81,28 @@ def test_on_cuda_too():
     assert not first[1].any()
     source.add(into.zero_(), torch.ones(3, device="cuda"))
     assert abs(float(torch.corrcoef(torch.stack([first[0], into.cpu().double()[0]]))[0, 1])) < 6e-3
+
+
+def test_a_thread_may_begin_with_nothing_to_draw():
+    """As where no parameter of an update was selected."""
+    nothing = torch.zeros(2, 0)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(add_normals, nothing, torch.ones(2), [Keystream(bytes(16)), Keystream(bytes(16))]).result()
+    assert nothing.shape == (2, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("start", "out"), [(840, 50), (0, 33), (100, 1)])
+def test_a_product_that_is_added_with_the_noise_is_the_product_and_the_same_noise(start, out):
+    into = torch.zeros(3, 5000, device="cuda")
+    rows, grads = (torch.randn(3, 5, size, device="cuda") for size in (36, out))
+    scales = torch.tensor([1.0, 0.0, 2.0], device="cuda")
+    apart, fused = into.clone(), into.clone()
+    product = Product(start, rows, grads, -0.3)
+    source = normals(STREAMS, "step noise", (0, 0), [1, 2, 3], into, fused=True)
+    assert source.takes(product)
+    source.add(fused, scales, [product])
+    matrix = apart[:, start : start + 36 * out].unflatten(1, (out, 36))
+    matrix += -0.3 * grads.transpose(1, 2) @ rows
+    normals(STREAMS, "step noise", (0, 0), [1, 2, 3], into).add(apart, scales)
+    torch.testing.assert_close(fused, apart, rtol=1e-4, atol=1e-5)

@@ -130,7 +130,8 @@ class Shoal:
     def watched(self) -> tuple[Work, Tensor]:
         """A round that is not timed: the work that was done, and the update of the model."""
         counted = Counted(self.simulator.stage.network)
-        state, _ = play_round(replace(self.simulator.stage, network=counted), self.simulator.state, Moment(0, 1))
+        stage = replace(self.simulator.stage, network=counted, graphs=None)  # a recorded step could not be counted
+        state, _ = play_round(stage, self.simulator.state, Moment(0, 1))
         done = {"steps": sum(s for s, _ in counted.seen), "examples": sum(e for _, e in counted.seen)}
         return done, (state.model - self.simulator.state.model).cpu()
 

@@ -19,7 +19,7 @@ from shoal.engine.stage import Stage
 from shoal.gradients import ExampleTape, Tape
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
-from shoal.privacy.normals import Normals, normals
+from shoal.privacy.normals import Normals, Product, normals
 from shoal.privacy.schedules import parse
 
 
@@ -74,7 +74,9 @@ def sanitiser(
         return None
     batch, numbers = algorithm.examples.batch, (moment.t, moment.attempt)
     noise = per_step.multiplier(moment.t, moment.total, batch) if per_step is not None else 0.0
-    source = normals(streams, "step noise", numbers, clients.tolist(), params, stage.workers.spread)
+    source = normals(
+        streams, "step noise", numbers, clients.tolist(), params, stage.workers.spread, fused=stage.graphs is not None
+    )
     if isinstance(per_example, AdaClip):
         return AdaptiveCoordinates(per_example, noise, batch, source, params)
     bound = per_example.bound(memory, moment.t, moment.total)
@@ -151,9 +153,14 @@ class _Noisy:
     source: Normals
 
     def accumulate(self, into: Tensor, scale: float) -> None:
-        self.tape.accumulate(into, scale / self.batch, self.factors)
+        scale /= self.batch
+        products: list[Product] = []
+        if self.scales is not None and self.source.fuses:
+            products = self.tape.accumulate_but(self.source.takes, into, scale, self.factors)
+        else:
+            self.tape.accumulate(into, scale, self.factors)
         if self.scales is not None:
-            self.source.add(into, self.scales * (scale / self.batch))
+            self.source.add(into, self.scales * scale, products)
 
 
 class AdaptiveCoordinates:

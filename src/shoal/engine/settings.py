@@ -14,7 +14,7 @@ class Settings:
     """Nothing here changes what is computed, but for rounding.
 
     `memory`: GiB that slices of a cohort may take. `together`: many clients at once, else one after the other.
-    `graphs`: on CUDA a local step is recorded and replayed.
+    `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
     `checkpoint_every`: rounds that are charged, released and committed together.
     """
 

@@ -9,6 +9,7 @@ from torch import Tensor, func, nn
 
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
+from shoal.privacy.normals import Product
 
 
 class ApartNetwork:
@@ -104,6 +105,10 @@ class Examples:
         for place, layer in enumerate(self._layers):
             weights = factors[place if len(factors) > 1 else 0].unsqueeze(1)
             into[:, layer].add_(torch.bmm(weights, self._gradients[..., layer]).squeeze(1), alpha=scale)
+
+    def accumulate_but(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+        self.accumulate(into, scale, factors)
+        return []
 
     def squares(self) -> Tensor:
         return torch.stack([self._gradients[..., layer].square().sum(2) for layer in self._layers])

@@ -9,6 +9,7 @@ every example's gradient, and can weigh the examples: clipping needs no gradient
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from shoal.errors import ModelError
 from shoal.gradients.apart import ApartNetwork, ExampleNetwork
 from shoal.gradients.layout import Layout
 from shoal.gradients.together import TogetherNetwork, rules_cover
+from shoal.privacy.normals import Product
 
 
 class Tape(Protocol):
@@ -32,6 +34,11 @@ class ExampleTape(Tape, Protocol):
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x sum_b factors[layer, k, b] gradient[k, b]; factors [1, K, B] are for all layers."""
+
+    def accumulate_but(
+        self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
+    ) -> list[Product]:
+        """The same, but for products that are left to whoever adds noise to the same places in one go."""
 
     def squares(self) -> Tensor:
         """The squared norm of every example's gradient in each layer, [layers, K, B]."""

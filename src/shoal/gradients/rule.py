@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shoal.gradients.layout import Entry
 from shoal.privacy.clip import row_norms
+from shoal.privacy.normals import Product
 
 FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
 
@@ -46,6 +47,13 @@ class Rule(Protocol):
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         self.accumulate(saved, weighed(grad, factors), into, scale)
+
+    def product(self, saved: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        """The first of this layer's tensors as `accumulate_weighted` would change it, where that is a product."""
+        return None
+
+    def accumulate_rest(self, product: Product, into: Tensor) -> None:
+        """What `accumulate_weighted` does beside the product."""
 
 
 def squared(rows: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, squared
+from shoal.gradients.rule import FEW_POSITIONS, Rule, squared, weighed
+from shoal.privacy.normals import Product
 
 
 class LinearRule(Rule):
@@ -40,6 +41,14 @@ class LinearRule(Rule):
         self.weight.of(into).baddbmm_(grad.transpose(1, 2), rows, alpha=scale)
         if self.bias is not None:
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
+
+    def product(self, saved: Tensor, grad: Tensor, factors: Tensor, scale: float) -> Product:
+        grads = weighed(grad, factors).reshape(len(factors), -1, grad.shape[-1])
+        return Product(self.weight.start, saved.view(len(factors), -1, saved.shape[-1]), grads, scale)
+
+    def accumulate_rest(self, product: Product, into: Tensor) -> None:
+        if self.bias is not None:
+            self.bias.of(into).add_(product.grads.sum(1), alpha=product.scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.reshape(len(grad), -1, grad.shape[-1])

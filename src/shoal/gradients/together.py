@@ -15,6 +15,9 @@ from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
 from shoal.gradients.rule import Rule
 from shoal.gradients.rules import rule_for
+from shoal.privacy.normals import Product
+
+Left = Callable[[Product], bool]
 
 
 class TogetherNetwork:
@@ -47,12 +50,24 @@ class Records(list[tuple[Rule, Any, Tensor]]):
 
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        if factors is not None:
+            self.accumulate_but(lambda product: False, into, scale, factors)
+            return
+        for rule, saved, grad in self:
+            rule.accumulate(saved, grad, into, scale)
+
+    @torch.no_grad()
+    def accumulate_but(self, left: Left, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+        products = []
         for place, (rule, saved, grad) in enumerate(self):
-            if factors is None:
-                rule.accumulate(saved, grad, into, scale)
+            mine = factors[place if len(factors) > 1 else 0]
+            product = rule.product(saved, grad, mine, scale)
+            if product is not None and left(product):
+                rule.accumulate_rest(product, into)
+                products.append(product)
             else:
-                kept = self._kept[place] if self._kept else None
-                rule.accumulate_weighted(saved, kept, grad, factors[place if len(factors) > 1 else 0], into, scale)
+                rule.accumulate_weighted(saved, self._kept[place] if self._kept else None, grad, mine, into, scale)
+        return products
 
     @torch.no_grad()
     def squares(self) -> Tensor:

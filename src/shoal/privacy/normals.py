@@ -27,14 +27,31 @@ PIECE = 2**19
 Each = Callable[[Callable[["_Task"], None], Sequence["_Task"]], Iterable[None]]
 
 
+@dataclass(frozen=True)
+class Product:
+    """scale x grads^T rows [K, out, in], which belongs to the places of a vector from `start` on."""
+
+    start: int
+    rows: Tensor
+    grads: Tensor
+    scale: float
+
+
 class Normals(Protocol):
     """The noise of K clients over the steps of a round: every call draws new numbers."""
+
+    @property
+    def fuses(self) -> bool:
+        """May products be added with the noise? It spares a pass over the vectors."""
+
+    def takes(self, product: Product) -> bool:
+        """Can this one be added with the noise?"""
 
     def begin(self, other: Normals) -> None:
         """Draw from another one's streams from now on."""
 
-    def add(self, into: Tensor, scales: Tensor) -> None:
-        """into[k] += scales[k] N(0, 1), for every client k; nothing is drawn where a scale is 0."""
+    def add(self, into: Tensor, scales: Tensor, products: Sequence[Product] = ()) -> None:
+        """into[k] += scales[k] N(0, 1), for every client k, and the products; nothing is drawn where a scale is 0."""
 
 
 def normals(
@@ -44,15 +61,19 @@ def normals(
     clients: Sequence[int],
     like: Tensor,
     each: Each | None = None,
+    fused: bool = False,
 ) -> Normals:
-    """Streams for clients with vectors like these, [K, P]; `each` runs tasks, in threads perhaps."""
+    """Streams for clients with vectors like these, [K, P]; `each` runs tasks, in threads perhaps.
+
+    `fused`: it may add products with the noise where it can, which is on CUDA.
+    """
     if like.is_cuda and streams.mode == "secure":
         raise ConfigError("random=secure draws the noise of local steps by a cipher on a CPU: use --device cpu")
     if like.is_cuda:
         from shoal.privacy.philox import Philox
 
         keys = [streams.key(purpose, *numbers, client) for client in clients]
-        return Philox(torch.tensor(keys, device=like.device))
+        return Philox(torch.tensor(keys, device=like.device), fused)
     pieces = range(len(range(0, like.shape[1], PIECE)))
     keystreams = [[streams.keystream(purpose, *numbers, client, piece) for piece in pieces] for client in clients]
     return OnCpu(keystreams, each or map)
@@ -74,12 +95,17 @@ class OnCpu:
 
     keystreams: list[list[Keystream]]
     each: Each
+    fuses: bool = False
 
     def begin(self, other: Normals) -> None:
         assert isinstance(other, OnCpu)
         self.keystreams[:] = other.keystreams
 
-    def add(self, into: Tensor, scales: Tensor) -> None:
+    def takes(self, product: Product) -> bool:
+        return False
+
+    def add(self, into: Tensor, scales: Tensor, products: Sequence[Product] = ()) -> None:
+        assert not products
         for _ in self.each(_Task.run, list(self._tasks(into, scales))):
             pass
 
@@ -120,7 +146,7 @@ _kept = threading.local()
 def _scratch(rows: int, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Memory that each thread keeps: getting it anew from the system costs more than filling it."""
     wanted = rows * half
-    if wanted > getattr(_kept, "size", 0):
+    if wanted > getattr(_kept, "size", -1):
         _kept.size = wanted
         _kept.words = torch.empty(2 * wanted + SLACK, dtype=torch.int32)
         _kept.floats = torch.empty(3, wanted)
