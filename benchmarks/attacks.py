@@ -131,7 +131,7 @@ MEMBERSHIP = {
 
 def cells() -> Iterator[tuple[str, Cell]]:
     for dataset in DATA:
-        for name in ("dlg", "idlg", "gradinv", "cpl"):
+        for name in ("dlg", "idlg", "gradinv", "gradinv-lbfgs", "cpl"):
             yield f"table1/{dataset}/{name}", leak("fedavg", dataset, (), name, 2, PICTURED)
     for dataset in ("mnist", "lfw"):
         for method in methods("table3"):

@@ -25,7 +25,7 @@ def test_one_attack_leaves_a_table_a_picture_and_a_page(tmp_path):
     assert told["rows"][0]["success"] == 1.0
     assert told["algorithm"] == "fed-sdp"
     assert (folder / "attack.png").read_bytes().startswith(b"\x89PNG")
-    page = (folder / "attack.html").read_text()
+    page = (folder / "report.html").read_text()
     assert "data:image/png;base64," in page
     assert "prefers-color-scheme: dark" in page
     assert "http://" not in page
@@ -65,7 +65,7 @@ def test_the_matrix_of_methods_and_types_is_one_page(tmp_path, monkeypatch):
         ("Fed-SDP", 0): True,
     }
     (folder,) = tmp_path.iterdir()
-    assert "Who withstands cpl on digits" in (folder / "attack.html").read_text()
+    assert "Who withstands cpl on digits" in (folder / "report.html").read_text()
 
 
 def test_names_with_brackets_are_shown_whole():

@@ -1,4 +1,4 @@
-"""What an attack leaves behind: `runs/attack-.../` with attack.json, attack.png and attack.html, which holds both."""
+"""What an attack leaves behind: `runs/attack-.../` with attack.json, attack.png and report.html, which holds both."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def write(
         told = {"title": title, "command": command, **facts, "rows": list(rows)}
         (folder / "attack.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         (folder / "attack.png").write_bytes(png)
-        (folder / "attack.html").write_text(html(title, words, rows, png, about, command), encoding="utf-8")
+        (folder / "report.html").write_text(html(title, words, rows, png, about, command), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another place") from None
     return folder

@@ -4,6 +4,7 @@
     idlg      Zhao, Mopuri, Bilen 2020: the label is read off the signs of the last layer first
     cpl       Wei et al. 2020: the label is read off its row sums; the start is a tile, repeated
     gradinv   Geiping et al. 2020: cosine and total variation, by Adam on the gradient's sign, inside the box
+    gradinv-lbfgs   the same loss by L-BFGS: where the network is smooth it gets to the end, and Adam's steps do not
 
 DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search, and diverge now and then. CPL is
 run here as its authors would have it succeed: steps that bring too little are shortened, and a search that ends at
@@ -12,7 +13,7 @@ a loss which explains nothing starts again elsewhere (judged by the gradient alo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.attacks.lbfgs import Search
@@ -73,8 +74,11 @@ GRADINV = Recipe(
     name="gradinv", paper="Geiping et al. 2020", match="cosine", start="uniform", labels="signs",
     optimiser="signed-adam", prior=1e-4, lr=0.1, box=True, iterations=4800, patience=4800,
 )  # fmt: skip
+GRADINV_LBFGS = replace(
+    GRADINV, name="gradinv-lbfgs", optimiser="l-bfgs", box=False, iterations=300, patience=50, restarts=2
+)
 
-RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, GRADINV)}
+RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, GRADINV, GRADINV_LBFGS)}
 
 
 def recipe(name: str) -> Recipe:

@@ -37,7 +37,7 @@ def command(
         "fedavg"
     ),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
-    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl or gradinv.")] = "cpl",
+    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, gradinv or gradinv-lbfgs.")] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Victims.")] = 20,
     records: Annotated[
@@ -89,7 +89,7 @@ def command(
         json.dump({"run": str(folder)} | told, sys.stdout)
         print()
     else:
-        console.print(f"\npicture and page: {folder / 'attack.html'}", highlight=False, soft_wrap=True)
+        console.print(f"\npicture and page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _limited(chosen: Recipe, iterations: int | None) -> Recipe:
