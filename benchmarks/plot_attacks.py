@@ -28,6 +28,7 @@ TABLE1 = {
     "gradinv": {"mnist": (1, 0.122, 846), "cifar10": (0.985, 0.095, 2135), "lfw": (0.994, 0.071, 1826)},
     "cpl": {"mnist": (1, 0.120, 11.5), "cifar10": (0.973, 0.094, 28.3), "lfw": (1, 0.067, 25)},
 }
+TABLE1["gradinv-lbfgs"] = TABLE1["gradinv"]
 """004 Table 1: success, RMSE, iterations."""
 
 _QUANTILE_MNIST = {0: ("N", 0.4113, 9), 1: ("N", 0.5113, 9), 2: ("N", 0.1252, 9)}

@@ -36,10 +36,10 @@ WORKER = Path(__file__).with_name("worker.py")
 class Flower:
     """Flower's simulation; a change of the number of actors starts it anew, with a step to warm up."""
 
-    modes, private, trial_clients = OPACUS_MODES, True, 10
+    private, trial_clients = True, 10
 
-    def __init__(self, bench: Bench, python: str) -> None:
-        self.bench, self.python = bench, python
+    def __init__(self, bench: Bench, python: str, modes: tuple[str, ...]) -> None:
+        self.bench, self.python, self.modes = bench, python, modes
         self.actors, self.running = 0, Processes([], 0, bench.folder)
 
     def play(self, choice: Choice, size: Size, **more: Any) -> dict[str, Any]:
@@ -68,9 +68,11 @@ class Flower:
 
 def main() -> None:
     option = "--flower-python"
-    chosen = parser(__doc__, option, "Flower").parse_args()
+    arguments = parser(__doc__, option, "Flower")
+    arguments.add_argument("--modes", nargs="+", choices=OPACUS_MODES, default=OPACUS_MODES, help="of Opacus")
+    chosen = arguments.parse_args()
     found = versions(chosen.python, option, "flwr", "ray", "opacus", "torch") | {"shoal_torch": torch.__version__}
-    run(chosen, {"flower": lambda bench: Flower(bench, chosen.python)}, found)
+    run(chosen, {"flower": lambda bench: Flower(bench, chosen.python, tuple(chosen.modes))}, found)
 
 
 if __name__ == "__main__":

@@ -307,11 +307,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--task", default="abc", help="which tasks, by their letters")
+    parser.add_argument("--steps", type=int, help="local steps other than the task's, for a quick look")
     chosen = parser.parse_args()
     require(chosen.repeats > 0, "--repeats must be at least 1")
     versions(chosen.pfl_python)
     for task in TASKS:
         if task.name[0] in chosen.task:
+            task = replace(task, steps=chosen.steps or task.steps)
             with tempfile.TemporaryDirectory() as folder:
                 bench = Bench.of(task, chosen.pfl_python, pick_device(chosen.device), Path(folder))
                 print(json.dumps(compare(bench, chosen.repeats)), flush=True)
