@@ -1,6 +1,6 @@
 """Seconds and bytes a round of a real federation: coordinator and sites as processes on this machine, over TLS.
 
-    python benchmarks/deploy.py --sites 2,8,32 --rounds 8 [--kill-every 5]
+    python benchmarks/deploy.py --sites 2,8,32 --rounds 8 [--kill-every 5] [-c federation.aggregation=secure]
 
 The MLP of 795,010 parameters (784-1000-10), pictures of 28 x 28 that are made up: what is measured is the transport.
 `--steps` local steps of 10 records. Sites share the cores: the training of one site is measured alone, and what a
@@ -91,7 +91,7 @@ def free_port() -> int:
 
 def join(folder: Path, number: int, port: int) -> Any:
     name = f"site-{number:02}"
-    options = ["--key", f"{name}.key", "--ca", "keys/ca.pem", "--folder", f"own-{number}"]
+    options = ["--key", f"{name}.key", "--ca", "keys/ca.pem", "--peers", "keys/sites", "--folder", f"own-{number}"]
     return start(folder, f"{name}.log", "join", f"127.0.0.1:{port}", "--data", f"data-{number}.npz", *options)
 
 
@@ -100,13 +100,15 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
 
 
-def measured(sites: int, rounds: int, steps: int, kill_every: int) -> dict[str, Any]:
+def measured(sites: int, rounds: int, steps: int, kill_every: int, changes: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as where:
         folder, port = Path(where), free_port()
         prepared(folder, sites, rounds, steps)
-        coordinator = start(folder, "serve.log", "serve", "federation.toml", "--keys", "keys", "--port", str(port))
+        words = ["federation.toml", "--keys", "keys", "--port", str(port), *changes]
+        coordinator = start(folder, "serve.log", "serve", *words)
         running = {number: join(folder, number, port) for number in range(sites)}
-        killed = kill_some(folder, coordinator, running, port, kill_every) if kill_every else 0
+        after = range(kill_every, rounds, kill_every) if kill_every else range(0)
+        killed = kill_some(folder, coordinator, running, port, after)
         spent = cpu_a_round(folder, coordinator, running)
         coordinator.join()
         for process in running.values():
@@ -159,18 +161,17 @@ def cpu(pid: int) -> float:
     return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def kill_some(folder: Path, coordinator: Any, running: dict[int, Any], port: int, every: int) -> int:
-    """SIGKILL to a random site every few rounds, and the site again."""
-    chance, killed = random.Random(0), 0
-    while coordinator.is_alive():
-        if len(metrics(folder)) >= every * (killed + 1):
-            number = chance.choice(list(running))
-            os.kill(running[number].pid, signal.SIGKILL)
-            running[number].join()
-            running[number] = join(folder, number, port)
-            killed += 1
-        time.sleep(0.05)
-    return killed
+def kill_some(folder: Path, coordinator: Any, running: dict[int, Any], port: int, after: range) -> int:
+    """SIGKILL to a random site after each of these rounds, and the site again."""
+    chance = random.Random(0)
+    for rounds in after:
+        while coordinator.is_alive() and len(metrics(folder)) < rounds:
+            time.sleep(0.05)
+        number = chance.choice(list(running))
+        os.kill(running[number].pid, signal.SIGKILL)
+        running[number].join()
+        running[number] = join(folder, number, port)
+    return len(after)
 
 
 def training(steps: int) -> float:
@@ -194,12 +195,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--kill-every", type=int, default=0)
+    parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", help="as for `shoal serve`")
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     context.set_forkserver_preload(PRELOADED)
     print(json.dumps({"training of one site alone, seconds a round": round(training(given.steps), 4)}), flush=True)
     for sites in map(int, given.sites.split(",")):
-        print(json.dumps(measured(sites, given.rounds, given.steps, given.kill_every)), flush=True)
+        changes = [word for change in given.c for word in ("-c", change)]
+        print(json.dumps(measured(sites, given.rounds, given.steps, given.kill_every, changes)), flush=True)
 
 
 if __name__ == "__main__":

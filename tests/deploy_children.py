@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
+import time
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,13 +32,42 @@ PRELOADED = [
 _context = multiprocessing.get_context("forkserver")
 
 
-def start(folder: Path, log: str, words: list[str], moment: str = "never", round: int = 0) -> BaseProcess:
+@dataclass(frozen=True)
+class Child:
+    """A process that was started, and the file with what it says."""
+
+    process: BaseProcess
+    words: str
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
+
+    def ended(self, until: float) -> int:
+        """Its exit code; a failure, with what it said, if it is still running at that time (`time.monotonic`)."""
+        self.process.join(max(0.0, until - time.monotonic()))
+        code = self.process.exitcode
+        assert code is not None, f"`{self.words}` has not ended; it said:\n{self.said}"
+        return code
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def away(self) -> None:
+        """Dead and buried, whatever it was doing."""
+        self.process.kill()
+        self.process.join(30)
+
+
+def start(folder: Path, log: str, words: list[str], moment: str = "never", round: int = 0) -> Child:
     """`shoal WORDS` in that folder, with what it prints in that file."""
     os.environ["OMP_NUM_THREADS"] = "1"
     _context.set_forkserver_preload(PRELOADED)
     made = _context.Process(target=_child, args=(str(folder), log, words, moment, round))
     made.start()
-    return made
+    return Child(made, shlex.join(["shoal", *words]), folder / log)
 
 
 def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> None:

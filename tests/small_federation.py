@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from scipy.special import binom
 from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from shoal.engine.round import State, play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
 from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.correlated import Correlated
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 
@@ -207,13 +209,38 @@ def update_noise(record: Algorithm, t: int = 0) -> float:
     """What the sum of updates must carry, in units of the clip, so that the event's noise is true.
 
     Where the norms are counted as well, the count tells something too: in units of what one client adds to it, 1/2,
-    its noise is 2 sigma_b, and both together must amount to the event's.
+    its noise is 2 sigma_b, and both together must amount to the event's. Where rounds share noise it is a round's
+    fresh noise, which hides the client that came first and then in its turns.
     """
-    charged = noise_charged(against_release(record, t))
+    charged = noise_charged(against_release(record, t)) * reach(record, t)
     if not isinstance(record.per_update, QuantileClip):
         return charged
     count = 2 * record.per_update.count_noise * record.clients.expected(t, ROUNDS, CLIENTS)
     return (charged**-2 - count**-2) ** -0.5
+
+
+def weights(record: Algorithm) -> np.ndarray:
+    """Where rounds share noise: the power series of ((1 - x) (1 - momentum x))^(-1/2), as long as there are bands."""
+    if not isinstance(record.per_round, Correlated):
+        return np.ones(1)
+    j = np.arange(record.per_round.bands)
+    root = binom(-0.5, j) * (-1.0) ** j
+    return np.convolve(root, root * record.per_round.momentum**j)[: len(j)]
+
+
+def reach(record: Algorithm, t: int) -> float:
+    """How many clips of client 0 are in what round t gives away: its turns so far, each by its weight."""
+    if record.clients.sampling != "cyclic" and not isinstance(record.per_round, Correlated):
+        return 1.0
+    turns = CLIENTS // COHORT + 1 if record.clients.sampling == "cyclic" else 1
+    ages = t - np.arange(0, t + 1, turns)
+    return float(np.pad(weights(record), (0, t + 1))[ages].sum())
+
+
+def fresh(record: Algorithm, rounds: np.ndarray) -> np.ndarray:
+    """The noise of rounds one after the other, with what they share added up again: all that can be worked out."""
+    shares = np.pad(weights(record), (0, len(rounds)))
+    return np.stack([shares[: t + 1] @ rounds[t::-1] for t in range(len(rounds))])
 
 
 def chi_square_fits(numbers: np.ndarray, spare: float = 1.0) -> bool:
@@ -237,3 +264,5 @@ PER_EXAMPLE = [name for name in FOR_RECORDS if _proven(small(name), "example", "
 UNPROVEN = [name for name in NAMES if name not in BOUNDED + PER_EXAMPLE]
 ADAPTIVE = [name for name in BOUNDED if isinstance(algorithm(name).per_update, QuantileClip)]
 EQUAL = [name for name in NAMES if algorithm(name).aggregate.weights == "equal"]
+IN_TURN = [name for name in BOUNDED if algorithm(name).clients.sampling == "cyclic"]
+"""Those whose clients are not sampled."""

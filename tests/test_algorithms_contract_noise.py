@@ -24,12 +24,14 @@ from small_federation import (
     COHORT,
     FAR,
     FOR_RECORDS,
+    IN_TURN,
     NAMES,
     ROUNDS,
     WIDE,
     against_release,
     chi_square_fits,
     cohort,
+    fresh,
     idle,
     nothing_learnt,
     of_one_length,
@@ -51,7 +53,7 @@ noisy = pytest.mark.parametrize(
 )
 
 
-@bounded
+@pytest.mark.parametrize("name", [name for name in BOUNDED if name not in IN_TURN])
 def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
     """Over 2,000 rounds: fixed-size exactly, Poisson by each client's share and the spread of the cohort."""
     came = []
@@ -79,20 +81,32 @@ def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
         assert np.abs(shares - rate).max() < float(norm.isf(ALPHA / 2 / CLIENTS)) * spread
 
 
+@pytest.mark.parametrize("name", IN_TURN)
+def test_clients_that_come_in_turn_come_once_a_turn_whatever_the_seed_or_the_attempt(name):
+    record = small(name)
+    turns = record.clients.turns(CLIENTS)
+    for seed in range(3):
+        came = [cohort(simulator(record, seed=seed), t, attempt=seed + t) for t in range(4 * turns)]
+        assert came[:turns] * 4 == came
+        assert sorted(client for some in came[:turns] for client in some) == list(range(CLIENTS))
+        assert max(map(len, came)) <= COHORT
+
+
 # --- the noise is what the event says
 
 
 def noises(sim, rounds=ROUNDS, attempts=3):
-    """The noise of many rounds in units of the clip, one a row, and what is told of each. The clip moves on."""
+    """The fresh noise of many rounds in units of the clip, one a row, and what is told of each. The clip moves on."""
     found, tales = [], []
     for attempt in range(attempts):
-        memory = {}
+        memory, drawn = {}, []
         for t in range(rounds):
             state, told = play(sim, t, attempt, memory)
             memory = state.memory
-            found.append(state.model.double().numpy() * told["expected_clients"] / told["clip"])
+            drawn.append(state.model.double().numpy() * told["expected_clients"] / told["clip"])
             tales.append(told)
-    return np.stack(found), tales
+        found.append(fresh(sim.stage.algorithm, np.stack(drawn)))
+    return np.concatenate(found), tales
 
 
 @bounded

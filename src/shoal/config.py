@@ -82,9 +82,10 @@ class FederationSection:
     `deadline`: seconds after which a round goes on without those who have not answered. `first`: sites that must have
     agreed before the first round, all if not given; `least`: those that must be there before any other. `strikes`:
     bad answers after which a site is left out. `largest`: the norm that an update may have where no clip bounds it.
-    `fewest_records`, `most_records`: how many records a site has, public. `aggregation`: `secure`, where the
-    coordinator would see only the sum, is refused: it is not built. Random numbers are those of secure mode, at every
-    site its own; with `seeded` all follow from the run's seed, which hides no noise from anybody: for tests.
+    `fewest_records`, `most_records`: how many records a site has, public. Random numbers are those of secure mode, at
+    every site its own; with `seeded` all follow from the run's seed, which hides no noise from anybody: for tests.
+    `aggregation`: with `secure` the coordinator sees only the sum of a round, if at least `threshold` sites answer
+    (two thirds of the cohort and one more if not given), and though `colluding` of them tell it all they know.
     """
 
     deadline: float = 60.0
@@ -92,20 +93,23 @@ class FederationSection:
     least: int = 1
     seeded: bool = False
     aggregation: Literal["plain", "secure"] = "plain"
+    threshold: int | None = None
+    colluding: int = 1
     strikes: int = 3
     largest: float = 1e4
     fewest_records: int | None = None
     most_records: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("deadline", "first", "least", "strikes", "largest", "fewest_records", "most_records"):
+        names = ("deadline", "first", "least", "strikes", "largest", "fewest_records", "most_records", "threshold")
+        for name in names:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"federation.{name} must be > 0, got {value}")
-        if self.aggregation == "secure":
+        if self.colluding < 1:
             raise ConfigError(
-                'federation.aggregation = "secure" is not there yet: the coordinator sees each update. To hide it '
-                "let each site add its own noise: fed-sdp with per_update.at=client, or a method with noise in a step"
+                f"federation.colluding must be >= 1, got {self.colluding}: every site sees the models, and knows its "
+                f"own share of the noise in them"
             )
         if (self.fewest_records is None) != (self.most_records is None):
             raise ConfigError("federation.fewest_records and federation.most_records are given together, or neither")

@@ -14,6 +14,7 @@ from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.clip import Clip, Clipping, MedianClip, NoisyClip, QuantileClip
+from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.noise import Gaussian, StepNoise
 from shoal.privacy.sampling import Clients, Examples
@@ -136,8 +137,20 @@ class Algorithm:
         if not isinstance(self.per_update, Clipping):
             raise ConfigError(f"algorithm {self.name}: per_round adds noise in units of the clip, but nothing clips")
         noise = self.per_round.multiplier(t, total)
+        if isinstance(self.per_round, Correlated):
+            self._refuse_uncorrelated()
         if isinstance(self.per_update, QuantileClip):
             self.per_update.update_noise(noise, expected)
+
+    def _refuse_uncorrelated(self) -> None:
+        """What cannot be played, or gains nothing, where rounds share noise."""
+        if self.clients.sampling not in ("cyclic", "all"):
+            raise ConfigError(
+                f"algorithm {self.name}: noise that rounds share gains nothing by {self.clients.sampling} sampling; "
+                f"set clients.sampling to cyclic or all"
+            )
+        if isinstance(self.per_update, QuantileClip):
+            raise ConfigError(f"algorithm {self.name}: noise that rounds share wants a clip that follows no counts")
 
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
         if isinstance(self.per_example, ExampleClip):

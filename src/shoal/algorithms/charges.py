@@ -14,14 +14,15 @@ from typing import Literal
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import Compose, Event, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.ledger import Charge
 from shoal.accounting.pld import Neighbours
 from shoal.algorithms.base import Algorithm, Setting
-from shoal.algorithms.charges_examples import ONE_FOR_ANOTHER, in_steps
+from shoal.algorithms.charges_examples import IN_TURN, ONE_FOR_ANOTHER, in_steps
 from shoal.errors import ConfigError
 from shoal.privacy import noise
 from shoal.privacy.clip import NoisyClip
+from shoal.privacy.correlated import Correlated, price
 from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.schedules import parse
 
@@ -38,24 +39,26 @@ NEIGHBOURS: dict[Unit, Neighbours] = {"client": "add-remove", "example": "replac
 """A client comes or goes with all it has. A record changes its client's update, which is there all the same."""
 
 
-def charges(algorithm: Algorithm, setting: Setting, t: int) -> tuple[Charge, ...]:
-    """What round t (from 0) is charged."""
-    return tuple(Charge(unit, who, event(algorithm, setting, t, unit, who)) for unit, who in PAIRS)
+def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False) -> tuple[Charge, ...]:
+    """What round t (from 0) is charged; `again` where it was charged before, and is played once more."""
+    return tuple(Charge(unit, who, event(algorithm, setting, t, unit, who, again)) for unit, who in PAIRS)
 
 
-def event(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer) -> Event:
+def event(
+    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
+) -> Event:
     """What round t does to one unit, as one observer sees it."""
-    return _decided(algorithm, setting, t, unit, observer)[1]
+    return _decided(algorithm, setting, t, unit, observer, again)[1]
 
 
 def _decided(
-    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer
+    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
 ) -> tuple[Literal["per_step", "updates"], Event]:
     """Which noise protects the unit, and its event: that in the steps rather a record, that on updates a client.
 
     Either alone is a bound, for what comes after it looks at no data again.
     """
-    updates = _on_updates(algorithm, setting, t, unit, observer)
+    updates = _on_updates(algorithm, setting, t, unit, observer, again)
     if algorithm.per_step is None:
         return "updates", updates
     steps = in_steps(algorithm, setting, t, unit, observer)
@@ -64,7 +67,7 @@ def _decided(
     return "updates", updates
 
 
-def _on_updates(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer) -> Event:
+def _on_updates(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool) -> Event:
     """What noise on updates, or on their sum, does for one unit."""
     if not algorithm.draws_noise:
         return Unbounded("no noise is added")
@@ -74,9 +77,24 @@ def _on_updates(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, obse
         return Unbounded(reason)
     if isinstance(algorithm.per_update, NoisyClip):
         return _noisy_updates(algorithm, algorithm.per_update, setting, t, unit, observer)
+    if algorithm.per_round is not None and algorithm.per_round.at == "shared":
+        return _shared_noise(algorithm, algorithm.per_round, setting, t, unit)
     if observer == "server" or algorithm.per_round is None:
         return Unbounded("each update reaches the server before any noise is added")
+    if isinstance(algorithm.per_round, Correlated) or algorithm.clients.sampling == "cyclic":
+        return _in_turn(algorithm, algorithm.per_round, setting, t, unit, again)
     return _on_the_sum(algorithm, setting, t, unit, algorithm.per_round.multiplier(t, setting.rounds))
+
+
+def _in_turn(
+    algorithm: Algorithm, per_round: noise.Gaussian, setting: Setting, t: int, unit: Unit, again: bool
+) -> Event:
+    """Noise on the sum where it is known who comes when, and where rounds may share noise."""
+    if per_round.multiplier(t, setting.rounds) == 0:
+        return Unbounded("the noise is 0")
+    cost = price(per_round, t, setting.rounds, algorithm.clients.turns(setting.clients), again)
+    copies = setting.multiplicity if unit == "example" else 1
+    return Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
 
 
 def _on_the_sum(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: float) -> Event:
@@ -96,6 +114,8 @@ def _noisy_updates(
     algorithm: Algorithm, clip: NoisyClip, setting: Setting, t: int, unit: Unit, observer: Observer
 ) -> Event:
     """Noise on each update: m of them add up in the sum, and the server sees one at a time."""
+    if algorithm.clients.sampling == "cyclic":
+        return Unbounded(IN_TURN)
     own = clip.multiplier(t, setting.rounds)
     if own == 0:
         return Unbounded("the noise is 0")
@@ -112,6 +132,25 @@ def _noisy_updates(
         return Unbounded("the record lies on several clients, and the server sees each one's update")
     # Who takes part is plain to the server; what is hidden is what the client holds: a change of 2 clips.
     change = own if NEIGHBOURS[unit] == "replace-one" else own / 2
+    return TwoLevel(_rate(algorithm, setting, t), 1.0, 1, change, local="none", participation="visible")
+
+
+def _shared_noise(algorithm: Algorithm, per_round: noise.Gaussian, setting: Setting, t: int, unit: Unit) -> Event:
+    """Noise that clients add together, under secure aggregation: the server sees no more than the sum.
+
+    A sum with fewer clients has less noise, and one with too few is none: who takes part is plain to everybody, so
+    that no sampling hides a client. What is hidden is what it holds: a change of 2 clips.
+    """
+    if isinstance(per_round, Correlated):
+        return Unbounded("clients that come and go cannot add noise together that rounds share")
+    if algorithm.clients.sampling == "cyclic":
+        return Unbounded(IN_TURN)
+    z = per_round.multiplier(t, setting.rounds)
+    if z == 0:
+        return Unbounded("the noise is 0")
+    if unit == "example" and setting.multiplicity > 1:
+        return Gaussian(z / setting.multiplicity)
+    change = z if NEIGHBOURS[unit] == "replace-one" else z / 2
     return TwoLevel(_rate(algorithm, setting, t), 1.0, 1, change, local="none", participation="visible")
 
 

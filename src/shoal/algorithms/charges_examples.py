@@ -20,6 +20,7 @@ KINDS: dict[str, SamplingKind] = {
     "fixed-order": "shuffled",  # a known order is no worse than an unknown one: neither is amplified
 }
 ONE_FOR_ANOTHER = "clients keep their momentum: who comes in a fixed-size sample shows in later updates of others"
+IN_TURN = "clients that come in turn are accounted only where the noise is on their sum"
 _UNKNOWN = "how many records a client has is not known, so neither is how often one is used"
 
 
@@ -33,6 +34,8 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
     z = per_step.multiplier(t, setting.rounds, batch) / clip.excess(setting.layers)
     if z == 0:
         return Unbounded("the noise is 0")
+    if algorithm.clients.sampling == "cyclic":
+        return Unbounded(IN_TURN)
     rate = algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
     if unit == "example":
         return _of_a_record(algorithm, setting, rate, z)

@@ -26,6 +26,10 @@ def command(
     name: Annotated[str | None, typer.Option(help="What this site is called; that of its key if left out.")] = None,
     key: Annotated[Path | None, typer.Option(help="This site's private key, made by `shoal keys site`.")] = None,
     ca: Annotated[Path | None, typer.Option(help="The coordinator's ca.pem: TLS.")] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="A folder with the NAME.pub of the other sites: with nobody else is a sum shared."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, beyond loopback too.")] = False,
     folder: Annotated[Path, typer.Option(help="Where this site keeps its own ledger.")] = Path("site"),
     require_epsilon: Annotated[
@@ -66,8 +70,9 @@ def command(
         cast(Literal["client", "example"] | None, unit),
         cast(Literal["release", "server", "inside"], against),
     )
-    site = Site(Owner(called, folder, reader(data, label, part), wishes, model), tell)
-    door = Door(address, _key(key, folder), _certificate(ca), registers=key is None)
+    own = _key(key, folder)
+    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers)), tell)
+    door = Door(address, own, _certificate(ca), registers=key is None)
     try:
         ended = attend(site, door, patience, tell)
     finally:
@@ -103,6 +108,16 @@ def _key(path: Path | None, folder: Path):  # type: ignore[no-untyped-def]
         if not path.exists():
             make_site(folder, "own")
     return read_site_key(path)
+
+
+def _peers(folder: Path | None) -> frozenset[bytes] | None:
+    from shoal.deploy.keys import read_public
+
+    if folder is None:
+        return None
+    if not (found := read_public(folder)):
+        raise ConfigError(f"there is no public key (NAME.pub) in --peers {folder}")
+    return frozenset(found.values())
 
 
 def _certificate(ca: Path | None) -> bytes | None:

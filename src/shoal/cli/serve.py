@@ -55,7 +55,7 @@ def command(
     from shoal.deploy.serve import serve
 
     console = Console(stderr=as_json)
-    tell = lambda words: console.print(words, highlight=False, markup=False)  # noqa: E731
+    tell = lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
     link, names = opened(host, port, keys, insecure, tell)
     watch = Watch(console)
 

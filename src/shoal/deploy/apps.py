@@ -10,6 +10,7 @@ it agreed to are in its folder. `shoal join` may join such a link as well, and s
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def coordinate(grid: Grid, context: Context) -> None:
         tell=lambda words: print(words, flush=True),
         on_round=lambda line: print(f"round {line['round']}: {line['clients']} sites answered", flush=True),
     )
-    print(result.to_json(), flush=True)
+    print(json.dumps(result.to_json()), flush=True)
 
 
 @client.query("terms")

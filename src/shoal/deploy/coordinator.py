@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ from shoal.errors import ConfigError
 from shoal.privacy.secure import SecureStreams
 
 Tell = Callable[[str], None]
+Take = Callable[[Question, Parcel], None]
+MOST_NAMES = 12  # in one line of words
 LISTEN = 0.01  # seconds between two looks at what has come
 LOOK = 0.2  # seconds between two looks at who is there
 GREETING = 600.0  # seconds that a site may take to read its data and agree
@@ -48,6 +50,7 @@ class Heard:
 
     answers: list[Answer] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
+    sites: set[str] = field(default_factory=set)
     received: int = 0
 
 
@@ -67,6 +70,8 @@ class Coordinator(Simulator):
     ) -> None:
         super().__init__(algorithm, module, dataset, partition, rounds=rounds, seed=seed, settings=settings)
         self._greeted: dict[str, int] = {}
+        self._identities: dict[int, str] = {}
+        self._answered: set[str] = set()
         self._turned_away: set[int] = set()
 
     def connect(self, config: Config, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell) -> None:
@@ -83,7 +88,12 @@ class Coordinator(Simulator):
         seed = config.noise_seed if config.noise_seed is not None else config.seed
         self._config, self._seed = config, seed if section.seeded else None
         self._gate = Gate(self.stage.algorithm, self.state.model.numel(), section.largest, section.most_records)
-        self._mail, self._names, self._tell = mail(self._gate.most_bytes), names, tell
+        self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
+
+    @property
+    def _most_bytes(self) -> int:
+        """Of the vectors in an answer."""
+        return self._gate.most_bytes
 
     def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
         dataset = self.stage.federation.dataset
@@ -115,7 +125,9 @@ class Coordinator(Simulator):
                 self._complete = True
                 self._roster.place()
                 return True
-            if said != (said := f"waiting for sites: {here} of {wanted} are there"):
+            limited = self._resumed and not self._complete
+            limit = f", for {self.section.deadline:g} s at most" if limited else ""
+            if said != (said := f"waiting for sites: {here} of {wanted} are there{limit}"):
                 self._tell(said)
             time.sleep(0.05)
         return False
@@ -142,53 +154,72 @@ class Coordinator(Simulator):
         bound = math.inf
         if per_update is not None and not per_update.waits_for_cohort:
             bound = per_update.bound(memory, moment.t, moment.total, None)
-        heard, asked = self._ask(cohort, moment, bound)
-        total, bound = self._sum(heard.answers, memory, bound, moment)
+        heard, asked, total, bound = self._gather(cohort, moment, memory, bound)
+        self._tell_who(heard, asked)
 
         # aggregate, per_round, server, adapt
-        model, noise, signal = release(self.stage, self.state.model, memory, total, bound, expected, moment)
+        model, noise, signal = self._release(memory, total, bound, expected, moment)
         self.state = State(model, memory)
         self.done += 1
         line: dict[str, Any] = {"round": self.done}
         if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
             accuracy, loss = self.evaluate()
             line |= {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None}
-        line |= self._metrics(heard, asked, expected, bound, noise, signal, len(model))
+        line |= {"clients": total.clients} | self._metrics(heard, asked, expected, bound, noise, signal, len(model))
         return line | {"seconds": time.perf_counter() - start}
 
-    def _ask(self, cohort: np.ndarray, moment: Moment, bound: float) -> tuple[Heard, int]:
-        """Letters to those of the cohort who are there, and their answers by the deadline."""
+    def _gather(
+        self, cohort: np.ndarray, moment: Moment, memory: dict[str, Tensor], bound: float
+    ) -> tuple[Heard, int, Sum, float]:
+        """What came of the round's letters, how many were asked, their sum, and the clip that it is under."""
+        heard, asked = Heard(), self._present(cohort)
+
+        def take(question: Question, answer: Parcel) -> None:
+            heard.answers.append(self._gate.check(question, answer, bound))
+
+        self._exchange(heard, ROUND, dict.fromkeys(asked, self._letter()), moment, take)
+        heard.answers.sort(key=lambda answer: answer.number)
+        total, bound = self._sum(heard.answers, memory, bound, moment)
+        return heard, len(asked), total, bound
+
+    def _release(
+        self, memory: dict[str, Tensor], total: Sum, bound: float, expected: float, moment: Moment
+    ) -> tuple[Tensor, float, float]:
+        return release(self.stage, self.state.model, memory, total, bound, expected, moment)
+
+    def _present(self, cohort: np.ndarray) -> list[int]:
+        """Those of the cohort who are there."""
         self._roster.place()
         wanted = set(cohort.tolist())
-        letters: dict[int, Parcel] = {}
+        return [m.number for m in self._roster.here(self._mail.here()) if m.number is not None and m.number in wanted]
+
+    def _exchange(self, heard: Heard, kind: str, letters: Mapping[int, Parcel], moment: Moment, take: Take) -> None:
+        """Letters to sites, by number, and their answers by the deadline, each of which is handed over."""
+        posted: dict[int, Parcel] = {}
         questions: dict[int, tuple[Question, Member]] = {}
         for member in self._roster.here(self._mail.here()):
-            if member.number in wanted and member.node is not None:
-                question = Question(self._terms.run, self._terms.digest, member.number, moment)
-                letters[member.node] = self._letter(question)
-                questions[member.node] = question, member
-        sent = self._mail.send(letters, ROUND, self.section.deadline + SPARE)
+            number, node = member.number, member.node
+            if number is not None and node is not None and number in letters:
+                question = Question(self._terms.run, self._terms.digest, number, moment, kind)
+                posted[node] = Parcel({**question.names, **letters[number].values}, letters[number].vectors)
+                questions[node] = question, member
+        sent = self._mail.send(posted, kind, self.section.deadline + SPARE)
         waiting = {letter: questions[node] for letter, node in sent.items()}
-        heard = Heard()
-        self._listen(heard, waiting, self.section.deadline, bound)
+        self._listen(heard, waiting, self.section.deadline, take)
         for question, member in waiting.values():
             self._report(heard, member, "late", f"no answer to round {question.moment.t + 1} by the deadline")
         self._mail.give_up(waiting)
-        heard.answers.sort(key=lambda answer: answer.number)
-        return heard, len(letters)
 
-    def _letter(self, question: Question) -> Parcel:
-        values = dict(question.names)
-        if (clip := self.state.memory.get("clip")) is not None:
-            values["clip"] = float(clip)
-        return Parcel(values, {"model": self.state.model})
+    def _letter(self) -> Parcel:
+        clip = self.state.memory.get("clip")
+        return Parcel({} if clip is None else {"clip": float(clip)}, {"model": self.state.model})
 
     def _listen(
         self,
         heard: Heard,
         waiting: dict[str, tuple[Question, Member]],
         patience: float,
-        bound: float = math.inf,
+        take: Take = lambda _question, _answer: None,
     ) -> None:
         """Take what arrives until nobody is waited for, or the time is over; newcomers are greeted meanwhile."""
         until, look = time.monotonic() + patience, 0.0
@@ -200,9 +231,9 @@ class Coordinator(Simulator):
             for arrived in self._mail.arrived():
                 if arrived.letter in self._greeted:
                     self._greeted.pop(arrived.letter)
-                    self._welcome(arrived, here)
+                    self._welcome(arrived)
                 elif arrived.letter in waiting:
-                    self._hear(heard, arrived, *waiting.pop(arrived.letter), bound)
+                    self._hear(heard, arrived, *waiting.pop(arrived.letter), take)
             for letter, (_, member) in list(waiting.items()):
                 if member.node not in here:
                     del waiting[letter]
@@ -212,7 +243,7 @@ class Coordinator(Simulator):
                 return
             time.sleep(LISTEN)
 
-    def _hear(self, heard: Heard, arrived: Arrived, question: Question, member: Member, bound: float) -> None:
+    def _hear(self, heard: Heard, arrived: Arrived, question: Question, member: Member, take: Take) -> None:
         """One answer: it counts, or it is told of."""
         heard.received += arrived.size
         if arrived.lost:
@@ -223,10 +254,12 @@ class Coordinator(Simulator):
                 raise Spoilt(arrived.problem or "it cannot be read")
             if "refused" in arrived.parcel.values:
                 self._report(heard, member, "refused", arrived.parcel.text("refused"))
-                member.agreed = False  # it is asked again for its consent
-                self._turned_away.add(member.node or 0)
+                if question.kind == ROUND:
+                    member.agreed = False  # it is asked again for its consent
+                    self._turned_away.add(member.node or 0)
                 return
-            heard.answers.append(self._gate.check(question, arrived.parcel, bound))
+            take(question, arrived.parcel)
+            heard.sites.add(member.name)
         except Spoilt as problem:
             self._roster.strike(member)
             out = "; it is left out from now on" if self._roster.left_out(member) else ""
@@ -236,10 +269,19 @@ class Coordinator(Simulator):
         heard.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})
         self._tell(f"round {self.done + 1}: site {member.name} (node {member.node}): {what}: {why}")
 
+    def _tell_who(self, heard: Heard, asked: int) -> None:
+        """Who answered, if it is not the same as a round before; not in the run's folder, for sampling hides it."""
+        if heard.sites != self._answered:
+            self._answered = heard.sites
+            names = sorted(heard.sites)
+            some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+            self._tell(f"round {self.done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
+
     def _greet(self, here: dict[int, str]) -> None:
         """Send the terms to those who have not seen them."""
         known = {member.node for member in self._roster.members.values() if member.agreed}
         busy = set(self._greeted.values())
+        self._identities |= here
         self._turned_away &= set(here)
         letters = {}
         for node in here:
@@ -247,11 +289,11 @@ class Coordinator(Simulator):
                 letters[node] = Parcel({"terms": self._terms.text, "round": self.done})
         self._greeted |= self._mail.send(letters, TERMS, GREETING)
 
-    def _welcome(self, arrived: Arrived, here: dict[int, str]) -> None:
-        """A site's word on the terms."""
-        identity = here.get(arrived.node)
-        if arrived.lost or identity is None:
+    def _welcome(self, arrived: Arrived) -> None:
+        """A site's word on the terms; one that refuses may be gone by now."""
+        if arrived.lost:
             return
+        identity = self._identities[arrived.node]
         name = self._names.get(identity, "")
         try:
             if arrived.parcel is None:
@@ -295,7 +337,6 @@ class Coordinator(Simulator):
     ) -> dict[str, Any]:
         bad = sum(report["what"] == "bad" for report in heard.reports)
         told: dict[str, Any] = {
-            "clients": len(heard.answers),
             "asked": asked,
             "expected_clients": expected,
             "bad_updates": bad,

@@ -1,7 +1,8 @@
 """Flower's Fleet API as a small ASGI app: its own handlers and its own authentication, without the web framework.
 
-A request for messages is held until there is one. What is larger than an update, or does not say how large it is, is
-refused before any of it is read.
+A request for messages is held until there is one, and dropped when whoever asked is gone or has started anew: no
+letter is handed to a dead connection. What is larger than an update, or does not say how large it is, is refused
+before any of it is read.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.error import FlowerError
 from flwr.supercore.error.catalog import API_ERROR_MAP
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
@@ -22,10 +26,10 @@ from flwr.superlink.servicer.fleet import fleet_handlers as handlers
 from google.protobuf.message import DecodeError, Message
 from starlette.exceptions import HTTPException
 
+from shoal.deploy.mail import SPOILT
 from shoal.deploy.post import Post
 
 HOLD = 8.0  # seconds for which a request for messages is held
-BREATH = 2.0  # seconds after which it is looked at again
 TICK = 0.25  # seconds
 SMALL = 2**20  # bytes of a request beyond an update
 
@@ -78,6 +82,7 @@ class Fleet:
         if "transfer-encoding" in headers or not length.isdigit():
             return _words(411, "say how large it is")
         if int(length) > self._post.most_in_one_request + SMALL:
+            self._blame(headers, f"{SPOILT}it sent {int(length):,} bytes at once")
             return _words(413, "too large")
         found = ROUTES.get(scope["path"].removeprefix("/v1/fleet/"))
         if found is None or not scope["path"].startswith("/v1/fleet/") or scope["method"] != "POST":
@@ -87,7 +92,10 @@ class Fleet:
             request = kind.FromString(await _body(receive))
             seen = SimpleNamespace(headers=headers, app=self._app, state=SimpleNamespace(protobuf_request=request))
             authenticate_node(seen)  # type: ignore[arg-type]
-            answer = await self._handled(request, handler)
+            if handler is handlers.pull_messages:
+                answer = await self._held(request, receive)
+            else:
+                answer = self._handled(request, handler)
             return 200, PROTOBUF_MEDIA_TYPE, answer.SerializeToString()
         except DecodeError:
             return _words(400, "this is no protobuf message of that kind")
@@ -103,25 +111,48 @@ class Fleet:
         except Exception:  # whatever a node sends must not stop the coordinator
             return _words(500, "this could not be done")
 
-    async def _handled(self, request: Message, handler: Handler) -> Message:
+    def _blame(self, headers: dict[str, str], why: str) -> None:
+        """Remember a bad answer of whoever signed these headers, if anybody did."""
+        with suppress(HTTPException, ValueError, KeyError):
+            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            claimed = SimpleNamespace(protobuf_request=fleet_pb2.ActivateNodeRequest(public_key=key))
+            authenticate_node(SimpleNamespace(headers=headers, app=self._app, state=claimed))  # type: ignore[arg-type]
+            node = self._post.get_node_id_by_public_key(key)
+            if node is not None:
+                self._post.lose(node, why)
+
+    def _handled(self, request: Message, handler: Handler) -> Message:
         post = self._post
-        if handler is handlers.register_node:
-            return handler(request=request, state=post, enable_supernode_auth=self._closed)
-        if handler is handlers.confirm_message_received:
-            return handler(request=request, state=post, store=post.object_store)
-        if handler is not handlers.pull_messages:
+        with post.lock:
+            if handler is handlers.register_node:
+                return handler(request=request, state=post, enable_supernode_auth=self._closed)
+            if handler in (handlers.pull_messages, handlers.confirm_message_received):
+                return handler(request=request, state=post, store=post.object_store)
             return handler(request=request, state=post)
-        until = time.monotonic() + HOLD
-        while True:
-            news = post.news()
-            answer = handler(request=request, state=post, store=post.object_store)
-            left = until - time.monotonic()
-            if answer.messages_list or left <= 0 or post.closing:  # type: ignore[attr-defined]
-                return answer
-            try:
-                await asyncio.wait_for(asyncio.shield(news), min(left, BREATH))
-            except TimeoutError:
-                continue
+
+    async def _held(self, request: Any, receive: Any) -> Message:
+        """The next letter for a node, as soon as there is one."""
+        post, node, until = self._post, request.node.node_id, time.monotonic() + HOLD
+        start = post.starts[node]
+        gone = asyncio.ensure_future(_hung_up(receive))
+        try:
+            while post.starts[node] == start and not gone.done():
+                news = post.news()
+                answer: Any = self._handled(request, handlers.pull_messages)
+                left = until - time.monotonic()
+                if answer.messages_list or left <= 0 or post.closing:
+                    return answer
+                await asyncio.wait({news, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if post.starts[node] == start:
+                post.heard.pop(node, None)
+            return fleet_pb2.PullMessagesResponse()
+        finally:
+            gone.cancel()
+
+
+async def _hung_up(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _body(receive: Any) -> bytes:

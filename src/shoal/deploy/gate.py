@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.deploy.parcel import Parcel, Spoilt, Value
-from shoal.deploy.terms import Crossing
+from shoal.deploy.terms import ROUND, Crossing
 from shoal.engine.firewall import finite_or_zero
 from shoal.engine.moment import Moment
 from shoal.privacy.clip import Clipping, NoisyClip
@@ -33,6 +33,7 @@ class Question:
     terms: str
     number: int
     moment: Moment
+    kind: str = ROUND
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     @property
@@ -46,6 +47,12 @@ class Question:
             "attempt": self.moment.attempt,
             "nonce": self.nonce,
         }
+
+    def refuse_other(self, answer: Parcel) -> None:
+        """Spoilt unless the answer, whose values are those that were asked for, is to this question."""
+        for key, value in self.names.items():
+            if answer.values[key] != value:
+                raise Spoilt(f"its {key} is {str(answer.values[key])[:40]!r}, not the one that was asked for")
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,7 @@ class Gate:
     def check(self, question: Question, parcel: Parcel, bound: float) -> Answer:
         """The answer to a question, under this round's clip; Spoilt, with the reason, where it is none."""
         parcel.require(set(question.names) | self._crossing.values, {"update": self._parameters})
-        for key, value in question.names.items():
-            if parcel.values[key] != value:
-                raise Spoilt(f"its {key} is {str(parcel.values[key])[:40]!r}, not the one that was asked for")
+        question.refuse_other(parcel)
         updates, norms, bad = finite_or_zero(parcel.vectors["update"].unsqueeze(0))
         if bad.any():
             raise Spoilt("its update holds NaN or Inf, or is too great for a float")

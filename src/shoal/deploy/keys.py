@@ -87,8 +87,13 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def read_sites(folder: Path) -> dict[str, bytes]:
     """The public keys (PEM) of the sites that may join, by name."""
+    return read_public(folder / "sites")
+
+
+def read_public(folder: Path) -> dict[str, bytes]:
+    """The public keys (PEM) in a folder, by name."""
     found: dict[str, bytes] = {}
-    for path in sorted((folder / "sites").glob("*.pub")):
+    for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:

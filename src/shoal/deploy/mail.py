@@ -12,6 +12,8 @@ from shoal.deploy.parcel import Parcel, Spoilt, pack, unpack
 if TYPE_CHECKING:
     from flwr.app import Message
 
+SPOILT = "spoilt: "  # how an error begins that is the site's fault
+
 
 class Node(Protocol):
     """What is known of a node: Flower's NodeInfo."""
@@ -90,8 +92,8 @@ class Mail:
 
     def _read(self, letter: str, node: int, message: Message) -> Arrived:
         if message.has_error():
-            spoilt = message.error.reason.startswith("spoilt: ") if message.error.reason else False
-            return Arrived(letter, node, None, str(message.error.reason)[:200], lost=not spoilt)
+            reason = str(message.error.reason)[:200]
+            return Arrived(letter, node, None, reason.removeprefix(SPOILT), lost=not reason.startswith(SPOILT))
         try:
             parcel = unpack(message.content, self._most_bytes)
         except Spoilt as problem:

@@ -54,6 +54,7 @@ from shoal.errors import ShoalError
 
 BEAT = 2.0  # seconds between two signs of life
 INTERVAL = 10.0  # what Flower is told of that; it takes no less
+SOON = 0.05  # seconds to wait for the rest of a letter
 IDLE = 0.5  # seconds to wait where a link does not hold a request for messages
 MOST_BYTES = 2**31
 
@@ -74,7 +75,10 @@ class Door:
 
 
 def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None]) -> str:
-    """Answer letters until the run is over; why it is. A link that is away is tried for `patience` seconds."""
+    """Answer letters until the run is over; why it is. A link that is away is tried for `patience` seconds.
+
+    JoinError where nobody lets this site in, or where this site refuses the terms.
+    """
     last, wait, met = time.monotonic(), 0.2, False
     while site.ended is None:
         try:
@@ -84,6 +88,8 @@ def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None])
                 while site.ended is None:
                     link.once(site)
                     last = time.monotonic()
+                    if site.refused is not None:
+                        raise JoinError(f"this site takes no part in the run: {site.refused}")
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             _refuse_hopeless(error, door, met)
             if time.monotonic() - last > patience:
@@ -156,20 +162,23 @@ class Link:
 
     def once(self, site: Site) -> None:
         """One request for messages, and the answer to what came."""
-        asked = time.monotonic()
-        found = self._client.PullMessages(PullMessagesRequest(node=self._me))
-        if not found.messages_list:
-            if time.monotonic() - asked < IDLE:
-                time.sleep(IDLE)
-            return
-        message = self._received(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
-        if message is not None:
+        if (message := self.pulled()) is not None:
             try:
                 letter = unpack(message.content, MOST_BYTES)
                 answer = site.answer(message.metadata.message_type, letter)
             except Spoilt as problem:
                 answer = Parcel({"refused": str(problem)})
             self._send(Message(pack(answer), reply_to=message))
+
+    def pulled(self) -> Message | None:
+        """The next letter, or None where there is none yet."""
+        asked = time.monotonic()
+        found = self._client.PullMessages(PullMessagesRequest(node=self._me))
+        if found.messages_list:
+            return self._received(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
+        if time.monotonic() - asked < IDLE:
+            time.sleep(IDLE)  # this link does not hold requests
+        return None
 
     @property
     def _me(self) -> Node:
@@ -180,9 +189,10 @@ class Link:
         contents = {}
         for each in iterate_object_tree(tree):
             asked = PullObjectRequest(node=self._me, run_id=run, object_id=each.object_id)
-            found = self._client.PullObject(asked)
-            if not found.object_available:
-                return None  # given up by its sender
+            while not (found := self._client.PullObject(asked)).object_available:
+                if not found.object_found:
+                    return None  # given up by its sender
+                time.sleep(SOON)  # the sender is not through yet
             contents[each.object_id] = found.object_content
         confirmed = ConfirmMessageReceivedRequest(node=self._me, run_id=run, message_object_id=name)
         self._client.ConfirmMessageReceived(confirmed)

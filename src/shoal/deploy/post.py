@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from contextlib import suppress
 
 from flwr.app import Message
@@ -16,18 +17,26 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
+from shoal.deploy.mail import SPOILT
+
 OBJECTS = 24  # of one message, besides the pieces of its vectors
 
 
 class Post(InMemoryLinkState):
     """`most_bytes`: the most that the vectors of a message may have. `heard`: when a node was, by `clock`, which
     counts the seconds in which this process was awake: whoever was paused himself must not take all others for dead.
+    `starts`: how often a node has started. `lost`: letters to which no answer can come any more, and why.
+
+    The server's thread and the coordinator's both work on it, each under `lock` for as long as it takes to leave
+    everything whole: a letter is never seen before all of its objects are there.
     """
 
     def __init__(self) -> None:
         super().__init__(NoOpFederationManager(simulation=False), ObjectStoreFactory().store())
         self.heard: dict[int, float] = {}
         self.clock = 0.0
+        self.starts: Counter[int] = Counter()
+        self.lost: dict[str, str] = {}
         self.most_bytes = 0
         self.closing = False
         self._news: asyncio.Future[None] | None = None
@@ -71,10 +80,20 @@ class Post(InMemoryLinkState):
         return super().acknowledge_node_heartbeat(node_id, heartbeat_interval)
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """A site that crashed comes back with its key at once, not only when it has been missed."""
+        """A site that crashed comes back at once, not only when it has been missed; what it had to answer is lost."""
         super().deactivate_node(node_id)
+        self.lose(node_id, "the site has started anew, and lost the letter")
+        self.starts[node_id] += 1
+        self.wake()
         self.heard[node_id] = self.clock
         return super().activate_node(node_id, heartbeat_interval)
+
+    def lose(self, node_id: int, why: str) -> None:
+        """No answer comes to what this node has; what was said of it first stands."""
+        with self.lock:
+            for name, letter in self.message_ins_store.items():
+                if letter.metadata.dst_node_id == node_id and letter.metadata.delivered_at:
+                    self.lost.setdefault(name, why)
 
     def deactivate_node(self, node_id: int) -> bool:
         self.heard.pop(node_id, None)
@@ -86,8 +105,17 @@ class Post(InMemoryLinkState):
         most = OBJECTS + math.ceil(self.most_bytes / FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
         for count, _ in enumerate(iterate_object_tree(object_tree)):
             if count >= most:
-                raise ValueError(f"a message of over {most} objects")
+                problem, letter = f"it has more than {most} pieces", message.metadata.reply_to_message_id
+                if letter in self.message_ins_store:
+                    self.lost[letter] = f"{SPOILT}{problem}"
+                raise ValueError(problem)
         return super().store_message_and_object_tree(message, object_tree, session_id)
+
+    def pushing(self, message_id: str) -> bool:
+        """Are objects of this message still to come? A look at the session costs far less than one at the objects."""
+        with self._lock_object_push_sessions:
+            session = self._object_push_sessions.get(self._object_push_session_by_root.get(message_id, ""))
+            return session is not None and bool(session.pending_object_ids)
 
     def open_run(self) -> int:
         """A run of Flower's, always running; its messages are the coordinator's letters."""

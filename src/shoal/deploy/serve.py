@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from shoal.api import Result, run
 from shoal.config import Config
 from shoal.deploy.coordinator import Coordinator
 from shoal.deploy.mail import Grid, Mail
-from shoal.deploy.terms import Elsewhere
+from shoal.deploy.secure_coordinator import SecureCoordinator
+from shoal.deploy.secure_plan import refuse_unfit
+from shoal.deploy.terms import Elsewhere, refuse_turns
 from shoal.errors import ConfigError
 from shoal.prepare import prepare
 
@@ -37,6 +40,7 @@ def serve(
 
     def preparing(config: Config, data: Any, model: Any) -> tuple[Config, Coordinator]:
         section = config.federation
+        refuse_turns(config.algorithm)
         if config.baseline:
             raise ConfigError(
                 "baseline=true trains without privacy on everyone's data, which is not here; leave it out"
@@ -45,8 +49,12 @@ def serve(
             raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
         sizes = sorted({section.fewest_records, section.most_records} - {None})
         parts = Elsewhere(config.data.clients, tuple(sizes))
-        config, made = prepare(config, data, model, parts=parts, make=Coordinator)
+        if not section.seeded and config.noise_seed is None:
+            config = replace(config, random="secure")
+        make = SecureCoordinator if section.aggregation == "secure" else Coordinator
+        config, made = prepare(config, data, model, parts=parts, make=make)
         assert isinstance(made, Coordinator)
+        refuse_unfit(config.algorithm, section, made.setting, made.state.model.numel())
         made.connect(config, partial(Mail, grid), names or {}, tell)
         return config, made
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -20,6 +21,9 @@ from torch import Tensor
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
+from shoal.deploy.secure_desk import Desk
+from shoal.deploy.secure_plan import refuse_unfit
+from shoal.deploy.secure_wire import CHECK, KEYS, SHARES, UNMASK
 from shoal.deploy.terms import END, ROUND, TERMS, Crossing, Terms, only_here
 from shoal.engine.folder import write_whole
 from shoal.engine.moment import Moment
@@ -32,6 +36,7 @@ from shoal.privacy.random import Streams
 from shoal.privacy.secure import SecureStreams
 
 Tell = Callable[[str], None]
+REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 
 
@@ -40,6 +45,8 @@ class Owner:
     """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on.
 
     `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used.
+    `key` is the one by which the site is known, `peers` are the public keys (PEM) of the sites that may take part
+    with it under secure aggregation; None: whoever the coordinator says.
     """
 
     name: str
@@ -47,6 +54,8 @@ class Owner:
     records: Callable[[Terms], Dataset]
     wishes: Wishes = field(default_factory=Wishes)
     model: str | None = None
+    key: ec.EllipticCurvePrivateKey | None = None
+    peers: frozenset[bytes] | None = None
 
 
 class Site:
@@ -55,10 +64,12 @@ class Site:
     def __init__(self, owner: Owner, tell: Tell = lambda _words: None) -> None:
         self.owner, self._tell = owner, tell
         self.ended: str | None = None
+        self.refused: str | None = None
         self._terms: Terms | None = None
         self._purse: Purse | None = None
         self._stage: Stage | None = None
         self._dataset: Dataset | None = None
+        self._desk: Desk | None = None
         self._number = -1
         self._memory: dict[str, Tensor] = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
@@ -70,12 +81,15 @@ class Site:
                 return self._agree(letter)
             if kind == ROUND:
                 return self._train(letter)
+            if kind in (KEYS, SHARES, CHECK, UNMASK):
+                return self._aggregate(kind, letter)
             if kind == END:
                 self.ended = letter.text("why")
                 return Parcel({"name": self.owner.name})
             raise Spoilt(f"letters of kind {kind[:40]!r} are not known here")
         except (ShoalError, OSError) as error:
             self._tell(f"refused: {error}")
+            self.refused = str(error) if kind == TERMS else None
             repeated = {key: letter.values[key] for key in ("nonce",) if key in letter.values}
             return Parcel({"refused": str(error)[:500], **repeated})
 
@@ -104,9 +118,12 @@ class Site:
             path = self.owner.folder / LEDGER
             self._purse = Purse(path, self.owner.name, self.owner.wishes, settings.budget.unit)
         self._purse.agree(algorithm, terms.setting, seeded=terms.seed is not None)
+        refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
+        secure = settings.federation.aggregation == "secure"
+        desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
         dataset = self.owner.records(terms)
         self._refuse_unfit(terms, dataset)
-        self._terms, self._dataset, self._stage = terms, dataset, None
+        self._terms, self._dataset, self._stage, self._desk = terms, dataset, None, desk
         self._memory = self._kept_memory(terms)
 
     def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
@@ -144,10 +161,14 @@ class Site:
         terms = self._agreed(letter)
         moment, number = self._when(letter, terms)
         letter.require(
-            {"run", "terms", "number", "round", "attempt", "nonce"} | ({"clip"} & set(letter.values)),
+            {*REPEATED, *({"clip"} & set(letter.values)), *({"sealed"} if self._desk else ())},
             {"model": terms.parameters},
         )
         stage = self._staged(terms, number)
+        if terms.seed is None:
+            stage = replace(stage, streams=SecureStreams())  # a round that is asked for twice has no noise twice
+        if self._desk is not None:
+            self._desk.take(letter, moment, number)
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
         self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t + 1))
@@ -156,6 +177,14 @@ class Site:
         spent = self._purse.epsilon()
         self._tell(f"round {moment.t + 1}: answered" + (f", epsilon {spent:.3g} spent" if spent is not None else ""))
         return answer
+
+    def _aggregate(self, kind: str, letter: Parcel) -> Parcel:
+        """The letters of secure aggregation that ask for nothing of the data."""
+        terms = self._agreed(letter)
+        moment, number = self._when(letter, terms)
+        if self._desk is None:
+            raise Spoilt("the terms say nothing of secure aggregation")
+        return Parcel(_repeated(letter) | self._desk.answer(kind, letter, moment, number))
 
     def _agreed(self, letter: Parcel) -> Terms:
         digest = letter.text("terms")
@@ -189,18 +218,21 @@ class Site:
             torch.set_num_threads(threads)
         self._keep_memory(terms, memory)
         extras: dict[str, Value] = {}
-        update = part.updates
+        update, bound = part.updates, float("inf")
         if not crossing.raw:
-            bound = float("inf") if per_update is None else per_update.bound(memory, moment.t, moment.total, None)
+            bound = bound if per_update is None else per_update.bound(memory, moment.t, moment.total, None)
             if crossing.below:
                 extras["below"] = int(part.norms[0] <= bound)
             update = leaving(stage, part, bound, moment)
+        if self._desk is not None:
+            below = bool(extras.get("below"))
+            masked = self._desk.send(update[0], below, bound, moment, stage.streams)
+            return Parcel(_repeated(letter), {"masked": masked})
         if crossing.share:
             extras["share"] = float(part.shares[0])
         if crossing.records:
             extras["records"] = len(stage.federation.y)
-        repeated = {key: letter.values[key] for key in ("run", "terms", "number", "round", "attempt", "nonce")}
-        return Parcel(repeated | extras, {"update": update[0]})
+        return Parcel(_repeated(letter) | extras, {"update": update[0]})
 
     def _kept_terms(self) -> Terms | None:
         """Those of before a restart; Flower as it is shipped starts a process for every letter."""
@@ -230,3 +262,8 @@ class Site:
         self._memory = {key: value for key, value in memory.items() if key.startswith("velocity.")}
         if self._memory:
             write_whole(self.owner.folder / MEMORY, save(self._memory, metadata={"run": terms.run}))
+
+
+def _repeated(letter: Parcel) -> dict[str, Value]:
+    """What an answer repeats of its letter."""
+    return {key: letter.values[key] for key in REPEATED}

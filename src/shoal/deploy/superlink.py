@@ -37,6 +37,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from shoal.deploy.fleet import SMALL, Fleet
+from shoal.deploy.mail import SPOILT
 from shoal.deploy.post import Post
 from shoal.errors import RunError
 
@@ -87,12 +88,13 @@ class SuperLink:
         with no_object_id_recompute():
             for message in messages:
                 name = message.metadata.__dict__["_message_id"] = message.object_id
-                session = self._post.start_session(self._run)
-                plain, tree = remove_content_from_message(message), get_object_tree(message)
-                _, missing = self._post.store_message_and_object_tree(plain, tree, session)
                 objects = get_all_nested_objects(message)
-                for each in missing:
-                    self._post.store_object(self._run, session, each, objects[each].deflate())
+                plain, tree = remove_content_from_message(message), get_object_tree(message)
+                with self._post.lock:
+                    session = self._post.start_session(self._run)
+                    _, missing = self._post.store_message_and_object_tree(plain, tree, session)
+                    for each in missing:
+                        self._post.store_object(self._run, session, each, objects[each].deflate())
                 names.append(name)
         self._post.wake()
         return names
@@ -102,23 +104,25 @@ class SuperLink:
         post, found = self._post, []
         for name in message_ids:
             with post.lock:
-                answer = post.message_ins_id_to_message_res_id.get(name)
-            if answer is None:
-                continue
-            message = self._whole(answer, name)
-            if message is not None:
-                found.append(message)
-                self.forget([name])
+                answer, letter = post.message_ins_id_to_message_res_id.get(name), post.message_ins_store.get(name)
+                message = self._whole(answer, name) if answer is not None else None
+                if message is None and letter is not None and name in post.lost:
+                    message = Message(Error(0, post.lost[name]), reply_to=letter)
+                if message is not None:
+                    found.append(message)
+                    self.forget([name])
         return found
 
     def forget(self, names: Iterable[str]) -> None:
         """Give up letters, and whatever came to them: an answer that comes later is turned away."""
-        for name in names:
-            answer = self._post.message_ins_id_to_message_res_id.get(name)
-            self._post.delete_messages({name})
-            for each in (name, answer):
-                if each is not None:
-                    self._post.object_store.delete(each)
+        with self._post.lock:
+            for name in names:
+                answer = self._post.message_ins_id_to_message_res_id.get(name)
+                self._post.delete_messages({name})
+                self._post.lost.pop(name, None)
+                for each in (name, answer):
+                    if each is not None:
+                        self._post.object_store.delete(each)
 
     def close(self) -> None:
         self._post.closing = True
@@ -128,6 +132,8 @@ class SuperLink:
 
     def _whole(self, answer: str, name: str) -> Message | None:
         post = self._post
+        if post.pushing(answer):
+            return None
         try:
             names = [tree.object_id for tree in iterate_object_tree(post.object_store.get_object_tree(answer))]
             contents = {each: post.object_store.get(each) for each in names}
@@ -142,7 +148,7 @@ class SuperLink:
             return message
         except Exception as error:  # whatever a site sends must not stop the coordinator
             asked = post.message_res_store[answer].metadata
-            return make_message(asked, error=Error(0, f"spoilt: it cannot be put together: {error}"[:200]))
+            return make_message(asked, error=Error(0, f"{SPOILT}it cannot be put together: {error}"[:200]))
 
 
 def _server(app: Fleet, host: str, port: int, tls: Tls | None) -> uvicorn.Server:

@@ -18,8 +18,9 @@ from shoal.algorithms.base import Algorithm, Setting
 from shoal.config import Config, configure
 from shoal.data.partition import Partition
 from shoal.deploy.parcel import Spoilt
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import QuantileExampleClip
 
 PROTOCOL = 1
@@ -42,7 +43,9 @@ class Terms:
     @cached_property
     def settings(self) -> Config:
         try:
-            return configure(tomllib.loads(self.config))
+            config = configure(tomllib.loads(self.config))
+            refuse_turns(config.algorithm)
+            return config
         except (ShoalError, tomllib.TOMLDecodeError) as error:
             raise Spoilt(f"the configuration cannot be used here: {error}") from None
 
@@ -131,3 +134,12 @@ def only_here(records: int, number: int, clients: int) -> Partition:
     offsets = np.zeros(clients + 1, np.int64)
     offsets[number + 1 :] = records
     return Partition(np.arange(records, dtype=np.int32), offsets)
+
+
+def refuse_turns(algorithm: Algorithm) -> None:
+    """A ConfigError where what a site owes depends on whose turn it was: its own ledger counts rounds, not turns."""
+    if algorithm.clients.sampling == "cyclic" or isinstance(algorithm.per_round, Correlated):
+        raise ConfigError(
+            f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, are only simulated; "
+            f"for a federation take another method, such as geyer-private"
+        )

@@ -20,7 +20,6 @@ from shoal.engine.sanitise import Told, step_noise
 from shoal.engine.stage import Stage
 from shoal.privacy.clip import QuantileClip
 from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
-from shoal.privacy.noise import add_to_sum
 from shoal.privacy.secure import grid, rounded, toward_zero
 
 
@@ -82,7 +81,7 @@ def release(
         noise = z * bound
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", moment.t, moment.attempt)
-        total.update = add_to_sum(total.update, noise, bound, generator)
+        total.update = algorithm.per_round.add(total.update, z, bound, memory, generator)
     mean = total.update.div_(denominator)
 
     # the server's step, after which everyone sees the model

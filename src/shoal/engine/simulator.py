@@ -33,6 +33,7 @@ from shoal.engine.stage import Stage
 from shoal.engine.workers import Workers
 from shoal.errors import RunError
 from shoal.gradients import Layout, network
+from shoal.privacy.correlated import PAST
 from shoal.privacy.random import Streams
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -160,7 +161,9 @@ class Simulator:
 
     def _save(self, folder: RunFolder, ledger_head: str) -> str:
         """Release the state: the hash of its file."""
-        tensors = {"model": self.state.model, **self.state.memory}
+        secret = {PAST} if self.stage.streams.mode == "secure" else set()  # a run that is resumed correlates anew
+        kept = {key: tensor for key, tensor in self.state.memory.items() if key not in secret}
+        tensors = {"model": self.state.model, **kept}
         folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done), "ledger": ledger_head})
         return folder.digest(CHECKPOINT)
 

@@ -14,7 +14,7 @@ from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Proven, Unit, prove
 from shoal.accounting.events import Compose, Event, Repeat, Unbounded
-from shoal.accounting.ledger import Charge, Ledger, verify
+from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, charges, event
@@ -43,8 +43,9 @@ class Spending:
         self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
         self._kept: tuple[Unit, Observer] | None = None
         self._running = {pair: Running(NEIGHBOURS[pair[0]]) for pair in PAIRS}
+        self._furthest = 0  # what was charged for the first time, in order; a round up to here is played again
         for intent in ledger.charged:
-            self._count(intent.charges)
+            self._count(intent)
 
     def affordable(self, done: int) -> int:
         """The last round that the budget pays for, given what was charged before; rounds count from 1."""
@@ -54,19 +55,19 @@ class Spending:
         pair = (self.limit.unit, self.limit.observer)
         self._kept = pair
         spent = self._ledger.charged_event(*pair)
-        ahead = [event(self._algorithm, self._setting, t, *pair) for t in range(done, rounds)]
+        ahead = [event(self._algorithm, self._setting, t, *pair, t < self._furthest) for t in range(done, rounds)]
         found = calibration.rounds(lambda n: Compose((spent, *ahead[:n])), budget, most=max(1, len(ahead)))
         return done + min(int(found.value), len(ahead))
 
     def intend(self, first: int, last: int) -> int:
         """Charge the rounds first..last (from 1), on the disk; how many attempts at them came before."""
-        together = [charges(self._algorithm, self._setting, t) for t in range(first - 1, last)]
+        together = [charges(self._algorithm, self._setting, t, t < self._furthest) for t in range(first - 1, last)]
         composed = tuple(
             replace(column[0], event=_one_after_the_other([charge.event for charge in column]))
             for column in zip(*together, strict=True)
         )
         intent = self._ledger.intend(last, composed, first)
-        self._count(composed)
+        self._count(intent)
         return intent.attempt - 1
 
     def commit(self, last: int, model: str) -> None:
@@ -120,8 +121,9 @@ class Spending:
             for unit, who in PAIRS
         ]
 
-    def _count(self, charged: tuple[Charge, ...]) -> None:
-        for charge in charged:
+    def _count(self, intent: Intent) -> None:
+        self._furthest = max(self._furthest, intent.round)
+        for charge in intent.charges:
             pair = charge.unit, charge.observer
             try:
                 if pair in self._running:

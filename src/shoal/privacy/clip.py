@@ -8,7 +8,7 @@ nothing, nor does one that is missing: `unproven` then says why. `leave` gives w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.noise import add_to_update, multiplier
+from shoal.privacy.noise import Memory, add_to_update, multiplier
 from shoal.privacy.schedules import parse
 
-Memory = MutableMapping[str, Tensor]
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
 

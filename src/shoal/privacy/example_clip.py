@@ -15,7 +15,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Memory, QuantileClip
+from shoal.privacy.clip import QuantileClip
+from shoal.privacy.noise import Memory
 from shoal.privacy.schedules import parse
 
 Layers = Literal["flat", "split", "each"]

@@ -7,7 +7,8 @@ is added and what is accounted cannot drift apart.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,12 +21,20 @@ from shoal.privacy.random import Keystream
 from shoal.privacy.schedules import parse
 from shoal.privacy.secure import SecureGenerator, discrete_on_grid, gaussian_on_grid, grid
 
+Memory = MutableMapping[str, Tensor]
+"""What is remembered from round to round."""
+
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Boundary `per_round`: N(0, (noise x sensitivity)^2) on the sum of the updates, once a round."""
+    """Boundary `per_round`: N(0, (noise x sensitivity)^2) on the sum of the updates, once a round.
+
+    `at` says who adds it: the `server`, which then has to be trusted, or the clients, each a share (`shared`), under
+    secure aggregation, which shows the server nothing but the sum. A simulation adds it to the sum either way.
+    """
 
     noise: str | float = 1.0
+    at: Literal["server", "shared"] = field(default="server", kw_only=True)
 
     def __post_init__(self) -> None:
         if min(parse(self.noise).values(100)) < 0:
@@ -33,6 +42,10 @@ class Gaussian:
 
     def multiplier(self, t: int, total: int) -> float:
         return multiplier("per_round.noise", self.noise, t, total)
+
+    def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
+        """The sum with this round's noise of z x bound; this one remembers nothing."""
+        return add_to_sum(total, z * bound, bound, generator)
 
 
 @dataclass(frozen=True)

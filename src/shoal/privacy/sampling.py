@@ -25,15 +25,18 @@ class Clients:
 
     `cohort` is the public, expected number m_t of clients; it may be a schedule (001 raises m_t over the
     rounds). Under `poisson` each client comes by itself with probability m_t/K, under `fixed-size` exactly
-    m_t come, under `all` everyone does.
+    m_t come, under `all` everyone does. Under `cyclic` nothing is drawn: clients come in turn, in a public order, no
+    more than m at a time; one that is gone leaves its place empty.
     """
 
-    sampling: Literal["fixed-size", "poisson", "all"] = "fixed-size"
+    sampling: Literal["fixed-size", "poisson", "all", "cyclic"] = "fixed-size"
     cohort: str | float = 10
 
     def __post_init__(self) -> None:
         if self.sampling != "all" and min(parse(self.cohort).values(100)) <= 0:
             raise ConfigError(f"clients.cohort must be > 0, got {self.cohort}")
+        if self.sampling == "cyclic" and parse(self.cohort).shape != "constant":
+            raise ConfigError(f"clients.cohort must be a constant where clients come in turn, got {self.cohort}")
 
     def expected(self, t: int, total: int, clients: int) -> float:
         """The public cohort size of round t: the only denominator there is."""
@@ -45,13 +48,24 @@ class Clients:
                 f"clients.cohort is {size:g} in round {t + 1}, but there are only {clients} clients; "
                 f"lower it, or raise data.clients"
             )
+        if self.sampling == "cyclic":
+            return clients / self.turns(clients)
         return size if self.sampling == "poisson" else max(1, round(size))
+
+    def turns(self, clients: int) -> int:
+        """After how many rounds, at the least, the same client may come again."""
+        if self.sampling != "cyclic":
+            return 1
+        return math.ceil(clients / max(1, int(parse(self.cohort).value(0, 1))))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """The clients of round t, in ascending order; under Poisson sampling there may be none."""
         size = self.expected(t, total, clients)
         if self.sampling == "all":
             return np.arange(clients)
+        if self.sampling == "cyclic":
+            turns = self.turns(clients)
+            return np.arange(t % turns, clients, turns)
         if self.sampling == "poisson":
             return np.flatnonzero(generator.random(clients) < size / clients)
         return np.sort(generator.choice(clients, size=int(size), replace=False))

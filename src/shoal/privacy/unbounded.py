@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Draw, Memory
-from shoal.privacy.noise import gaussian_like
+from shoal.privacy.clip import Draw
+from shoal.privacy.noise import Memory, gaussian_like
 
 
 class Unclipped:

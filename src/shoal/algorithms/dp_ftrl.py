@@ -1,0 +1,35 @@
+"""DP-FTRL for clients that cannot be sampled: Kairouz et al. 2021, as a banded matrix mechanism (Choquette-Choo et
+al. 2023; the banded square root of Kalinin & Lampert 2024).
+
+    for each round t:   Z_t <- the clients whose turn it is, in a public order
+        for k in Z_t:   update_k <- local SGD from w_t, clipped to S
+        noise_t <- N(0, (sigma S)^2) - c_1 noise_{t-1} - c_2 noise_{t-2} - ...
+        w_{t+1} <- w_t + (1/m) (sum_k update_k + noise_t),  through the server's momentum
+
+No sampling has to be secret, and none is: privacy comes from noise that later rounds partly take back, so that the
+model, which is the sum of all rounds, holds less of it than of independent noise. A client that comes k times in
+turns of b rounds, with b bands or fewer, costs sqrt(k (1 + c_1^2 + ... + c_{b-1}^2)) / sigma: one Gaussian for the
+whole run. `per_round.bands` is best at b = data.clients / clients.cohort, and `per_round.momentum` at the server's.
+The noise of the last rounds is remembered from round to round: see privacy/correlated.py.
+"""
+
+from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
+from shoal.privacy.clip import Clip
+from shoal.privacy.correlated import Correlated
+from shoal.privacy.sampling import Clients, Examples
+
+DP_FTRL = Algorithm(
+    name="dp-ftrl",
+    paper="Kairouz et al. 2021; Choquette-Choo et al. 2023",
+    summary="client-level noise that later rounds partly take back, for clients that come in turn, unsampled",
+    claims="client level: what the accountant says",
+    clients=Clients("cyclic", cohort=10),
+    examples=Examples("shuffled", batch=10),
+    local=Local(epochs=1, lr=0.1),
+    per_update=Clip(1.0),
+    aggregate=Aggregate("equal"),
+    per_round=Correlated(noise=4.0, bands=10, momentum=0.9),
+    server=Server(momentum=0.9),
+)
+
+ALGORITHMS = (DP_FTRL,)
