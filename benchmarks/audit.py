@@ -1,8 +1,9 @@
-"""Audits of every method over many seeds, and the table of what they catch: docs/results/audit.md is made from it.
+"""Audits of every method over many seeds, and the tables of what they catch, of which docs/results/audit.md is made.
 
-python benchmarks/audit.py --seeds 20 --out docs/results/audit.jsonl      every method, quick, 20 seeds
-python benchmarks/audit.py --power --out docs/results/audit-power.jsonl   broken forms of every method, once
-python benchmarks/audit.py --show docs/results/audit.jsonl                the tables
+python benchmarks/audit.py --seeds 20 --out all.jsonl                        every method, quick, 20 seeds
+python benchmarks/audit.py --power --kind proven --seeds 3 --out all.jsonl   their broken forms
+python benchmarks/audit.py --show all.jsonl --out docs/results/audit.jsonl   the tables, and the figures in short
+python benchmarks/audit.py --picture docs/results/audit.png                  the curves of some of them
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shoal.accounting.claims import Unit
 from shoal.algorithms import algorithms
-from shoal.audit.auditing import QUICK, THOROUGH, audit
+from shoal.audit.auditing import QUICK, THOROUGH, Effort, Outcome, audit
+from shoal.audit.picture import picture
 
 
 def main() -> None:
@@ -25,25 +28,61 @@ def main() -> None:
     parser.add_argument("--kind", help="only claims of this kind: proven or published")
     parser.add_argument("--power", action="store_true")
     parser.add_argument("--thorough", action="store_true")
-    parser.add_argument("--adversary", action="store_true", help="only the game and the canaries, not the checks")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--show", type=Path)
+    parser.add_argument("--show", type=Path, nargs="+", help="print the tables of these files")
+    parser.add_argument("--picture", type=Path, help="draw the curves of a few methods")
     given = parser.parse_args()
     if given.show:
-        rows = [json.loads(line) for line in given.show.read_text(encoding="utf-8").splitlines()]
-        print("\n".join(power_table(rows) if any(len(row["would_catch"]) > 1 for row in rows) else table(rows)))
+        rows = sorted((short(row) for path in given.show for row in read(path)), key=place)
+        print("\n".join([*table([row for row in rows if not row["power"]]), "", *power_table(rows)]))
+        if given.out:
+            given.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return
-    effort = THOROUGH if given.thorough or given.power else QUICK
-    effort = replace(effort, pairs=0) if given.adversary else effort
+    if given.picture:
+        given.picture.write_bytes(picture(list(_shown())))
+        return
+    effort = THOROUGH if given.thorough else QUICK
     for seed in range(given.first, given.first + given.seeds):
         for name in given.only or algorithms():
             for outcome in audit(algorithms()[name], effort=effort, seed=seed, power=given.power, kind=given.kind):
-                line = json.dumps({"seed": seed} | outcome.row())
+                line = json.dumps({"seed": seed, "power": given.power} | outcome.row())
                 print(f"{seed} {name} {outcome.case.unit} {outcome.verdict} {outcome.epsilon:.2f}", flush=True)
                 if given.out:
                     with given.out.open("a", encoding="utf-8") as file:
                         file.write(line + "\n")
+
+
+def _shown() -> Iterator[Outcome]:
+    """Claims that fail, and some that hold; by the game alone, whose curves they are."""
+    effort = Effort(round_trials=800, canaries=100, pairs=0)
+    shown: tuple[tuple[str, Unit], ...] = (
+        ("fed-alpha-cdp", "example"), ("geyer", "client"), ("end-to-end", "client"),
+        ("fed-cdp-private", "example"), ("geyer-private", "client"), ("end-to-end-private", "client"),
+    )  # fmt: skip
+    for name, level in shown:
+        yield from audit(algorithms()[name], level=level, effort=effort)
+
+
+KEPT = (
+    "algorithm", "unit", "kind", "seed", "power", "claimed", "delta", "measured", "estimate",
+    "true_bound", "trials", "verdict", "flagged", "would_catch", "seconds",
+)  # fmt: skip
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def short(row: dict[str, Any]) -> dict[str, Any]:
+    """What the tables are made from."""
+    return {key: round(row[key], 4) if isinstance(row[key], float) and key != "delta" else row[key] for key in KEPT}
+
+
+def place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Claims that papers make without proof, then those that are proven, then none."""
+    kinds = ("published", "proven", "none")
+    return (row["power"], kinds.index(row["kind"]), row["algorithm"], row["unit"], row["seed"])
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -52,21 +91,25 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         groups[row["algorithm"], row["unit"]].append(row)
     lines = [
-        "| method | unit | claim | epsilon | at least (median, greatest) | verdict | 1/4 of the noise flagged |",
-        "|---|---|---|---|---|---|---|",
+        "| method | unit | claim | epsilon claimed | measured, at least: median (least to greatest) | verdict "
+        "| 1/4 of the noise flagged by game or canaries | by the noise scale |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for (name, unit), found in groups.items():
         first, measured = found[0], sorted(row["measured"] for row in found)
         verdicts = ", ".join(
-            f"{verdict} {sum(row['verdict'] == verdict for row in found)}/{len(found)}"
+            f"{verdict} {sum(row['verdict'] == verdict for row in found)} of {len(found)}"
             for verdict in dict.fromkeys(row["verdict"] for row in found)
         )
-        caught = [bool({"game", "canaries"} & set(row["would_catch"].get("noise x 1/4", []))) for row in found]
-        flagged = f"{sum(caught)}/{len(found)}" if first["kind"] == "proven" else "–"
+        caught = [row["would_catch"].get("noise x 1/4", []) for row in found]
+        counts = [sum(bool(parts & set(by)) for by in caught) for parts in ({"game", "canaries"}, {"noise scale"})]
+        flagged = [f"{count} of {len(found)}" if first["kind"] == "proven" else "–" for count in counts]
         claimed = "–" if first["claimed"] is None else f"{first['claimed']:.3g}"
+        middle = len(found) // 2
         lines.append(
             f"| {name} | {unit} | {first['kind']} | {claimed} "
-            f"| {measured[len(measured) // 2]:.2f}, {measured[-1]:.2f} | {verdicts} | {flagged} |"
+            f"| {measured[middle]:.2f} ({measured[0]:.2f} to {measured[-1]:.2f}) "
+            f"| {verdicts} | {' | '.join(flagged)} |"
         )
     return lines
 
@@ -76,8 +119,9 @@ def power_table(rows: list[dict[str, Any]]) -> list[str]:
     parts = ("game", "canaries", "noise scale", "noise beside data", "noise reused", "replay sensitivity")
     caught: dict[str, list[list[str]]] = defaultdict(list)
     for row in rows:
-        for name, by in row["would_catch"].items():
-            caught[name].append(by)
+        if row["power"]:
+            for name, by in row["would_catch"].items():
+                caught[name].append(by)
     lines = [f"| broken form | caught | {' | '.join(parts)} |", "|---" * (len(parts) + 2) + "|"]
     for name, found in caught.items():
         counts = [sum(part in by for by in found) for part in parts]

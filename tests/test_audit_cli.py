@@ -5,10 +5,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import shoal
 from shoal.audit import auditing
 from shoal.audit.auditing import Effort
 from shoal.cli.main import app
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
+from shoal.report.folder import read_run
+from shoal.report.page import run_page
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +51,37 @@ def test_the_methods_keys_may_be_changed(tmp_path):
     assert json.loads(invoke(*words).stdout)["rows"][0]["verdict"] == "consistent"
 
 
+def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path):
+    changes = ["rounds=1", "clients.sampling=fixed-size", "clients.cohort=40", "per_round.noise=3"]
+    run = shoal.run({"algorithm": "geyer-private"}, overrides=changes, runs=tmp_path).run
+    assert "Not audited" in (run / "report.html").read_text()
+    done = invoke("--run", str(run), "--quick", "--level", "client")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads((run / "audit" / "audit.json").read_text())["rows"]
+    assert (row["algorithm"], row["verdict"]) == ("geyer-private", "consistent")
+    page = (run / "report.html").read_text()
+    assert "Not audited" not in page
+    assert 'href="audit/report.html"' in page
+    assert "2 of 4 clients (fixed-size)" in page
+    (run / "audit" / "audit.json").write_text('{"rows": [7, {"measured": "x", "verdict": "<b>odd"}]}')
+    assert "&lt;b&gt;odd" in run_page(read_run(run))
+
+
+def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(auditing, "audit", lambda *_, **__: pytest.fail("the work was begun"))
+    (tmp_path / "file").write_text("")
+    done = invoke("--algorithm", "pfl", "--runs", str(tmp_path / "file"))
+    assert isinstance(done.exception, RunError)
+    assert "cannot be made" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "say which method"),
         (("--all", "--algorithm", "pfl"), "say which method"),
+        (("--run", "none"), "none is no run folder"),
+        (("--run", "none", "-c", "rounds=3"), "belongs to one method"),
         (("--algorithm", "pfll"), "did you mean 'pfl'"),
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),
         (("--all", "-c", "rounds=3"), "belongs to one method"),
@@ -61,6 +90,6 @@ def test_the_methods_keys_may_be_changed(tmp_path):
 )
 def test_what_cannot_be_audited_is_said_so_and_nothing_is_written(words, said, tmp_path):
     done = invoke(*words, "--runs", str(tmp_path))
-    assert isinstance(done.exception, ConfigError)
+    assert isinstance(done.exception, ConfigError | RunError)
     assert said in str(done.exception)
     assert list(tmp_path.iterdir()) == []

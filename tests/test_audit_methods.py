@@ -14,10 +14,11 @@ from shoal.audit.auditing import Effort, audit
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
-from shoal.audit.page import html, words, write
+from shoal.audit.page import html, new_folder, place, words, write
 from shoal.privacy.random import Streams
 
-LITTLE = Effort(step_trials=1500, round_trials=250, canaries=2000, pairs=100, round_pairs=8)
+LITTLE = Effort(step_trials=1000, round_trials=150, canaries=2000, pairs=60, round_pairs=6)
+FEW = replace(LITTLE, canaries=200)
 CASES = {(name, case.unit): case for name in algorithms() for case in cases(algorithm(name))}
 PROVEN_STEPS = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "steps"]
 PROVEN_SUM = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "sum"]
@@ -42,13 +43,14 @@ def test_the_claim_of_an_audits_setting_is_about_one(key):
 
 @pytest.mark.parametrize("key", PROVEN_STEPS, ids=" ".join)
 def test_what_is_proven_of_a_record_is_consistent_and_a_quarter_of_the_noise_is_not(key):
-    (outcome,) = audit(algorithm(key[0]), level=key[1], effort=LITTLE, seed=3)
+    """By the game alone: checks of every broken form are in the next test but one."""
+    (outcome,) = audit(algorithm(key[0]), level=key[1], effort=replace(FEW, pairs=0), seed=3)
     assert (outcome.verdict, outcome.flagged) == ("consistent", [])
     assert outcome.epsilon < 1
-    assert {"game", "noise scale"} <= set(outcome.power["noise x 1/4"])
+    assert "game" in outcome.power["noise x 1/4"]
 
 
-@pytest.mark.parametrize("name", ["geyer-private", "fed-sdp"])
+@pytest.mark.parametrize("name", ["geyer-private", "trusted-curator"])
 def test_what_is_proven_of_a_client_is_consistent_and_a_quarter_of_the_noise_is_not(name):
     (outcome,) = audit(algorithm(name), level="client", effort=LITTLE, seed=3)
     assert (outcome.verdict, outcome.flagged) == ("consistent", [])
@@ -59,7 +61,7 @@ def test_what_is_proven_of_a_client_is_consistent_and_a_quarter_of_the_noise_is_
 def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
     """Without any adversary: noise, its scale, its independence of the data, and sensitivity."""
     case, streams = CASES[key], Streams(5)
-    trials, pairs = (300, 60) if case.where == "steps" else (24, 4)
+    trials, pairs = (150, 60) if case.where == "steps" else (24, 4)
 
     def flagged(broken):
         return {c.name for c in [*noise_checks(broken, trials), sensitivity_check(broken, pairs)] if c.flagged}
@@ -92,12 +94,12 @@ def test_noise_that_follows_the_data_is_violated_several_times_over(name, least)
 
 
 def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_it():
-    (outcome,) = audit(algorithm("end-to-end"), level="client", effort=LITTLE, seed=3)
+    (outcome,) = audit(algorithm("end-to-end"), level="client", effort=replace(LITTLE, round_trials=80), seed=3)
     assert outcome.verdict == "VIOLATED"
     row = outcome.row()
     assert row["claimed"] == pytest.approx(1, abs=0.01)
     assert 1.5 < row["measured"] < row["estimate"] < row["true_bound"]
-    assert "the true bound for this setting is" in words(outcome)
+    assert f"the true bound for this setting is {row['true_bound']:.0f}" in words(outcome)
 
 
 def test_a_method_that_claims_nothing_is_measured_all_the_same():
@@ -114,7 +116,7 @@ def test_an_audit_that_would_catch_nothing_says_so():
 
 
 def test_secure_mode_is_audited_too():
-    few = replace(LITTLE, canaries=200)
+    few = replace(FEW, round_trials=40)
     (outcome,) = audit(algorithm("fed-sdp"), level="client", effort=few, secure=True)
     assert outcome.flagged == []
     assert "noise scale" in outcome.power["noise x 1/4"]
@@ -122,7 +124,8 @@ def test_secure_mode_is_audited_too():
 
 def test_a_page_holds_table_picture_and_how(tmp_path):
     outcomes = list(audit(algorithm("dp-sgd"), effort=Effort(step_trials=200, canaries=100, pairs=10), seed=1))
-    folder = write(tmp_path, "dp-sgd", outcomes, "shoal audit --algorithm dp-sgd")
+    with place(new_folder(tmp_path, "dp-sgd")) as folder:
+        write(folder, "dp-sgd", outcomes, "shoal audit --algorithm dp-sgd")
     assert sorted(path.name for path in folder.iterdir()) == ["audit.json", "audit.png", "report.html"]
     told = json.loads((folder / "audit.json").read_text())
     assert told["rows"][0]["setting"].startswith("one local step on 4 records, noise 7.4")

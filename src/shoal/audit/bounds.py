@@ -43,12 +43,6 @@ class Point:
         found = [math.log((1 - delta - y) / x) for x, y in ((a, b), (b, a)) if 1 - delta - y > 0]
         return max(0.0, *found) if found else 0.0
 
-    def shift(self) -> float:
-        """The least distance of two unit Gaussians that allows such a test."""
-        from scipy.special import ndtri
-
-        return float(-ndtri(self.most_false_positives) - ndtri(self.most_false_negatives))
-
 
 def points(without: Array, with_unit: Array, thresholds: Array, alpha: float = ALPHA) -> list[Point]:
     """The test 'score > threshold' at each threshold; all bounds hold together but for a probability of alpha."""

@@ -161,7 +161,9 @@ def _unclaimed(record: Algorithm, unit: Unit) -> Case:
 
 def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Algorithm, Setting]:
     """The method with few clients and one local step; what the server does after the noise is left out."""
-    clients, cohort = {"poisson": (2, 1), "fixed-size": (4, 2), "all": (3, 3)}[record.clients.sampling]
+    clients, cohort = {"poisson": (2, 1), "fixed-size": (4, 2), "all": (3, 3), "cyclic": (3, 3)}[
+        record.clients.sampling
+    ]
     small = replace(record, local=Local(steps=1, lr=1.0), server=Server())
     if where == "steps":
         small = replace(small, clients=Clients("all"), examples=replace(record.examples, batch=BATCH))
@@ -181,7 +183,7 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
 def with_counts(record: Algorithm, scaled: Algorithm, setting: Setting) -> Algorithm:
     """Counts get the same share of the noise as in the method's own setting."""
     if isinstance(record.per_update, QuantileClip) and record.per_round and scaled.per_round:
-        cohort = record.clients.expected(0, 1, 10**9)
+        cohort = parse(record.clients.cohort).value(0, 1)
         share = record.per_update.count_noise * cohort / record.per_round.multiplier(0, 1)
         here = scaled.clients.expected(0, setting.rounds, setting.clients)
         noise = share * scaled.per_round.multiplier(0, setting.rounds) / here

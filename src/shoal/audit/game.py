@@ -40,10 +40,6 @@ class Game:
         """The lower bound on epsilon, whatever the mechanism."""
         return max(point.epsilon(delta) for point in self.points)
 
-    def gaussian_epsilon(self, delta: float) -> float:
-        """The same, if the noise is Gaussian as is claimed: a stronger bound."""
-        return bounds.epsilon_of_shift(max(point.shift() for point in self.points), delta)
-
     @property
     def best_possible(self) -> float:
         """What so many trials could show at most, had every guess been right."""

@@ -26,7 +26,7 @@ from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.schedules import parse
 
 ALPHA = 0.01  # with the canaries of one run a smaller one has no power; what is right is flagged far more rarely
-SHARES = (0.02, 0.1, 0.25)  # of all canaries, guessed at each end
+SHARES = (0.02, 0.05, 0.1, 0.25)  # of all canaries, guessed at each end
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,20 @@
-"""What an audit leaves behind: `runs/audit-.../` with audit.json, audit.png and report.html, which holds both."""
+"""What an audit leaves behind: a folder with audit.json, audit.png and report.html, which holds both.
+
+That is `runs/audit-.../`, or `audit/` in the folder of a run, whose own page shows it too.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from shoal.audit.auditing import Outcome
 from shoal.audit.bounds import CONFIDENCE
+from shoal.audit.cases import DELTA
 from shoal.audit.picture import COLOURS, picture
 from shoal.errors import RunError
 
@@ -34,12 +39,14 @@ table { border-collapse: collapse; font-size: 13.5px; }
 th, td { text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var(--rule); font-weight: 400;
   vertical-align: top; }
 thead th { color: var(--soft); } .VIOLATED { color: var(--bad); } .consistent { color: var(--good); }
+ul { margin: 0 0 20px; padding-left: 20px; max-width: 80ch; color: var(--soft); } h3 { font-size: 16px; margin: 0; }
 pre { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: 12px; font-size: 12.5px; }
 </style></head><body><main>
 <h1>{{ title }}</h1>
-<p>A claim is an upper bound on epsilon; an audit finds a lower bound, by attack on the code that runs. Epsilon is
-at least what the next column says, with a confidence of {{ confidence }} (one run with canaries: 99%), whatever the
-mechanism; the column after that is the stronger bound that holds if the noise is Gaussian, as claimed.</p>
+<p>A claim is an upper bound on epsilon; an audit finds a lower bound, by attack on the code that runs. “At least”
+holds with a confidence of {{ confidence }} (canaries: 99%), whatever the mechanism. The audit plays a small setting
+of its own, in which that epsilon is claimed: it tells whether the code keeps such claims, not how large the epsilon
+of a run is.</p>
 <div class="scroll"><table><thead><tr>
 {% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
@@ -48,26 +55,28 @@ mechanism; the column after that is the stronger bound that holds if the noise i
 <figure><img alt="False negatives against false positives, and the curve that each claim allows"
  src="data:image/png;base64,{{ picture }}"></figure>
 <h2>How</h2>
-{% for row in rows %}<p><b>{{ row.name }}</b>: {{ row.setting }}. {{ row.words }}</p>{% endfor %}
+{% for row in rows %}<h3>{{ row.name }}: <span class="{{ row.tone }}">{{ row.verdict }}</span></h3>
+<p>{{ row.setting }}</p><ul>{% for line in row.words %}<li>{{ line }}</li>{% endfor %}</ul>
+{% endfor %}
 {% if command %}<p>Made with</p><pre>{{ command }}</pre>{% endif %}
 </main></body></html>
 """
 
-HEAD = ("method", "unit", "claim", "epsilon", "at least", "if Gaussian", "verdict")
+HEAD = ("method", "unit", "claim", "at least", "verdict")
 
 
 def cells(outcome: Outcome) -> list[str]:
     """One claim as a row of a table, the verdict left out."""
     row = outcome.row()
-    claimed = "–" if row["claimed"] is None else f"{row['claimed']:.3g}"
-    kind = {"proven": "proven", "published": "its paper's", "none": "none"}[row["kind"]]
-    figures = [f"{row['measured']:.2f}", f"{row['measured_if_gaussian']:.2f}"]
-    return [outcome.algorithm, row["unit"], kind, claimed, *figures]
+    claimed = row["kind"] if row["claimed"] is None else f"{row['kind']} {row['claimed']:.3g}"
+    return [outcome.algorithm, row["unit"], claimed, f"{row['measured']:.2f}"]
 
 
-def words(outcome: Outcome) -> str:
+def words(outcome: Outcome) -> list[str]:
     """Which parts of the audit spoke, and what they would have caught."""
-    said = [f"{check.name}: {check.words}" for check in outcome.checks]
+    told = outcome.game
+    said = [f"game: {told.trials:,} trials of each kind, epsilon at least {told.epsilon(DELTA):.2f}"]
+    said += [f"{check.name}: {check.words}" for check in outcome.checks]
     if outcome.guesses is not None:
         found = outcome.guesses
         said.append(f"canaries: {found.right} of {found.guesses} guesses right, epsilon at least {found.epsilon:.2f}")
@@ -80,7 +89,7 @@ def words(outcome: Outcome) -> str:
         f"{name} would be caught by {', '.join(by)}" if by else f"{name} would NOT be caught"
         for name, by in outcome.power.items()
     ]
-    return "; ".join(said)
+    return said
 
 
 def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> str:
@@ -105,17 +114,34 @@ def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> s
     )
 
 
-def write(runs: Path, name: str, outcomes: Sequence[Outcome], command: str = "") -> Path:
-    """A new folder with the figures, the picture and the page."""
-    folder = runs / f"audit-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')}-{name}"
+def new_folder(runs: Path, name: str) -> Path:
+    """Where an audit that belongs to no run is written."""
+    return runs / f"audit-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')}-{name}"
+
+
+@contextmanager
+def place(folder: Path) -> Iterator[Path]:
+    """Make the folder first: one that cannot be made is told of before the work. Nothing empty is left behind."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made: {error.strerror or error}; choose another place") from None
+    try:
+        yield folder
+    finally:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def write(folder: Path, name: str, outcomes: Sequence[Outcome], command: str = "") -> Path:
+    """The figures, the picture and the page."""
     png = picture(outcomes)
     told = {"command": command, "confidence": CONFIDENCE, "rows": [outcome.row() for outcome in outcomes]}
     try:
-        folder.mkdir(parents=True)
         (folder / "audit.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         (folder / "audit.png").write_bytes(png)
-        title = f"Audit of {name}" if name != "all" else "Audit of all methods"
-        (folder / "report.html").write_text(html(title, outcomes, png, command), encoding="utf-8")
+        page = folder / "report.html"
+        page.write_text(html(f"Audit of {name}", outcomes, png, command), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another place") from None
-    return folder
+    return page

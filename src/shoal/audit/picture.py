@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {"VIOLATED": "#a63314", "consistent": "#0f6b5c", "too weak to tell": "#8a6d00", "no claim": "#5b6470"}
-MOST_COLUMNS = 4
+MOST_COLUMNS = 3
 
 
 def picture(outcomes: Sequence[Outcome]) -> bytes:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm
@@ -25,6 +25,10 @@ VIOLATED = 3
 def command(
     algorithm: Annotated[
         str | None, typer.Option(help="The method that is audited; `shoal algorithms` lists them.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="A run's folder: its method as it was changed; its page then tells of the audit."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every registered method, on one page.")] = False,
     level: Annotated[
@@ -51,52 +55,73 @@ def command(
     from shoal.audit import page
     from shoal.audit.auditing import QUICK, THOROUGH, audit
 
-    records, secure = _records(algorithm, every, change or [])
+    records, secure = _records(algorithm, run, every, change or [])
     if not 0 < epsilon <= 20:
         raise ConfigError(f"--epsilon must be > 0 and at most 20, got {epsilon:g}")
     console = Console(stderr=as_json)
     outcomes: list[Outcome] = []
-    with console.status("starting") as status:
-        for record in records:
-            outcomes += audit(
-                record,
-                level=level,
-                kind=claim,
-                epsilon=epsilon,
-                effort=QUICK if quick else THOROUGH,
-                seed=seed,
-                power=power,
-                secure=secure,
-                progress=status.update,
+    name = "all" if every else records[0].name
+    with page.place(run / "audit" if run else page.new_folder(runs, name)) as folder:
+        with console.status("starting") as status:
+            for record in records:
+                outcomes += audit(
+                    record,
+                    level=level,
+                    kind=claim,
+                    epsilon=epsilon,
+                    effort=QUICK if quick else THOROUGH,
+                    seed=seed,
+                    power=power,
+                    secure=secure,
+                    progress=status.update,
+                )
+        if not outcomes:
+            raise ConfigError(
+                f"nothing that is {claim or 'claimed'} is there to audit{f' at {level} level' if level else ''}; "
+                f"leave out --claim and --level"
             )
-    if not outcomes:
-        raise ConfigError(
-            f"nothing that is {claim or 'claimed'} is there to audit{f' at {level} level' if level else ''}; "
-            f"leave out --claim and --level"
-        )
-    folder = page.write(runs, "all" if every else records[0].name, outcomes, shlex.join(["shoal", *sys.argv[1:]]))
+        title = "all methods" if every else name
+        written = page.write(folder, title, outcomes, shlex.join(["shoal", *sys.argv[1:]]))
+    if run:
+        _into_the_page_of(run)
     if as_json:
         json.dump({"run": str(folder), "rows": [outcome.row() for outcome in outcomes]}, sys.stdout)
         print()
     else:
         show(outcomes, console)
-        console.print(f"\npicture and page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        also = f", and in {run / 'report.html'}" if run else ""
+        console.print(f"\npicture and page: {written}{also}", highlight=False, soft_wrap=True)
     if any(outcome.verdict == "VIOLATED" for outcome in outcomes):
         raise typer.Exit(VIOLATED)
 
 
-def _records(name: str | None, every: bool, changes: list[str]) -> tuple[list[Algorithm], bool]:
+def _records(name: str | None, run: Path | None, every: bool, changes: list[str]) -> tuple[list[Algorithm], bool]:
     from shoal.algorithms import algorithms
     from shoal.config import configure
 
-    if every == (name is not None):
-        raise ConfigError("say which method to audit: --algorithm NAME, or --all")
-    if every and changes:
+    if [name is not None, run is not None, every].count(True) != 1:
+        raise ConfigError("say which method to audit: --algorithm NAME, --run FOLDER, or --all")
+    if changes and name is None:
         raise ConfigError(f"-c {changes[0]} belongs to one method: name it with --algorithm")
     if every:
         return list(algorithms().values()), False
-    config = configure({"algorithm": name}, changes)
+    config = configure(_config_of(run) if run else {"algorithm": name}, changes)
     return [config.algorithm], config.random == "secure"
+
+
+def _config_of(run: Path) -> Path:
+    if not (run / "config.toml").is_file():
+        raise RunError(f"{run} is no run folder: it has no config.toml; `shoal runs list` shows those there are")
+    return run / "config.toml"
+
+
+def _into_the_page_of(run: Path) -> None:
+    """Make the run's page again, unless the run goes on and does so itself."""
+    from shoal.report.folder import is_running
+    from shoal.report.page import write_report
+
+    if not is_running(run):
+        write_report(run)
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
@@ -104,7 +129,8 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     from shoal.audit.page import HEAD, cells, words
     from shoal.audit.picture import COLOURS
 
-    table = Table(*HEAD, box=None, pad_edge=False)
+    table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.columns[0].min_width = max(len(outcome.algorithm) for outcome in outcomes)  # names are never cut short
     for outcome in outcomes:
         colour = COLOURS[outcome.verdict]
         table.add_row(*cells(outcome), f"[bold {colour}]{outcome.verdict}[/]")
@@ -112,5 +138,5 @@ def show(outcomes: list[Outcome], console: Console) -> None:
     if len({outcome.algorithm for outcome in outcomes}) == 1:
         for outcome in outcomes:
             console.print(f"\n[bold]{outcome.case.unit} level[/]: {outcome.case.note}", highlight=False)
-            for line in words(outcome).split("; "):
+            for line in words(outcome):
                 console.print(f"  {line}", highlight=False)

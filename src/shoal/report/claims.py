@@ -67,6 +67,23 @@ def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def audit_rows(audit: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What an audit of the run's method measured, in a small setting of its own."""
+    tones = {"consistent": "yes", "VIOLATED": "no"}
+    return [
+        {
+            "unit": UNITS.get(str(row.get("unit")), str(row.get("unit"))),
+            "kind": str(row.get("kind")),
+            "claimed": "–" if (claimed := number(row.get("claimed"))) is None else f"{claimed:.3g}",
+            "measured": f"{number(row.get('measured')) or 0:.2f}",
+            "verdict": str(row.get("verdict")),
+            "setting": str(row.get("setting")),
+            "tone": tones.get(str(row.get("verdict")), "weak"),
+        }
+        for row in audit
+    ]
+
+
 def main_claim(run: Run) -> dict[str, Any] | None:
     """The claim of the headline: the one that the budget is about, else the first that is more than a name."""
     proving = [claim for claim in run.proven if number(claim.get("epsilon")) is not None]

@@ -17,6 +17,7 @@ from shoal.errors import LedgerError, RunError
 
 State = Literal["finished", "running", "stopped"]
 REPORT, RESULT, BASELINE, METRICS = "report.html", "result.json", "baseline.jsonl", "metrics.jsonl"
+AUDIT = "audit/audit.json"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Run:
     result: dict[str, Any] | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)
     ledger: Verification | None = None
+    audit: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -140,6 +142,7 @@ def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True)
         result=result,
         environment=_read_environment(path / "environment.txt"),
         ledger=check(path) if check_ledger else None,
+        audit=_read_audit(path / AUDIT),
     )
 
 
@@ -218,6 +221,16 @@ def _read_result(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return read if isinstance(read, dict) and isinstance(read.get("rounds"), int) else None
+
+
+def _read_audit(path: Path) -> list[dict[str, Any]]:
+    """What `shoal audit --run` found, a row a claim."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError):
+        return []
+    rows = read.get("rows") if isinstance(read, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _read_environment(path: Path) -> list[tuple[str, str]]:

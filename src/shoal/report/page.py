@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal import __version__
 from shoal.errors import RunError
-from shoal.report.claims import WEAK, in_words, main_claim, proven_rows, published_rows
+from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows
 from shoal.report.folder import REPORT, Run, number, read_run
 from shoal.report.plots import OBSERVERS, UNITS, plots_of
 from shoal.report.series import figure, in_seconds, percent
@@ -75,6 +75,7 @@ def _context(run: Run) -> dict[str, Any]:
         "facts": _facts(run),
         "proven": proven_rows(run.proven),
         "published": published_rows(run.published),
+        "audit": audit_rows(run.audit),
         "in_words": in_words(run),
         "confusion": _confusion(result),
         "notes": [str(note) for note in result.get("notes", [])],
@@ -122,7 +123,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("held-out records", result.get("test_rows")),
         ("model", run.config.get("model")),
         ("parameters", result.get("parameters")),
-        ("random numbers", run.config.get("random")),
+        ("random numbers", dict(run.environment).get("random", run.config.get("random"))),  # as they were in truth
         ("started", run.started.strftime("%Y-%m-%d %H:%M")),
     ]
     return [
