@@ -17,6 +17,7 @@ from shoal.privacy.normals import normals
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.secure import SecureGenerator, SecureStreams, discrete_gaussian, grid, toward_zero
 from small_federation import idle, plain_server, simulator, small, twin
+from test_deploy_loopback import served, settings
 from tiny import PRIVATE, go_on, play, stopped_after
 
 ALPHA = 1e-6  # how often a statistical check may fail by chance
@@ -152,6 +153,14 @@ def test_a_secure_run_says_so_everywhere_and_cannot_be_repeated(tmp_path):
     assert plain.random == "research"
     assert "random: research\n" in (plain.run / "environment.txt").read_text()
     assert plain.proven == runs[0].proven
+
+
+@pytest.mark.parametrize(("seeded", "mode"), [(False, "secure"), (True, "research")])
+def test_a_federation_is_in_secure_mode_unless_it_asks_for_a_seed_and_says_which(tmp_path, seeded, mode):
+    run, _ = served(tmp_path, settings("geyer-private", federation__seeded=seeded))
+    assert run.random == run.to_json()["random"] == mode
+    assert f"random: {mode}\n" in (run.run / "environment.txt").read_text()
+    assert f"random numbers</th><td>{mode}<" in (run.run / "report.html").read_text()
 
 
 def test_a_resumed_secure_run_draws_fresh_entropy(tmp_path):
