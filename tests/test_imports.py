@@ -69,7 +69,9 @@ def test_flower_is_loaded_only_where_it_is_needed():
     assert found.stdout.strip() == "[]"
 
 
-def test_importing_shoal_loads_no_heavy_library():
-    code = "import shoal, sys; print([m for m in ('torch', 'scipy', 'sklearn', 'dp_accounting') if m in sys.modules])"
+@pytest.mark.parametrize("module", ["shoal", "shoal.cli.main"])
+def test_importing_shoal_or_its_command_line_loads_no_heavy_library(module):
+    heavy = ("torch", "scipy", "sklearn", "dp_accounting")
+    code = f"import {module}, sys; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

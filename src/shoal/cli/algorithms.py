@@ -6,15 +6,15 @@ import json
 import re
 from dataclasses import fields, is_dataclass
 from inspect import getdoc
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.algorithms.base import BOUNDARIES, Algorithm
-from shoal.algorithms.charges import proves
+if TYPE_CHECKING:
+    from shoal.algorithms.base import Algorithm
 
 
 def command(
@@ -34,6 +34,8 @@ def command(
 
 
 def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
+    from shoal.algorithms.charges import proves
+
     facts: dict[str, Any] = {
         "name": record.name,
         "paper": record.paper,
@@ -45,6 +47,8 @@ def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
 
 
 def _boundaries(record: Algorithm) -> dict[str, Any]:
+    from shoal.algorithms.base import BOUNDARIES
+
     found = {name: getattr(record, name) for name in BOUNDARIES}
     return {
         name: {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else None
@@ -53,6 +57,8 @@ def _boundaries(record: Algorithm) -> dict[str, Any]:
 
 
 def _show_all(records: list[Algorithm]) -> None:
+    from shoal.algorithms.charges import proves
+
     table = Table("method", "paper", "proves", "its paper claims", box=None, pad_edge=False)
     for record in records:
         table.add_row(*map(escape, (record.name, record.paper, proves(record), record.claims)))
@@ -60,6 +66,8 @@ def _show_all(records: list[Algorithm]) -> None:
 
 
 def _show_one(record: Algorithm) -> None:
+    from shoal.algorithms.charges import proves
+
     console = Console(emoji=False)
     console.print(f"[bold]{record.name}[/bold]: {record.summary}")
     told = f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}\n"
