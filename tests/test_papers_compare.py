@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.main import app
-from shoal.papers import table
+from shoal.papers import table, tables
 from shoal.papers.base import Cell, Claim, Table
 from shoal.papers.comparing import PROVEN, compare, lights
 from shoal.papers.render import cells, summary, to_csv, to_html, to_markdown
+from shoal.papers.running import read_lines
 from shoal.papers.work import Run
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -117,28 +118,78 @@ def test_table_11_comes_out_of_its_four_accountants():
     assert len(rows) == 20
 
 
-def old_lines(*names):
-    return [json.loads(text) for name in names for text in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
+def kept_lines(*names):
+    """What the repository keeps of these tables."""
+    return [line for name in names for line in read_lines(RESULTS / f"{name}.jsonl")]
 
 
-def test_older_files_of_results_are_read_by_their_names():
-    lines = old_lines("client-level.jsonl", "example-level.jsonl")
+def test_what_is_kept_is_read_and_gets_its_lights():
+    lines = kept_lines("geyer-table1", "beyond-client")
     found = {row.cell.name: row for row in compare(table("geyer-table1"), lines) if row.measure == "accuracy"}
     assert found["private/1000"].light == "reproduced"
     assert len(found["private/1000"].values) == 3
     privacy = [row for row in compare(table("geyer-table1"), lines) if row.measure == PROVEN]
     assert {row.light for row in privacy if not row.cell.change} == {"contradicted"}
     assert {row.light for row in privacy if "geyer-private" in row.cell.change} == {"reproduced"}
-    six = {row.cell.name: row for row in compare(table("alphacdp-table6"), lines) if row.measure == "accuracy"}
+    kept = kept_lines("alphacdp-table6")
+    six = {row.cell.name: row for row in compare(table("alphacdp-table6"), kept) if row.measure == "accuracy"}
     assert (six["Fed-CDP/MNIST"].light, six["Fed-CDP/MNIST"].note) == ("reproduced with", "sigma 0.5")
-    attacked = compare(table("alphacdp-table3"), old_lines("attacks.jsonl"))
+    attacked = compare(table("alphacdp-table3"), kept_lines("attacks"))
     known = [row for row in attacked if row.measure == "resilient" and row.values and not row.cell.change]
-    assert len(known) == 18
-    assert sum(row.light == "reproduced" for row in known) >= 15
+    assert len(known) == 36
+    assert sum(row.light == "reproduced" for row in known) >= 18
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*-*.jsonl")), ids=lambda path: path.stem)
+def test_a_kept_line_belongs_to_a_cell_of_its_table_and_is_small(path):
+    keys = {cell.work.key(False) for cell in table(path.stem).cells}
+    for line in read_lines(path):
+        assert line["table"] == path.stem
+        assert line["key"] in keys, f"{line['cell']}: its settings have changed since it was measured"
+        assert "failed" not in line
+        assert not line["quick"]
+        assert len(line.get("curve", ())) <= 100
+
+
+def test_an_audit_in_the_same_folder_is_no_measurement_of_a_cell():
+    audit = {"algorithm": "pfl", "seed": 0, "measured": 1.0}
+    (row,) = compare(one_cell(), [audit])
+    assert row.light == "not run"
+
+
+def test_a_claim_about_records_that_come_or_go_is_held_against_what_is_proven_of_those():
+    proven = [["example", "server", 4.6, None]]
+    for comes, expected in ((2.9, "reproduced"), (3.0, "not reproduced")):
+        found = one_cell(claim=Claim("example", "server", 2.93, comes=lambda comes=comes: comes))
+        _, privacy = compare(found, [line(found, proven=proven)])
+        assert privacy.light == expected
+        assert ("comes or goes 2.9" in privacy.note) == (expected == "reproduced")
+
+
+def test_a_claim_that_a_change_makes_true_names_the_change():
+    found = one_cell(claim=Claim("example", "server", 2.93, mended=("disjoint data", lambda: 2.9)))
+    accuracy, privacy = compare(found, [line(found, proven=[["example", "server", 14.0, None]])])
+    assert cells(privacy)[-1] == "reproduced with disjoint data: 2.9 is proven then"
+    assert accuracy.proven == "a record: 14"
+
+
+def test_mends_of_the_papers_claims_are_mends():
+    claims = [cell.claim for found in tables().values() for cell in found.cells if cell.claim and cell.claim.mended]
+    assert len(claims) > 50
+    for claim in claims[::10]:
+        assert claim.mended[1]() <= claim.epsilon * 1.001
+
+
+def test_what_is_proven_is_shown_where_nothing_is_claimed():
+    work = Run({"rounds": 1})
+    found = Table("beyond-client", (), 0, (Cell("row", "column", work, proves=("client", "release")),))
+    given = {"key": work.key(False), "seed": 0, "accuracy": 0.9, "proven": [["client", "release", 2.0, None]]}
+    (row,) = compare(found, [given])
+    assert (row.proven, row.light, row.published) == ("a client: 2", "", None)
 
 
 def test_markdown_csv_and_page_hold_the_same_rows():
-    lines = old_lines("client-level.jsonl")
+    lines = kept_lines("geyer-table1")
     found = table("geyer-table1")
     rows = compare(found, lines)
     assert to_markdown(found, rows).count("\n| ") == len(rows) + 1
@@ -152,7 +203,7 @@ def test_markdown_csv_and_page_hold_the_same_rows():
 
 
 def test_a_figure_is_drawn_beside_what_the_published_one_shows():
-    lines = old_lines("client-level.jsonl")
+    lines = kept_lines("geyer-table1")
     found = table("geyer-figure3")
     page = to_html(found, compare(found, lines), lines)
     assert "data:image/png;base64" in page
@@ -166,7 +217,7 @@ def shell(*words):
 
 def test_the_command_lists_shows_runs_and_compares(tmp_path):
     listed = json.loads(shell("list", "--json").stdout)["tables"]
-    assert len(listed) == 32
+    assert len(listed) == 34
     assert {"name", "paper", "needs", "minutes", "title", "about", "cells"} == set(listed[0])
     assert "alphacdp-table11" in shell("list").stdout
     assert "per_round.noise=1.44" in shell("show", "geyer-table1").stdout
@@ -180,6 +231,20 @@ def test_the_command_lists_shows_runs_and_compares(tmp_path):
     assert "quick version" in shell("compare", *words).stdout
     shell("compare", *words, "--format", "html", "--to", tmp_path / "page.html")
     assert "<table>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_from_the_root_of_the_repository_compare_shows_what_is_kept_and_what_was_run_here_counts_more(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results").symlink_to(RESULTS)
+    monkeypatch.chdir(tmp_path)
+    assert "0.9224 ± 0.0036" in shell("compare", "geyer-table1").stdout
+    key = next(cell for cell in table("geyer-table1").cells if cell.name == "private/1000").work.key(False)
+    newer = [{"key": key, "seed": seed, "accuracy": 0.5, "rounds": 54} for seed in range(3)]
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "geyer-table1.jsonl").write_text("".join(json.dumps(each) + "\n" for each in newer))
+    assert "0.9224" not in shell("compare", "geyer-table1").stdout
 
 
 def test_a_failed_cell_gives_the_exit_code_4_and_is_named(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import configure
-from shoal.papers import table, tables
+from shoal.papers import beyond, geyer, table, tables
 from shoal.papers.base import PAPERS, published, read
 from shoal.papers.work import Run
 
@@ -21,6 +21,7 @@ NAMES = {
     *(f"alphacdp-table{number}" for number in range(3, 12)),
     "alphacdp-figure3",
 }
+OURS = {"beyond-client", "beyond-example"}
 SUMS = {  # table: measure: rows, figures, sum. Those of 002 and 004 were added up from the papers' texts
     "thesis-table4.1": {"accuracy": (2, 4, 3.9397), "rounds": (2, 4, 2400)},
     "thesis-table4.2": {"accuracy": (3, 3, 2.7728), "epsilon": (3, 3, 10.5), "rounds": (3, 3, 1028)},
@@ -48,8 +49,9 @@ SUMS = {  # table: measure: rows, figures, sum. Those of 002 and 004 were added 
 
 
 def test_every_table_and_figure_of_the_papers_is_there_and_no_other():
-    assert set(tables()) == NAMES
-    assert {name for paper in PAPERS for name in read(paper)} == NAMES
+    assert set(tables()) == NAMES | OURS
+    assert {name for paper in PAPERS for name in read(paper)} == NAMES | OURS
+    assert not any(published(name) for name in OURS)
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -162,6 +164,16 @@ def test_a_quick_version_needs_no_data_that_does_not_come_with_shoal():
         for cell in found.cells:
             if isinstance(cell.work, Run):
                 assert cell.work.settings(quick=True)["data.name"] in ("digits", "cancer")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [(f"sites-{data}-{sites}", beyond.disjoint(data, sites, 3.0)) for data in beyond.NAMES for sites in (10, 100)]
+    + [(f"geyer-private-{clients}", geyer.proven(clients)) for clients in geyer.SIZES]
+    + [("dp-ftrl-1000", beyond.in_turn(8.0))],
+)
+def test_a_preset_is_what_its_table_ran(name, settings):
+    assert configure(Path(__file__).parents[1] / "examples" / f"{name}.toml") == configure(settings)
 
 
 def test_the_files_of_figures_are_in_the_package():

@@ -125,27 +125,37 @@ def run_command(
 
 @app.command("compare")
 def compare_command(
-    name: Name,
+    name: Annotated[str, typer.Argument(help="A table or figure, for example geyer-table1.")] = "",
     form: Annotated[str, typer.Option("--format", help="text, markdown, csv or html.")] = "text",
     results: Annotated[
-        list[Path] | None, typer.Option(help="Files of results, several if need be; papers/NAME.jsonl.")
+        list[Path] | None,
+        typer.Option(help="Files of results, several if need be; docs/results/*.jsonl and papers/NAME.jsonl."),
     ] = None,
     quick: Quick = False,
     to: Annotated[Path | None, typer.Option(help="Write it there, not to standard output.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables; with --write.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Fill the tables of the pages there anew (docs/results).")
+    ] = None,
 ) -> None:
     """Published, ours and the difference for every figure, what is proven, and how each claim stands."""
     from shoal.papers import table as find
     from shoal.papers.comparing import compare
     from shoal.papers.render import to_csv, to_html, to_markdown
-    from shoal.papers.running import read_lines, results_file
+    from shoal.papers.running import known_files, read_lines
 
+    if every != (write is not None) or every == bool(name):
+        raise ConfigError("give the name of a table, or --all with --write FOLDER")
+    if write is not None:
+        _write_pages(write, results)
+        return
     table = find(name)
     if form not in ("text", "markdown", "csv", "html"):
         raise ConfigError(f"--format must be text, markdown, csv or html, got '{form}'")
     for path in results or ():
         if not path.is_file():
             raise RunError(f"there is no results file {path}; `shoal papers run {name}` makes one")
-    lines = [line for path in results or [results_file(name, quick)] for line in read_lines(path)]
+    lines = [line for path in results or known_files(name, quick) for line in read_lines(path)]
     found = compare(table, lines, quick)
     if form == "text" and to is None:
         _tell(table, found)
@@ -166,6 +176,17 @@ def compare_command(
     except OSError as error:
         raise RunError(f"{to} cannot be written: {error}") from None
     typer.echo(str(to))
+
+
+def _write_pages(folder: Path, results: list[Path] | None) -> None:
+    from shoal.papers.pages import write
+    from shoal.papers.running import read_lines
+
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}; the pages are in docs/results of the repository")
+    lines = [line for path in results or sorted(folder.glob("*.jsonl")) for line in read_lines(path)]
+    for path in write(folder, lines):
+        typer.echo(str(path))
 
 
 def _tell(table: Table, found: list[Any]) -> None:

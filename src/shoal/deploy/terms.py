@@ -140,6 +140,6 @@ def refuse_turns(algorithm: Algorithm) -> None:
     """A ConfigError where what a site owes depends on whose turn it was: its own ledger counts rounds, not turns."""
     if algorithm.clients.sampling == "cyclic" or isinstance(algorithm.per_round, Correlated):
         raise ConfigError(
-            f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, are only simulated; "
-            f"for a federation take another method, such as geyer-private"
+            f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, can only be "
+            f"simulated; for a federation take another method, such as geyer-private"
         )

@@ -1,7 +1,7 @@
 """Every table and figure of the five papers as an experiment: what is published, and the runs to put beside it.
 
 One file a paper (`thesis`, `geyer`, `pfl`, `alphacdp`) says which runs stand beside which figures; the figures
-themselves are in `published/*.toml`, as printed.
+themselves are in `published/*.toml`, as printed. `beyond` has two tables of our own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.papers.base import Cell, Table
 @cache
 def tables() -> dict[str, Table]:
     """All tables and figures by name, in the order of the papers."""
-    from shoal.papers import alphacdp, geyer, pfl, thesis
+    from shoal.papers import alphacdp, beyond, geyer, pfl, thesis
 
-    found = [table for paper in (thesis, geyer, pfl, alphacdp) for table in paper.tables()]
+    found = [table for paper in (thesis, geyer, pfl, alphacdp, beyond) for table in paper.tables()]
     return {table.name: table for table in found}
 
 

@@ -20,7 +20,11 @@ def table1() -> Table:
     for row, attack in (("DLG", "dlg"), ("GradInv", "gradinv"), ("CPL", "cpl")):
         for column, data in PICTURES.items():
             work = Leak(attack, "fedavg", (), data, 2)
-            cells.append(Cell(row, column, work, FOUND, formerly=f"table1/{data}/{attack}"))
+            cells.append(Cell(row, column, work, FOUND, attacked=f"table1/{data}/{attack}"))
+            if attack == "gradinv":
+                newton = Leak("gradinv-lbfgs", "fedavg", (), data, 2)
+                old = f"table1/{data}/gradinv-lbfgs"
+                cells.append(Cell(row, column, newton, FOUND, "L-BFGS", attacked=old))
     return Table("alphacdp-table1", tuple(PICTURES.values()), 30, tuple(cells))
 
 
@@ -37,7 +41,7 @@ def _seen(method: Method, kind: int, column: str) -> Cell:
     work = Leak("cpl", method.algorithm, method.changes, PICTURES[column], kind)
     label, change = ("quantile", "clip per record") if method.label == RECORDS else (method.label, "")
     old = f"table3/{PICTURES[column]}/{method.label}/{kind}"
-    return Cell(f"type {kind} {label}", column, work, SEEN, change, formerly=old)
+    return Cell(f"type {kind} {label}", column, work, SEEN, change, attacked=old)
 
 
 def figure3(plain: dict[str, Any], small: dict[str, Any]) -> Table:
@@ -53,7 +57,7 @@ def figure3(plain: dict[str, Any], small: dict[str, Any]) -> Table:
             work = Leak("cpl", method.algorithm, method.changes, "lfw", kind)
             cells.append(
                 Cell(
-                    f"type {kind}", method.label, work, ("resilient",), formerly=f"figure3/lfw/{method.label}/{kind}"
+                    f"type {kind}", method.label, work, ("resilient",), attacked=f"figure3/lfw/{method.label}/{kind}"
                 )
             )
     return Table("alphacdp-figure3", ("lfw",), 60, tuple(cells))

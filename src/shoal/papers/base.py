@@ -49,20 +49,25 @@ class Work(Protocol):
 class Claim:
     """An epsilon that the paper states for a unit; `observer` is who sees what the proof must hold against.
 
-    `contradicted`: why it is not only unproven but wrong.
+    `contradicted`: why it is not only unproven but wrong. `comes`: what is proven for a record that comes or goes,
+    where the paper means that; Shoal's own figure is for a record that changes. `mended`: a change that makes it
+    true, in words, and what is proven with it.
     """
 
     unit: str
     observer: str
     epsilon: float
     contradicted: str = ""
+    comes: Callable[[], float] | None = None
+    mended: tuple[str, Callable[[], float]] | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
     """A row and a column of a table, what measures them, and which of their published figures that stands beside.
 
-    `change` names what differs from what is printed. `formerly` is its name in older files of results.
+    `change` names what differs from what is printed. `proves`: the unit and the observer whose epsilon is shown where
+    nothing is claimed. `attacked`: its name in the file that `benchmarks/attacks.py` writes.
     """
 
     row: str
@@ -71,12 +76,18 @@ class Cell:
     measures: tuple[str, ...] = ("accuracy",)
     change: str = ""
     claim: Claim | None = None
-    formerly: str = ""
+    proves: tuple[str, str] | None = None
+    attacked: str = ""
 
     @property
     def name(self) -> str:
         tail = [] if "accuracy" in self.measures else ["+".join(self.measures)]
         return "/".join([self.row, self.column, *tail, *([self.change] if self.change else [])])
+
+    @property
+    def protects(self) -> tuple[str, str] | None:
+        """The unit and the observer that its epsilon is about."""
+        return self.proves if self.claim is None else (self.claim.unit, self.claim.observer)
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class Table:
         return published(self.name)
 
 
-PAPERS = {"thesis": "000", "geyer": "001/003", "pfl": "002", "alphacdp": "004"}
+PAPERS = {"thesis": "000", "geyer": "001/003", "pfl": "002", "alphacdp": "004", "beyond": "none"}
 
 
 def published(name: str) -> dict[str, dict[str, dict[str, float]]]:

@@ -80,15 +80,20 @@ class Compared:
 
 def compare(table: Table, lines: Iterable[Line], quick: bool = False) -> list[Compared]:
     """Every figure of the table; lines of other tables count where they measured the same thing."""
-    by_key, by_name = _sorted(lines, quick)
-    rows = []
-    for cell in table.cells:
-        if isinstance(cell.work, Account):
-            found = [cell.work.measure()]
-        else:
-            found = by_key.get(cell.work.key(quick)) or by_name.get(cell.formerly, [])
-        rows += _of_cell(table, cell, found, quick)
+    rows = [row for cell, found in measured(table, lines, quick) for row in _of_cell(table, cell, found, quick)]
     return [_with_change(row, rows) for row in rows]
+
+
+def measured(table: Table, lines: Iterable[Line], quick: bool = False) -> list[tuple[Cell, list[Line]]]:
+    """Each cell of the table with the lines that were measured for it, one a seed."""
+    by_key, by_name = _sorted(lines, quick)
+    return [(cell, _found(cell, by_key, by_name, quick)) for cell in table.cells]
+
+
+def _found(cell: Cell, by_key: dict[str, list[Line]], by_name: dict[str, list[Line]], quick: bool) -> list[Line]:
+    if isinstance(cell.work, Account):
+        return [cell.work.measure()]
+    return by_key.get(cell.work.key(quick)) or by_name.get(cell.attacked, [])
 
 
 def lights(rows: Iterable[Compared]) -> Counter[str]:
@@ -97,12 +102,12 @@ def lights(rows: Iterable[Compared]) -> Counter[str]:
 
 
 def _sorted(lines: Iterable[Line], quick: bool) -> tuple[dict[str, list[Line]], dict[str, list[Line]]]:
-    """The newest line of each seed, by key; and those of older files, by name."""
+    """The newest line of each seed, by key; and those of attacks, by name."""
     by_key: dict[str, dict[int, Line]] = {}
     by_name: dict[str, dict[int, Line]] = {}
     for line in lines:
-        if bool(line.get("quick")) != quick:
-            continue
+        if bool(line.get("quick")) != quick or not ("key" in line or "cell" in line):
+            continue  # audits are kept in the same folder
         place = by_key.setdefault(line["key"], {}) if "key" in line else by_name.setdefault(line["cell"], {})
         seed = line.get("seed", 0)
         if "failed" not in line or seed not in place:
@@ -148,27 +153,30 @@ def _privacy(cell: Cell, lines: list[Line]) -> Compared:
     whom = f"for {UNITS[claim.unit]}, against the {claim.observer}"
     if len(values) == len(found) and max(values) <= claim.epsilon * 1.001:
         return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED)
+    if claim.comes is not None and (epsilon := claim.comes()) <= claim.epsilon * 1.001:
+        note = f"for a record that comes or goes {epsilon:.3g} is proven"
+        return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED, note)
+    if claim.mended is not None and (epsilon := claim.mended[1]()) <= claim.epsilon * 1.001:
+        note = f"{claim.mended[0]}: {epsilon:.3g} is proven then"
+        return Compared(cell, PROVEN, claim.epsilon, values, whom, WITH, note)
     because = next((because for _, because in found if because), "")
     note = claim.contradicted or because
     return Compared(cell, PROVEN, claim.epsilon, values, whom, CONTRADICTED if claim.contradicted else NOT, note)
 
 
 def _proven(cell: Cell, line: Line) -> tuple[float | None, str]:
-    """Epsilon for the claim's unit and observer, or why there is none."""
-    claim = cell.claim
-    if claim is None:
-        return None, ""
-    for unit, observer, epsilon, *because in line.get("proven", ()):
-        if (unit, observer) == (claim.unit, claim.observer):
-            return epsilon, str(because[0] or "") if because else ""
-    return line.get("proven_epsilon"), ""
+    """Epsilon for the cell's unit and observer, or why there is none."""
+    for unit, observer, epsilon, because in line.get("proven", ()):
+        if (unit, observer) == cell.protects:
+            return epsilon, because or ""
+    return None, ""
 
 
 def _proven_words(cell: Cell, lines: list[Line]) -> str:
-    if cell.claim is None or not lines:
+    if cell.protects is None or not lines:
         return ""
     epsilon, _ = _proven(cell, lines[0])
-    return f"{UNITS[cell.claim.unit]}: {epsilon:.3g}" if epsilon is not None else "none"
+    return f"{UNITS[cell.protects[0]]}: {epsilon:.3g}" if epsilon is not None else "none"
 
 
 def _with_change(row: Compared, rows: list[Compared]) -> Compared:

@@ -18,6 +18,7 @@ SIZES = {  # clients: cohort, sigma, rounds, delta
     10_000: (508.5, 1.0925, 412, 1e-6),
 }
 MEDIAN = "the clip is the median of the clients' norms, told by the noise's amount without noise of its own"
+LITTLE = {100: 2.0, 1000: 0.5, 10_000: 0.5}
 QUICK = {100: (10, 5), 1000: (40, 20), 10_000: (100, 60)}  # clients, cohort
 
 
@@ -46,13 +47,17 @@ def not_private() -> dict[str, Any]:
     return same | {"algorithm": "fedavg", "rounds": 380, "clients.sampling": "all"}
 
 
-def proven(clients: int) -> dict[str, Any]:
-    """The presets in examples/: public features, a linear model, a public clip, noise calibrated by PLD."""
+def proven(clients: int, epsilon: float = 8.0) -> dict[str, Any]:
+    """The presets in examples/: public features, a linear model, a public clip, noise calibrated by PLD.
+
+    A small epsilon has fewer rounds and a smaller clip.
+    """
     sampling = {"clients.sampling": "poisson", "clients.cohort": 2000.0}
+    little = epsilon <= LITTLE[clients]
     return {
         "algorithm": "geyer-private",
         "model": "linear",
-        "rounds": {100: 40, 1000: 100, 10_000: 300}[clients],
+        "rounds": {100: (40, 30), 1000: (100, 80), 10_000: (300, 100)}[clients][little],
         "data.name": "mnist",
         "data.partition": "shards",
         "data.clients": clients,
@@ -63,12 +68,12 @@ def proven(clients: int) -> dict[str, Any]:
         "examples.batch": 600,
         "local.epochs": 5,
         "local.lr": 50.0,
-        "per_update.initial": 8.0 if clients == 10_000 else 4.0,
+        "per_update.initial": {100: (4.0, 4.0), 1000: (4.0, 2.0), 10_000: (8.0, 4.0)}[clients][little],
         "per_update.rate": 0.0,
         "per_update.count_noise": 1.0,
-        "server.momentum": 0.8,
+        "server.momentum": 0.5 if little and clients == 100 else 0.8,
         "server.average": 0.5,
-        "budget.epsilon": 8.0,
+        "budget.epsilon": epsilon,
         "budget.delta": SIZES[clients][3],
         "budget.calibrate": True,
     }
@@ -85,7 +90,7 @@ def run(config: dict[str, Any]) -> Run:
     }
     if "clients.cohort" in config:
         small["clients.cohort"] = cohort
-    if config["algorithm"] == "geyer-private":
+    if config["model"] == "linear":
         small |= {"data.features": "none", "local.lr": 5.0}
     else:
         small |= {"model": "digits-mlp"}
@@ -94,22 +99,19 @@ def run(config: dict[str, Any]) -> Run:
 
 def tables() -> list[Table]:
     both = ("accuracy", "communication")
-    cells = [Cell("non-private", "100", run(not_private()), both, formerly="geyer-table1/none")]
+    cells = [Cell("non-private", "100", run(not_private()), both)]
     claim = Claim("client", "release", 8, MEDIAN)
     for clients, (cohort, noise, rounds, delta) in SIZES.items():
         column = str(clients)
-        old = f"geyer-table1/{clients}"
-        cells.append(Cell("private", column, run(as_printed(clients)), both, claim=claim, formerly=old))
-        if clients == 100:
-            own = run(as_printed(clients, 0.03))
-            cells.append(Cell("private", column, own, change="lr .03", claim=claim, formerly=f"{old}/lr0.03"))
+        cells.append(Cell("private", column, run(as_printed(clients)), both, claim=claim))
+        for lr in (0.02, 0.03, 0.05) if clients == 100 else ():
+            cells.append(Cell("private", column, run(as_printed(clients, lr)), change=f"lr {lr:g}", claim=claim))
         rigorous = Cell(
             "private",
             column,
             run(proven(clients)),
             change="public features and geyer-private",
             claim=Claim("client", "release", 8),
-            formerly=f"geyer-private/{clients}/8",
         )
         spent = Account("epsilon", recipes.moments_epsilon, (cohort / clients, noise, rounds, delta, "2-33"))
         cells += [rigorous, Cell("private", column, spent, ("epsilon",))]
@@ -119,5 +121,5 @@ def tables() -> list[Table]:
         table,
         Table("geyer-figure1", (), 0, ()),
         Table("geyer-figure2", ("mnist",), 6, runs, plots=("accuracy",)),
-        Table("geyer-figure3", ("mnist",), 1, runs[:1], plots=("accuracy", "v_c", "u_s")),
+        Table("geyer-figure3", ("mnist",), 6, runs, plots=("accuracy", "v_c", "u_s")),
     ]

@@ -10,7 +10,18 @@ from collections.abc import Iterable
 from html import escape
 
 from shoal.papers.base import Line, Table
-from shoal.papers.comparing import CONTRADICTED, EXCEEDED, FAILED, LIGHTS, NOT, REPRODUCED, WITH, Compared, lights
+from shoal.papers.comparing import (
+    CONTRADICTED,
+    EXCEEDED,
+    FAILED,
+    LIGHTS,
+    NOT,
+    PROVEN,
+    REPRODUCED,
+    WITH,
+    Compared,
+    lights,
+)
 
 HEADINGS = ("cell", "figure", "published", "ours", "seeds", "difference", "proven", "claim")
 NUMBERS = (
@@ -60,7 +71,7 @@ def _ours(row: Compared) -> str:
 
 
 def _signed(row: Compared) -> str:
-    if row.difference is None or row.measure == "resilient":
+    if row.difference is None or row.measure in ("resilient", PROVEN):
         return ""
     text = figure(abs(row.difference), row.measure)
     return ("+" if row.difference >= 0 else "-") + text
@@ -139,7 +150,7 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
     found = {line.get("key", line.get("cell")): line for line in reversed(lines) if "curve" in line}
     drawn = {}
     for cell in table.cells:
-        if line := found.get(cell.work.key(quick)) or found.get(cell.formerly):
+        if line := found.get(cell.work.key(quick)) or found.get(cell.attacked):
             drawn[cell.name] = line["curve"]
     if not drawn:
         return None
@@ -150,7 +161,9 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
         place = ("round", "accuracy", "v_c", "u_s").index(quantity)
         for name, curve in drawn.items():
             axes.plot([point[0] for point in curve], [point[place] for point in curve], label=name)
-        axes.set(xlabel="round", ylabel=quantity)
+        axes.set(xlabel="round", ylabel=quantity, xscale="log" if quantity != "accuracy" else "linear")
+        if quantity != "accuracy":
+            axes.set_yscale("log")
     sheet.axes[0].legend(fontsize=8)
     file = io.BytesIO()
     sheet.savefig(file, format="png", dpi=120)

@@ -16,12 +16,22 @@ from pathlib import Path
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.papers.base import Cell, Job, Line, Table
 
+KEPT = Path("docs/results")
 Told = Callable[[str, int, float], None]
 """(cell, cells done, cells done with a part of the running one)"""
 
 
 def results_file(table: str, quick: bool, given: Path | None = None) -> Path:
     return given or Path("papers") / (f"{table}-quick.jsonl" if quick else f"{table}.jsonl")
+
+
+def known_files(table: str, quick: bool) -> list[Path]:
+    """Where `compare` looks unless it is told: what the repository keeps (run from its root), then what was run here.
+
+    All tables are looked at, since tables repeat each other's cells.
+    """
+    own = results_file(table, quick)
+    return [own] if quick else [*sorted(KEPT.glob("*.jsonl")), own]
 
 
 def read_lines(path: Path) -> list[Line]:

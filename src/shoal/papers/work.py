@@ -83,17 +83,24 @@ def _kept(result: Any, local_steps: int | None) -> Line:
         "accuracy": result.accuracy,
         "rounds": result.rounds,
         "proven": [[each["unit"], each["observer"], each["epsilon"], each["because"]] for each in result.proven],
-        "delta": result.proven[0]["delta"] if result.proven else None,
+        "delta": next((each["delta"] for each in result.proven if each["delta"] is not None), None),
         "published": [[each["unit"], each["epsilon"], each["recipe"]] for each in result.published],
         "communication": updates,
         "curve": [
-            [each["round"], each["accuracy"], each["v_c"], each["u_s"]] for each in metrics if "accuracy" in each
+            [each["round"], *(_short(each[name]) for name in ("accuracy", "v_c", "u_s"))]
+            for each in metrics
+            if "accuracy" in each
         ],
     }
     if local_steps and updates:
         usual = median(each["seconds"] for each in metrics)
         line["step_seconds"] = usual * len(metrics) / (updates * local_steps)
     return line
+
+
+def _short(value: float | None) -> float | None:
+    """Enough digits for a picture: a file of results stays small."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""The picture of docs/results: accuracy on MNIST against proven epsilon, published points as hollow marks."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from shoal.papers import table as find
+from shoal.papers.base import Cell, Line, Table
+from shoal.papers.comparing import measured
+
+BEYOND = 2e4
+"""Where something is drawn of which nothing is proven, or only an epsilon that says nothing."""
+MOST = 5e3
+TICKS = (0.1, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells of some tables under one name. `claimed` is the epsilon that their paper states for this unit."""
+
+    label: str
+    tables: tuple[str, ...]
+    rows: str
+    colour: str
+    mark: str = "o"
+    claimed: float | None = None
+    joined: bool = False
+
+
+THESIS = ("thesis-table4.4", "thesis-table4.5", "thesis-table4.6")
+CLIENT = (
+    Series("geyer-private, 100 clients", ("beyond-client",), r"^geyer-private 100/", "#c2410c", joined=True),
+    Series("geyer-private, 1,000", ("beyond-client",), r"^geyer-private 1000/", "#0f766e", joined=True),
+    Series("geyer-private, 10,000", ("beyond-client",), r"^geyer-private 10000/", "#4338ca", joined=True),
+    Series("dp-ftrl, 1,000, in turn", ("beyond-client",), r"^dp-ftrl .* in turn", "#0f766e", "D", joined=True),
+    Series("geyer (001)", ("geyer-table1",), r"^private/\d+$", "#be185d", "v", 8),
+    Series("trusted curator (000)", THESIS, r"^trusted curator/[^/]+$", "#a16207", "s", 8),
+    Series("end to end (000)", THESIS, r"^end to end/[^/]+$", "#64748b", "P", 8),
+    Series("naive (000)", THESIS, r"^naive/[^/]+$", "#64748b", "X", 8),
+    Series("Fed-SDP (004)", ("alphacdp-table6",), r"^Fed-SDP/MNIST", "#0369a1", "^", 0.854),
+)
+RECORD = (
+    Series("disjoint data, 10 sites", ("beyond-example",), r"^MNIST 10 ", "#0f766e", joined=True),
+    Series("disjoint data, 100 sites", ("beyond-example",), r"^MNIST 100 ", "#4338ca", joined=True),
+    Series("DP-SGD in one place (000)", ("thesis-table4.2",), r"^sigma \d/MNIST$", "#a16207", "s", joined=True),
+    Series("PFL (002), E = 1", ("pfl-table2",), r"^\(1, 20\)/PFL 2.93", "#c2410c", "D", 2.93),
+    Series("end to end (000)", THESIS, r"^end to end/[^/]+$", "#64748b", "P", 1.31),
+    Series("Fed-CDP (004)", ("alphacdp-table6",), r"^Fed-CDP/MNIST", "#0369a1", "^", 0.823),
+    Series("Fed-alphaCDP (004)", ("alphacdp-table6",), r"^Fed-alphaCDP/MNIST", "#be185d", "v", 0.823),
+)
+PANELS = (
+    ("a client, against whoever sees the models", ("client", "release"), CLIENT),
+    ("a record, against the server", ("example", "server"), RECORD),
+)
+
+
+def frontier(lines: list[Line]) -> bytes:
+    from matplotlib.figure import Figure
+
+    sheet = Figure(figsize=(13, 5.6), layout="constrained")
+    for axes, (title, pair, series) in zip(sheet.subplots(1, 2, sharey=True), PANELS, strict=True):
+        for each in series:
+            _draw(axes, each, pair, lines)
+        axes.axvspan(1e4, 4e4, color="#fee2e2", zorder=0)
+        axes.text(BEYOND, 0.3, "none, or\nover 5,000", ha="center", fontsize=8, color="#b91c1c")
+        axes.set(xscale="log", xlim=(0.08, 4e4), title=f"epsilon for {title}")
+        axes.set_yscale("function", functions=(lambda y: -np.log(1.01 - y), lambda z: 1.01 - np.exp(-z)))
+        axes.set_ylim(0, 0.995)
+        axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        axes.set_xlabel("epsilon: filled, proven; hollow, published")
+        axes.set_xticks([0.1, 1, 8, 100, 1000], ["0.1", "1", "8", "100", "1,000"])
+        axes.grid(alpha=0.25)
+        axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(0.87, 0.04))
+        axes.spines[["top", "right"]].set_visible(False)
+    sheet.axes[0].set_ylabel("accuracy on MNIST's test set")
+    file = io.BytesIO()
+    sheet.savefig(file, format="png", dpi=130)
+    return file.getvalue()
+
+
+def _draw(axes: Any, series: Series, pair: tuple[str, str], lines: list[Line]) -> None:
+    points = sorted(_points(series, pair, lines))
+    if not points:
+        return
+    xs, ys = [x for x, *_ in points], [y for _, y, _ in points]
+    line = "-" if series.joined else ""
+    axes.plot(xs, ys, marker=series.mark, linestyle=line, color=series.colour, markersize=5.5, label=series.label)
+    hollow = [(x, y) for _, _, published in points if published for x, y in [published]]
+    style = {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "color": series.colour}
+    axes.plot([x for x, _ in hollow], [y for _, y in hollow], marker=series.mark, **style)
+
+
+def _points(
+    series: Series, pair: tuple[str, str], lines: list[Line]
+) -> Iterable[tuple[float, float, tuple[float, float] | None]]:
+    """Proven epsilon, accuracy, and where the published point is."""
+    for name in series.tables:
+        table = find(name)
+        for cell, found in measured(table, lines):
+            good = [line for line in found if "failed" not in line and "accuracy" in line]
+            if cell.work.instant or not good or not re.search(series.rows, cell.name):
+                continue
+            accuracy = fmean(line["accuracy"] for line in good)
+            yield _epsilon(good[0], pair), accuracy, None if cell.change else _printed(series, table, cell)
+
+
+def _printed(series: Series, table: Table, cell: Cell) -> tuple[float, float] | None:
+    """What the paper says: epsilon and accuracy."""
+    claimed = series.claimed or (cell.claim.epsilon if cell.claim else None)
+    accuracy = table.published.get("accuracy", {}).get(cell.row, {}).get(cell.column)
+    return None if claimed is None or accuracy is None else (claimed, accuracy)
+
+
+def _epsilon(line: Line, pair: tuple[str, str]) -> float:
+    found = next((epsilon for unit, observer, epsilon, _ in line["proven"] if (unit, observer) == pair), None)
+    return BEYOND if found is None or found > MOST else found

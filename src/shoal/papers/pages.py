@@ -1,0 +1,154 @@
+"""The pages in docs/results: hand-written sentences around tables that are made from the files of results.
+
+A page has a block for each table, `<!-- compare NAME -->` to `<!-- end -->`, which is written anew; the paragraph
+after it that begins with `**In short:**` is hand-written, and stands in the overview too. The overview has
+`<!-- overview -->`, a line a table. Pictures that a page shows as `NAME.png` are drawn again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from shoal.errors import RunError
+from shoal.papers import table as find
+from shoal.papers import tables
+from shoal.papers.base import Line, Table
+from shoal.papers.comparing import (
+    CONTRADICTED,
+    EXCEEDED,
+    FAILED,
+    NOT,
+    NOT_RUN,
+    PROVEN,
+    REPRODUCED,
+    WITH,
+    Compared,
+    compare,
+)
+from shoal.papers.frontier import frontier
+from shoal.papers.render import cells, curves
+
+DOTS = {
+    REPRODUCED: "🟢",
+    EXCEEDED: "🟢",
+    WITH: "🟡",
+    NOT: "🔴",
+    CONTRADICTED: "⛔",
+    FAILED: "⚠️",
+    NOT_RUN: "⚪",
+}
+BLOCK = re.compile(r"(<!-- (compare|overview) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHORT = re.compile(
+    r"<!-- compare (\S+) -->\n(?:(?!<!-- end -->).)*<!-- end -->\s+\*\*In short:\*\* (.+?)(?:\n\n|\Z)", re.DOTALL
+)
+PICTURE = re.compile(r"\]\(([\w.-]+)\.png\)")
+FRONTIER = "frontier"
+
+
+def write(folder: Path, lines: list[Line]) -> list[Path]:
+    """Write all blocks and pictures of the pages in a folder anew; the files that were written."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    found = {name: compare(each, lines) for name, each in tables().items() if each.cells}
+    shorts = {name: " ".join(text.split()) for page in texts.values() for name, text in SHORT.findall(page)}
+    places = {name: path.name for path, page in texts.items() for _, kind, name, _ in BLOCK.findall(page) if name}
+
+    def block(match: re.Match[str]) -> str:
+        head, kind, name, tail = match.groups()
+        if kind == "overview":
+            return head + overview(found, shorts, places) + tail
+        return head + to_block(find(name), found[name]) + tail
+
+    written = []
+    for path, page in texts.items():
+        if not BLOCK.search(page):
+            continue
+        try:
+            path.write_text(BLOCK.sub(block, page), encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error}") from None
+        written += [path, *_pictures(path, page, found, lines)]
+    return written
+
+
+def _pictures(page: Path, text: str, found: dict[str, list[Compared]], lines: list[Line]) -> list[Path]:
+    drawn = []
+    for name in PICTURE.findall(text):
+        picture = frontier(lines) if name == FRONTIER else None
+        if name in tables():
+            picture = curves(find(name), found[name], lines)
+        if picture:
+            (page.parent / f"{name}.png").write_bytes(picture)
+            drawn.append(page.parent / f"{name}.png")
+    return drawn
+
+
+def to_block(table: Table, rows: list[Compared]) -> str:
+    """What was measured, a line a figure; what was not, in one sentence."""
+    places = {name: place for place, name in reversed(list(enumerate(_name(row) for row in rows)))}
+    shown = [row for row in rows if row.values or row.light in (FAILED, NOT, CONTRADICTED)]
+    shown.sort(key=lambda row: places[_name(row)])
+    head = [f'<a id="{table.name}"></a>', "", f"    shoal papers run {table.name} --seeds 3 --device cuda", ""]
+    head += [f"*Published:* {table.about}", ""] if table.about else []
+    body = [*_grid(shown), ""] if shown else []
+    return "\n".join([*head, *body, *_left_out(rows)])
+
+
+def _grid(rows: list[Compared]) -> list[str]:
+    """Columns that are empty throughout are left out, and a cell's name is not said twice."""
+    lines = [["cell", "figure", "published", "ours", "seeds", "difference", "proven", "claim"]]
+    before = ""
+    for row in rows:
+        name, *words, claim = cells(row)
+        lines.append(["" if name == before else name, *words, f"{DOTS.get(row.light, '')} {claim}".strip()])
+        before = name
+    kept = [column for column in range(len(lines[0])) if any(line[column] for line in lines[1:])]
+    head, *body = (_line(line[column] for column in kept) for line in lines)
+    return [head, "|" + "---|" * len(kept), *body]
+
+
+def _name(row: Compared) -> tuple[str, str, str]:
+    return row.cell.row, row.cell.column, row.cell.change
+
+
+def _line(words: Iterable[str]) -> str:
+    return "| " + " | ".join(word.replace("|", "\\|").strip() for word in words) + " |"
+
+
+def _left_out(rows: list[Compared]) -> list[str]:
+    """Cells that were not run, counted by row."""
+    missing = [row for row in rows if not row.values and row.light not in (FAILED, NOT, CONTRADICTED)]
+    if not missing:
+        return []
+    counted = Counter(row.cell.row + (f" ({row.cell.change})" if row.cell.change else "") for row in missing)
+    words = "; ".join(f"{row} {count}" for row, count in counted.items())
+    return [f"⚪ Not run, {len(missing)} figures: {words}.", ""]
+
+
+def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: dict[str, str]) -> str:
+    """A line a table: how many of its figures and of its claims about epsilon stand how."""
+    headings = ("table", "measured", "by its recipe", "epsilon claimed, for what was run", "in short")
+    lines = [_line(headings), "|" + "---|" * len(headings)]
+    total: Counter[tuple[str, str]] = Counter()
+    for name, rows in found.items():
+        if name not in places or name.startswith("beyond"):
+            continue
+        counted = Counter((_kind(row), DOTS[row.light]) for row in rows if row.light and not row.cell.change)
+        total += counted
+        numbers = [_dots(counted, kind) for kind in KINDS]
+        lines.append(_line([f"[{name}]({places[name]}#{name})", *numbers, shorts.get(name, "")]))
+    lines.append(_line(["**all**", *(_dots(total, kind) for kind in KINDS), ""]))
+    return "\n".join([*lines, ""])
+
+
+KINDS = ("measured", "recipe", "epsilon")
+
+
+def _kind(row: Compared) -> str:
+    return "recipe" if row.cell.work.instant else "epsilon" if row.measure == PROVEN else "measured"
+
+
+def _dots(counted: Counter[tuple[str, str]], kind: str) -> str:
+    return " ".join(f"{dot} {counted[kind, dot]}" for dot in dict.fromkeys(DOTS.values()) if counted[kind, dot])

@@ -1,0 +1,73 @@
+"""The pages in docs/results: their tables are those that the kept files give, their sentences stay."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.main import app
+from shoal.papers import tables
+from shoal.papers.pages import BLOCK, SHORT, write
+from shoal.papers.running import read_lines
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PAGES = ("README.md", "thesis.md", "geyer.md", "pfl.md", "alphacdp.md")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The pages, written anew in another folder."""
+    folder = tmp_path_factory.mktemp("results")
+    for path in (*(RESULTS / name for name in PAGES), *RESULTS.glob("*.jsonl")):
+        shutil.copy(path, folder)
+    done = CliRunner().invoke(app, ["papers", "compare", "--all", "--write", str(folder)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_the_kept_files_say(written, name):
+    assert (written / name).read_text(encoding="utf-8") == (RESULTS / name).read_text(encoding="utf-8"), (
+        "give `shoal papers compare --all --write docs/results`"
+    )
+
+
+def test_the_pictures_are_drawn(written):
+    for name in ("frontier.png", "geyer-figure3.png"):
+        assert (written / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_table_stands_on_a_page_with_a_sentence_in_short():
+    text = "".join((RESULTS / name).read_text(encoding="utf-8") for name in PAGES)
+    shown = {name for _, kind, name, _ in BLOCK.findall(text) if kind == "compare"}
+    numbered = {name for name in tables() if "table" in name}
+    assert numbered <= shown
+    assert numbered <= {name for name, _ in SHORT.findall(text)}
+
+
+def test_words_around_a_table_stay_and_old_figures_in_it_do_not(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- compare thesis-table4.2 -->\nold\n<!-- end -->\n\n**In short:** so.\n", encoding="utf-8"
+    )
+    (tmp_path / "README.md").write_text("<!-- overview -->\n<!-- end -->\n", encoding="utf-8")
+    assert {path.name for path in write(tmp_path, read_lines(RESULTS / "thesis-table4.2.jsonl"))} == {
+        "page.md",
+        "README.md",
+    }
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("**In short:** so.\n")
+    assert "old" not in text
+    assert "| sigma 8/MNIST | accuracy | 0.8963 |" in text
+    overview = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| [thesis-table4.2](page.md#thesis-table4.2) | 🟢 3 | 🟢 3 | 🟢 3 | so. |" in overview
+
+
+def test_a_name_or_all_with_a_folder(tmp_path):
+    for words in ([], ["--all"], ["geyer-table1", "--all", "--write", str(tmp_path)]):
+        done = CliRunner().invoke(app, ["papers", "compare", *words])
+        assert done.exit_code != 0
+    done = CliRunner().invoke(app, ["papers", "compare", "--all", "--write", str(tmp_path / "nosuch")])
+    assert done.exit_code != 0
