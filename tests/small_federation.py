@@ -20,13 +20,14 @@ from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import BOUNDARIES, Algorithm, Server
 from shoal.algorithms.charges import Setting, event
+from shoal.audit.stage import silent as silent
 from shoal.data import Dataset, Partition, load, partition
 from shoal.engine import round as round_module
 from shoal.engine.moment import Moment
 from shoal.engine.round import State, play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
-from shoal.privacy.clip import NoisyClip, QuantileClip
+from shoal.privacy.clip import QuantileClip
 from shoal.privacy.correlated import Correlated
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
@@ -57,17 +58,6 @@ def small(name: str, **changes: object) -> Algorithm:
 def plain_server(record: Algorithm) -> Algorithm:
     """The method with a server that only adds: the new model then is the old one plus the mean."""
     return replace(record, server=Server())
-
-
-def silent(record: Algorithm) -> Algorithm:
-    """The method with its noise at 0."""
-    if record.per_round is not None:
-        record = replace(record, per_round=replace(record.per_round, noise=0.0))
-    if record.per_step is not None:
-        record = replace(record, per_step=replace(record.per_step, noise=0.0))
-    if isinstance(record.per_update, NoisyClip):
-        record = replace(record, per_update=replace(record.per_update, noise=0.0))
-    return record
 
 
 def idle(record: Algorithm) -> Algorithm:
