@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
 from shoal.config import Config, to_toml
-from shoal.data import Dataset, Partition
 from shoal.deploy.gate import Answer, Gate, Question, stacked
 from shoal.deploy.mail import Arrived, Mail
 from shoal.deploy.parcel import Parcel, Spoilt
@@ -28,7 +26,6 @@ from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.folder import RunFolder
 from shoal.engine.moment import Moment
 from shoal.engine.round import State, Sum, Trained, invited, leaving, release
-from shoal.engine.settings import Settings
 from shoal.engine.simulator import OnRound, Simulator
 from shoal.engine.spending import Spending
 from shoal.errors import ConfigError
@@ -57,23 +54,6 @@ class Heard:
 class Coordinator(Simulator):
     """Plays rounds with sites over a grid."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        module: nn.Module,
-        dataset: Dataset,
-        partition: Partition,
-        *,
-        rounds: int,
-        seed: int,
-        settings: Settings,
-    ) -> None:
-        super().__init__(algorithm, module, dataset, partition, rounds=rounds, seed=seed, settings=settings)
-        self._greeted: dict[str, int] = {}
-        self._identities: dict[int, str] = {}
-        self._answered: set[str] = set()
-        self._turned_away: set[int] = set()
-
     def connect(self, config: Config, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell) -> None:
         """Take up the post. `names` are those of sites whose keys are known, all who may come if there are any."""
         section = self.section = config.federation
@@ -89,6 +69,10 @@ class Coordinator(Simulator):
         self._config, self._seed = config, seed if section.seeded else None
         self._gate = Gate(self.stage.algorithm, self.state.model.numel(), section.largest, section.most_records)
         self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
+        self._greeted: dict[str, int] = {}
+        self._identities: dict[int, str] = {}
+        self._answered: set[str] = set()
+        self._turned_away: set[int] = set()
 
     @property
     def _most_bytes(self) -> int:
