@@ -22,41 +22,17 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-Line = dict[str, Any]
-TABLE1 = {
-    "dlg": {"mnist": (0.686, 0.145, 18.4), "cifar10": (0.754, 0.109, 114.5), "lfw": (0.857, 0.089, 69.2)},
-    "gradinv": {"mnist": (1, 0.122, 846), "cifar10": (0.985, 0.095, 2135), "lfw": (0.994, 0.071, 1826)},
-    "cpl": {"mnist": (1, 0.120, 11.5), "cifar10": (0.973, 0.094, 28.3), "lfw": (1, 0.067, 25)},
-}
-TABLE1["gradinv-lbfgs"] = TABLE1["gradinv"]
-"""004 Table 1: success, RMSE, iterations."""
+from shoal.papers.base import published
 
-_QUANTILE_MNIST = {0: ("N", 0.4113, 9), 1: ("N", 0.5113, 9), 2: ("N", 0.1252, 9)}
-_QUANTILE_LFW = dict.fromkeys((0, 1, 2), ("N", 0.3955, 28))
-_CLEAN_MNIST = {0: ("N", 0.1549, 6), 1: ("N", 0.1549, 6), 2: ("N", 0.0008, 7)}
-_CLEAN_LFW = {0: ("N", 0.2214, 24), 1: ("N", 0.2214, 24), 2: ("N", 0.0015, 25)}
-_HELD_MNIST, _HELD_LFW = ("Y", 0.6991, 300), ("Y", 0.7352, 300)
-TABLE3 = {
-    "mnist": {
-        "non-private": _CLEAN_MNIST,
-        "Fed-SDP": _CLEAN_MNIST | {0: _HELD_MNIST},
-        "Fed-SDP at client": _CLEAN_MNIST | {0: _HELD_MNIST, 1: _HELD_MNIST},
-        "quantile": _QUANTILE_MNIST,
-        "quantile, records": _QUANTILE_MNIST,
-        "AdaClip": {0: ("N", 0.4647, 9), 1: ("N", 0.4647, 9), 2: ("N", 0.2465, 9)},
-        "Fed-alphaCDP[sigma]": {0: ("Y", 0.937, 300), 1: ("Y", 0.937, 300), 2: ("Y", 0.9415, 300)},
-    },
-    "lfw": {
-        "non-private": _CLEAN_LFW,
-        "Fed-SDP": _CLEAN_LFW | {0: _HELD_LFW},
-        "Fed-SDP at client": _CLEAN_LFW | {0: _HELD_LFW, 1: _HELD_LFW},
-        "quantile": _QUANTILE_LFW,
-        "quantile, records": _QUANTILE_LFW,
-        "AdaClip": dict.fromkeys((0, 1, 2), ("N", 0.3421, 27)),
-        "Fed-alphaCDP[sigma]": {0: ("Y", 0.9417, 300), 1: ("Y", 0.9417, 300), 2: ("Y", 0.947, 300)},
-    },
-}
-"""004 Table 3: resilient, RMSE, iterations."""
+Line = dict[str, Any]
+ATTACKS = {"dlg": "DLG", "gradinv": "GradInv", "gradinv-lbfgs": "GradInv", "cpl": "CPL"}
+SETS = {"mnist": "MNIST", "cifar10": "CIFAR10", "lfw": "LFW"}
+
+
+def printed(name: str, row: str, dataset: str, *measures: str) -> list[str]:
+    """What 004 prints in a row of a table."""
+    figures = published(name)
+    return [f"{figures[measure][row][SETS[dataset]]:g}" for measure in measures]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -73,14 +49,15 @@ def table1(lines: dict[str, Line]) -> str:
         if not cell.startswith("table1/"):
             continue
         _, dataset, attack = cell.split("/")
-        said = TABLE1.get(attack, {}).get(dataset)
-        published = "–" if said is None else f"{said[0]} / {said[1]} / {said[2]}"
+        said = "–"
+        if attack in ATTACKS:
+            said = " / ".join(printed("alphacdp-table1", ATTACKS[attack], dataset, "success", "rmse", "iterations"))
         rows.append(
             [attack, dataset, str(line["victims"]), number(line["success"]), number(line["rmse"]),
              number(line["rmse_of_successes"]), number(line["psnr"], 1), number(line["ssim"]),
              number(line["label_hits"]),
              number(line["iterations_to_success"], 1), number(line["iterations"], 1), str(line["diverged"]),
-             number(line["seconds"], 0), published]
+             number(line["seconds"], 0), said]
         )  # fmt: skip
     head = ["attack", "data", "victims", "success", "RMSE", "RMSE of successes", "PSNR", "SSIM", "labels",
             "iterations to success", "iterations in all", "diverged", "seconds",
@@ -94,12 +71,13 @@ def table3(lines: dict[str, Line]) -> str:
         if not cell.startswith("table3/"):
             continue
         _, dataset, method, kind = cell.split("/")
-        resilient, error, iterations = TABLE3[dataset][method][int(kind)]
+        row = f"type {kind} {method.removesuffix(', records')}"
+        resilient, *others = printed("alphacdp-table3", row, dataset, "resilient", "rmse", "iterations")
         reached = line["iterations_to_success"]
         rows.append(
             [f"type {kind}", method, dataset, str(line["victims"]), "N" if line["success"] >= 0.5 else "Y",
              number(line["success"]), number(line["rmse"]), number(line["ssim"]), number(reached, 1),
-             resilient, f"{error}", f"{iterations}"]
+             "Y" if resilient == "1" else "N", *others]
         )  # fmt: skip
     rows.sort(key=lambda row: (row[2] == "lfw", row[0]))
     head = ["attacker", "method", "data", "victims", "resilient", "success", "RMSE", "SSIM", "iterations to success",
