@@ -87,6 +87,10 @@ class Conv2dRule(Rule):
         return x[:, :, top : shape[2] - bottom, left : shape[3] - right]
 
     def accumulate(self, saved: tuple[Tensor, torch.Size], grad: Tensor, into: Tensor, scale: float) -> None:
+        with _products_of(grad):
+            self._accumulate(saved, grad, into, scale)
+
+    def _accumulate(self, saved: tuple[Tensor, torch.Size], grad: Tensor, into: Tensor, scale: float) -> None:
         rows, shape = saved
         rows = rows.view(len(into), -1, rows.shape[-1])
         _, wide = self._output(shape)
@@ -130,7 +134,7 @@ class Conv2dRule(Rule):
         scale: float,
     ) -> None:
         if kept is None:
-            self.accumulate(saved, weighed(grad, factors), into, scale)
+            self._accumulate(saved, weighed(grad, factors), into, scale)  # its norm came from another product
             return
         clients = len(into)
         summed = torch.bmm(factors.unsqueeze(1), kept.view(*factors.shape, -1))
