@@ -207,3 +207,17 @@ def test_a_layer_used_twice_is_never_clipped_by_the_sum_of_its_norms():
     )
     with pytest.raises(ModelError, match=r"used twice .* engine\.together=false"):
         tape.squares()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("side", [5, 28])
+def test_on_cuda_a_norm_is_that_of_the_gradient_that_is_added_even_where_products_may_be_rough(side):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * side**2, 3)).cuda()
+    fast = network(module, per_example=True)
+    params = fast.layout.flatten(module).unsqueeze(0)
+    x, y = torch.randn(1, 1, 16, side, side, device="cuda"), torch.zeros(1, 1, dtype=torch.int64, device="cuda")
+    tape = fast.backward(params, x, y, torch.ones(1, 1, device="cuda"))
+    total = torch.zeros_like(params)
+    tape.accumulate(total, 1.0, torch.ones(1, 1, 1, device="cuda"))
+    torch.testing.assert_close(tape.squares().sum().sqrt(), total.norm(), rtol=2e-6, atol=0)

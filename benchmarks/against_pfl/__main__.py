@@ -29,7 +29,7 @@ import json
 import platform
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -149,6 +149,9 @@ class Counted:
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
         self.seen.append((len(params), int((weights > 0).sum())))
         return self.network.backward(params, x, y, weights)
+
+    def owing(self, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        return self.network.owing(params, batch)
 
 
 @dataclass(frozen=True)

@@ -210,12 +210,7 @@ class Site:
         if "clip" in letter.values:
             memory["clip"] = torch.tensor(letter.real("clip"), dtype=torch.float64)
         per_update = stage.algorithm.per_update
-        threads = torch.get_num_threads()
-        torch.set_num_threads(stage.workers.threads)
-        try:
-            part = trained(stage, model, memory, client, moment)
-        finally:
-            torch.set_num_threads(threads)
+        (part,) = stage.workers.map(lambda own: trained(stage, model, memory, own, moment), [client])
         self._keep_memory(terms, memory)
         extras: dict[str, Value] = {}
         update, bound = part.updates, float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -29,8 +30,10 @@ class LocalSteps:
     momentum: float
 
     def play(self, inputs: Inputs) -> LocalSteps:
-        for step in zip(*inputs, strict=True):
-            self.step(*step)
+        plain = self.velocity is None and self.sanitised is None
+        with self.network.owing(self.params, inputs[0].shape[2]) if plain else nullcontext():
+            for step in zip(*inputs, strict=True):
+                self.step(*step)
         return self
 
     def play_carefully(self, inputs: Inputs) -> LocalSteps:

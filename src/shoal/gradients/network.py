@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -55,6 +56,9 @@ class Network(Protocol):
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k."""
+
+    def owing(self, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        """For steps of plain SGD from `params`: these may lag behind until the end, where that is faster."""
 
 
 def network(

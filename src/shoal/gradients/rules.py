@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.convolution_cpu import convolution_rule
 from shoal.gradients.layout import Entry
 from shoal.gradients.rule import FEW_POSITIONS, Rule, squared, weighed
 from shoal.privacy.normals import Product
@@ -194,7 +194,7 @@ def rule_for(module: nn.Module, entries: dict[int, Entry]) -> tuple[Rule, Callab
     if type(module) is nn.Linear:
         return LinearRule(module, weight, bias), _same
     if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
-        return Conv2dRule(module, weight, bias), _same
+        return convolution_rule(module, weight, bias), _same
     if type(module) is nn.GroupNorm:
         groups, eps = module.num_groups, module.eps
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)

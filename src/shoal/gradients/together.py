@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +15,9 @@ from torch import Tensor, nn
 from shoal.errors import ModelError
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
+from shoal.gradients.owed import OwedLinearRule, room_for
 from shoal.gradients.rule import Rule
-from shoal.gradients.rules import rule_for
+from shoal.gradients.rules import LinearRule, rule_for
 from shoal.privacy.normals import Product
 
 Left = Callable[[Product], bool]
@@ -38,6 +41,23 @@ class TogetherNetwork:
         logits = self._module(x.flatten(0, 1))
         (example_losses(logits, y.flatten()) * weights.flatten()).sum().backward()
         return self._bound.records
+
+    @contextmanager
+    def owing(self, params: Tensor, batch: int) -> Iterator[None]:
+        rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
+        used = Counter(rule.entries for rule in rules)
+        rooms = {
+            rule: room_for(rule, batch)
+            for rule in rules
+            if isinstance(rule, LinearRule) and used[rule.entries] == 1 and params.device.type == "cpu"
+        }
+        self._bound.owed = {rule: OwedLinearRule(rule, params, room) for rule, room in rooms.items() if room}
+        try:
+            yield
+            for rule in self._bound.owed.values():
+                rule.settle(params)
+        finally:
+            del self._bound.owed
 
 
 class Records(list[tuple[Rule, Any, Tensor]]):
@@ -106,11 +126,12 @@ class _Taped(torch.autograd.Function):
 class _ClientLayer(nn.Module):
     def __init__(self, rule: Rule, before: Callable[[Tensor], Tensor], bound: threading.local) -> None:
         super().__init__()
-        self._rule, self._before, self._bound = rule, before, bound
+        self.rule, self._before, self._bound = rule, before, bound
 
     def forward(self, x: Tensor) -> Tensor:
         bound = self._bound
-        return _Taped.apply(self._before(x), bound.anchor, self._rule, bound.params, bound.records)
+        rule = getattr(bound, "owed", {}).get(self.rule, self.rule)
+        return _Taped.apply(self._before(x), bound.anchor, rule, bound.params, bound.records)
 
 
 def _with_rules(module: nn.Module, layout: Layout, bound: threading.local) -> nn.Module:

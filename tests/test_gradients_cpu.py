@@ -1,0 +1,92 @@
+"""What is done otherwise on a CPU, for speed, gives the same: convolutions, and steps that are owed for a while."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.gradients import Layout, network
+from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.convolution_cpu import convolution_rule
+from shoal.models import build
+from test_gradients_rules import convolutions
+
+
+def everything(rule, x, params, upstream, factors):
+    """All that a rule gives."""
+    y, saved = rule.forward(x, params)
+    grad = upstream(y)
+    plain, weighted = torch.zeros_like(params), torch.zeros_like(params)
+    examples = params.new_zeros(len(x), params.shape[1])
+    into_x = rule.input_gradient(saved, grad, params)
+    rule.accumulate(saved, grad, plain, 0.5)
+    rule.accumulate(saved, grad, examples, 1.0)
+    squares, kept = rule.squares(saved, grad)
+    rule.accumulate_weighted(saved, kept, grad, factors, weighted, 2.0)
+    return y, into_x, plain, examples, squares, weighted
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(convolutions(), st.integers(1, 3), st.integers(1, 4), st.integers(5, 9), st.integers(5, 9))
+def test_the_rules_of_a_cpu_give_what_the_rule_of_a_gpu_gives(conv, clients, batch, high, wide):
+    torch.manual_seed(0)
+    conv = conv.double()
+    entries = Layout.of(conv).entries
+    weight, bias = entries[0], entries[1] if conv.bias is not None else None
+    size = entries[-1].stop
+    params = torch.rand(clients, size, dtype=torch.float64)
+    x = torch.rand(clients * batch, conv.in_channels, high + 4, wide + 4, dtype=torch.float64)
+    factors = torch.rand(clients, batch, dtype=torch.float64)
+    rules = convolution_rule(conv, weight, bias), Conv2dRule(conv, weight, bias)
+    found = [everything(rule, x, params, torch.sin, factors) for rule in rules]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+class Tied(nn.Module):
+    """Two layers with the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(60, 60), nn.Linear(60, 60), nn.Linear(60, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)[:, :60])))))
+
+
+@pytest.mark.parametrize("make", [lambda: build("thesis-mlp", (1, 28, 28), 10, seed=0), Tied], ids=["mlp", "tied"])
+@pytest.mark.parametrize("steps", [1, 4, 60])
+@pytest.mark.parametrize("apart", [0.0, 0.1])
+def test_owed_steps_are_paid_in_full(make, steps, apart):
+    """60 steps of 5 are more than a layer of 784 x 1000 may owe, so that it pays on the way as well."""
+    torch.manual_seed(0)
+    module = make().double()
+    net = network(module)
+    assert net.together
+    x, y = torch.rand(steps, 2, 5, 1, 28, 28, dtype=torch.float64), torch.randint(0, 10, (steps, 2, 5))
+    weights = torch.tensor([[0.2] * 5, [0.5, 0.5, 0, 0, 0]], dtype=torch.float64)
+    at_once, owed = (net.layout.flatten(module).repeat(2, 1) for _ in range(2))
+    for params in (at_once, owed):
+        params[1] *= 1 + apart  # as a rule clients begin with the same model
+    for t in range(steps):
+        net.backward(at_once, x[t], y[t], weights).accumulate(at_once, -0.1)
+    with net.owing(owed, 5):
+        for t in range(steps):
+            net.backward(owed, x[t], y[t], weights).accumulate(owed, -0.1)
+    torch.testing.assert_close(owed, at_once, rtol=1e-9, atol=1e-11)
+
+
+def test_a_step_of_few_records_does_not_touch_great_weights_before_the_end():
+    module = build("thesis-mlp", (1, 28, 28), 10, seed=0)
+    net = network(module)
+    params = net.layout.flatten(module).repeat(2, 1)
+    first = net.layout.entries[0].of(params).clone()
+    with net.owing(params, 5):
+        net.backward(params, torch.rand(2, 5, 1, 28, 28), torch.zeros(2, 5).long(), torch.ones(2, 5)).accumulate(
+            params, -0.1
+        )
+        assert torch.equal(net.layout.entries[0].of(params), first)
+    assert not torch.equal(net.layout.entries[0].of(params), first)
