@@ -1,7 +1,9 @@
 """`shoal papers run`: quick versions hold the orderings, a crash stops nothing, what is done is not done again."""
 
 import json
-from dataclasses import replace
+import os
+import signal
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -167,3 +169,46 @@ def test_recipes_need_no_run():
     work = table("alphacdp-table7").cells[-1].work
     assert isinstance(work, Account)
     assert work.measure(Job(0, "cpu", False, None)) == {"epsilon": pytest.approx(0.0841, abs=5e-5)}
+
+
+def test_cells_side_by_side_give_the_lines_that_they_give_one_by_one(tmp_path):
+    found = table("alphacdp-table6")
+    todo = plan(chosen(found, r"^(non-private|Fed-SDP|Fed-CDP)/Cancer$"), 1, True, [])
+    assert len(todo) == 3
+    told = []
+    alone = play(todo, found, tmp_path / "alone.jsonl", "cpu", True, nobody)
+    beside = play(todo, found, tmp_path / "beside.jsonl", "cpu", True, lambda *args: told.append(args), jobs=2)
+    assert read_lines(tmp_path / "beside.jsonl") == beside
+    for one in alone:
+        other = next(line for line in beside if line["key"] == one["key"])
+        assert other["seed"] == one["seed"]
+        assert "step_seconds" in one
+        assert "step_seconds" not in other
+        assert other["accuracy"] == pytest.approx(one["accuracy"], abs=0.02)  # other threads, other last digits
+    assert told[-1] == ("", 3, 3)
+
+
+@dataclass(frozen=True)
+class Killer:
+    """A measurement whose process is killed."""
+
+    name: str
+    seeded, instant = False, False
+
+    def key(self, quick):
+        return self.name
+
+    def measure(self, job):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def figures(self, line):
+        return {}
+
+
+def test_where_a_process_is_killed_the_lines_say_so(tmp_path):
+    cells = tuple(Cell(row, "x", Killer(row)) for row in ("one", "two"))
+    killed = Table("pfl-table2", (), 1, cells)
+    lines = play(plan(cells, 1, True, []), killed, tmp_path / "found.jsonl", "cpu", True, nobody, jobs=2)
+    assert sorted(line["cell"] for line in lines) == ["one/x", "two/x"]
+    assert all("killed" in line["failed"] and "--jobs" in line["failed"] for line in lines)
+    assert read_lines(tmp_path / "found.jsonl") == lines

@@ -80,6 +80,7 @@ def run_command(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to this, less one.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quick: Quick = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in a process of its own.")] = 1,
     results: Annotated[Path | None, typer.Option(help="Where lines are appended; papers/NAME.jsonl.")] = None,
 ) -> None:
     """Measure the cells that have not been measured yet, one by one. It can be stopped and run again."""
@@ -108,7 +109,7 @@ def run_command(
 
     try:
         with progress:
-            written = play(todo, table, path, device, quick, told)
+            written = play(todo, table, path, device, quick, told, min(jobs, max(1, len(todo))))
     except KeyboardInterrupt:
         raise Stopped("stopped; what is done is kept: give the same command again to go on") from None
     failed = [line for line in written if "failed" in line]

@@ -15,6 +15,10 @@ Line = dict[str, Any]
 """What is kept of one measurement: a line of a results file."""
 
 
+def _nobody(share: float) -> None:
+    """Told how far a measurement is, and does nothing."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One measurement: with which seed, where, and whom to tell how far it is (a share, 0 to 1)."""
@@ -23,7 +27,7 @@ class Job:
     device: str
     quick: bool
     unfinished: Path
-    told: Callable[[float], None] = lambda share: None
+    told: Callable[[float], None] = _nobody
 
 
 class Work(Protocol):

@@ -6,17 +6,24 @@ A cell that crashes becomes a line that says so; the others go on, and it is tri
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.papers.base import Cell, Job, Line, Table
 
 KEPT = Path("docs/results")
+KILLED = "its process was killed, perhaps for memory: try fewer --jobs"
 Told = Callable[[str, int, float], None]
 """(cell, cells done, cells done with a part of the running one)"""
 
@@ -81,29 +88,68 @@ def plan(cells: Iterable[Cell], seeds: int, quick: bool, lines: Iterable[Line]) 
 
 
 def play(
-    todo: list[tuple[Cell, int]], table: Table, results: Path, device: str, quick: bool, told: Told
+    todo: list[tuple[Cell, int]], table: Table, results: Path, device: str, quick: bool, told: Told, jobs: int = 1
 ) -> list[Line]:
-    """Measure and write; the lines that were written."""
-    results.parent.mkdir(parents=True, exist_ok=True)
+    """Measure and write; the lines that were written. `jobs`: cells at a time, each in a process of its own."""
+    unfinished = results.parent / "unfinished"
+    unfinished.mkdir(parents=True, exist_ok=True)
+    work = [(cell, Job(seed, device, quick, unfinished)) for cell, seed in todo]
     written = []
-    for done, (cell, seed) in enumerate(todo):
+    for line in _side_by_side(work, table.name, told, jobs) if jobs > 1 else _one_by_one(work, table.name, told):
+        _append(results, line)
+        written.append(line)
+    with suppress(OSError):  # not empty where another process is at work there
+        unfinished.rmdir()
+    told("", len(todo), len(todo))
+    return written
+
+
+def _one_by_one(work: list[tuple[Cell, Job]], table: str, told: Told) -> Iterator[Line]:
+    for done, (cell, job) in enumerate(work):
         told(cell.name, done, done)
 
         def part(share: float, name: str = cell.name, done: int = done) -> None:
             told(name, done, done + share)
 
-        line = _line(table, cell, Job(seed, device, quick, results.parent / "unfinished", part))
-        _append(results, line)
-        written.append(line)
-    with suppress(OSError):  # not empty where another process is at work there
-        (results.parent / "unfinished").rmdir()
-    told("", len(todo), len(todo))
-    return written
+        yield _line(table, cell, replace(job, told=part))
 
 
-def _line(table: Table, cell: Cell, job: Job) -> Line:
-    line: Line = {"table": table.name, "cell": cell.name, "key": cell.work.key(job.quick), "seed": job.seed}
-    line |= {"quick": job.quick, "device": job.device, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+def _side_by_side(work: list[tuple[Cell, Job]], table: str, told: Told, jobs: int) -> Iterator[Line]:
+    """Lines as they come. Where a process is killed, whatever was not done yet becomes lines that say so."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    told(f"{jobs} at a time", 0, 0)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
+        try:
+            begun = {pool.submit(_line, table, cell, job): (cell, job) for cell, job in work}
+            for done, future in enumerate(as_completed(begun), 1):
+                cell, job = begun[future]
+                killed = isinstance(future.exception(), BrokenProcessPool)
+                line = _head(table, cell, job) | {"failed": KILLED} if killed else future.result()
+                line.pop("step_seconds", None)  # a time belongs to a cell that had the machine for itself
+                yield line
+                told(cell.name, done, done)
+        except BaseException:  # also Ctrl-C: a run that is stopped goes on from its checkpoint the next time
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.terminate()
+            raise
+
+
+def _begin(threads: int) -> None:
+    """Ctrl-C reaches these processes too, and they have nothing to say to it."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(threads)
+
+
+def _head(table: str, cell: Cell, job: Job) -> Line:
+    line: Line = {"table": table, "cell": cell.name, "key": cell.work.key(job.quick), "seed": job.seed}
+    return line | {"quick": job.quick, "device": job.device, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def _line(table: str, cell: Cell, job: Job) -> Line:
+    line = _head(table, cell, job)
     start = time.perf_counter()
     try:
         line |= cell.work.measure(job)

@@ -173,8 +173,8 @@ def compared(name: str, minutes: float) -> Table:
             if row == "trusted curator":
                 own = config | {"local.lr": 0.1}
                 cells.append(Cell(row, split, run(own), change="lr .1", claim=claim))
-                own |= {"per_update.clip": FALLING}
-                cells.append(Cell(row, split, run(own), change="lr .1, falling clip", claim=claim))
+                falling = own | {"per_update.clip": FALLING}
+                cells.append(Cell(row, split, run(falling), change="lr .1, falling clip", claim=claim))
         cells += _deltas(name, row, noise, cohort / clients, rounds, delta)
     return Table(name, ("mnist",), minutes, tuple(cells))
 
