@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import shoal
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
@@ -172,3 +173,26 @@ def test_dropout_follows_the_seed_and_leaves_other_random_numbers_alone():
     assert torch.equal(first, model())
     torch.manual_seed(6)
     assert torch.equal(drawn, torch.rand(1))
+
+
+class Viewer(nn.Module):
+    """A network as many write it: `view` wants its numbers in the usual order."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(channels, 4, 3), nn.Linear(4 * 6 * 6, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.convolution(x)).view(-1, 4 * 6 * 6))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_model_that_views_its_pictures_is_trained_and_evaluated(channels, tmp_path):
+    generator = np.random.default_rng(0)
+    clients = [(generator.random((20, channels, 8, 8), dtype=np.float32), np.arange(20) % 2) for _ in range(3)]
+    data = shoal.from_clients(clients, test_fraction=0.25)
+    sampling = {"sampling": "all"}
+    result = shoal.run(
+        algorithm="fedavg", rounds=2, data=data, model=Viewer(channels), clients=sampling, runs=tmp_path
+    )
+    assert 0 <= result.accuracy <= 1

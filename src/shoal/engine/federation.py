@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from shoal.engine.workers import Workers
 from shoal.gradients import Layout
 from shoal.gradients.losses import example_losses
 
-EVALUATION_ROWS = 500
+EVALUATION_ROWS = 250
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +54,9 @@ class Federation:
         module.eval()
 
         def part(start: int) -> tuple[float, float]:
-            x, y = self.test_x[start : start + EVALUATION_ROWS], self.test_y[start : start + EVALUATION_ROWS]
-            if x.dim() == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
+            x, y = self._held_out(start)
             with torch.inference_mode():
-                logits = module(x)
+                logits = _logits(module, x)
                 hits = (logits.argmax(1) == y).sum()
                 return float(hits), float(example_losses(logits, y).sum())
 
@@ -73,6 +72,23 @@ class Federation:
         counts = torch.zeros(classes * classes, dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             for start in range(0, len(self.test_y), EVALUATION_ROWS):
-                x, y = self.test_x[start : start + EVALUATION_ROWS], self.test_y[start : start + EVALUATION_ROWS]
-                counts += torch.bincount(y * classes + module(x).argmax(1), minlength=classes * classes)
+                x, y = self._held_out(start)
+                counts += torch.bincount(y * classes + _logits(module, x).argmax(1), minlength=classes * classes)
         return counts.view(classes, classes).cpu().numpy()
+
+    def _held_out(self, start: int) -> tuple[Tensor, Tensor]:
+        rows = slice(start, start + EVALUATION_ROWS)
+        return self.test_x[rows], self.test_y[rows]
+
+
+def _logits(module: nn.Module, x: Tensor) -> Tensor:
+    """Pictures go in channels-last order, in which convolutions and pooling are fastest, where the model takes it.
+
+    One channel alone has both orders, and PyTorch takes it for the other one unless its stride says otherwise.
+    """
+    if x.dim() == 4:
+        _, c, h, w = x.shape
+        last = x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, (c * h * w, 1, c * w, c))
+        with suppress(RuntimeError):  # x.view(...) in the model's own code wants the usual order
+            return module(last)  # type: ignore[no-any-return]
+    return module(x)  # type: ignore[no-any-return]
