@@ -10,7 +10,8 @@ import time
 import pytest
 
 from shoal.cli.main import main
-from shoal.sweep.cells import cores, sensible_jobs
+from shoal.engine.settings import cores
+from shoal.sweep.cells import sensible_jobs
 
 KEYS = ["algorithm=trusted-curator", "model=linear", "data.clients=20", "clients.sampling=poisson"]
 KEYS += ["clients.cohort=10", "local.steps=2", "budget.delta=1e-3"]

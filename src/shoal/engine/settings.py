@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from shoal.errors import ConfigError
@@ -33,3 +34,8 @@ class Settings:
                 raise ConfigError(f"engine.{name} must be > 0, got {value}")
         if self.checkpoint_every > MOST_IN_A_CHARGE:
             raise ConfigError(f"engine.checkpoint_every must be at most 1000000, got {self.checkpoint_every}")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The rules of layers with parameters, and which layer has one; that of a convolution is in `convolution`."""
+"""The rules of layers with parameters, and which layer has one; those of convolutions are in `convolution` and `convolution_cpu`."""
 
 from __future__ import annotations
 

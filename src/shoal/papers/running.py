@@ -6,7 +6,6 @@ A cell that crashes becomes a line that says so; the others go on, and it is tri
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import time
@@ -19,6 +18,7 @@ from datetime import UTC, datetime
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
+from shoal.engine.settings import cores
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.papers.base import Cell, Job, Line, Table
 
@@ -116,7 +116,7 @@ def _one_by_one(work: list[tuple[Cell, Job]], table: str, told: Told) -> Iterato
 
 def _side_by_side(work: list[tuple[Cell, Job]], table: str, told: Told, jobs: int) -> Iterator[Line]:
     """Lines as they come. Where a process is killed, whatever was not done yet becomes lines that say so."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, cores() // jobs)
     told(f"{jobs} at a time", 0, 0)
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         try:

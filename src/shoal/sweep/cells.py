@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import to_toml
+from shoal.engine.settings import cores
 from shoal.report.folder import METRICS, RESULT
 from shoal.sweep.plan import Plan
 
@@ -63,10 +64,6 @@ def _free_memory() -> float:
         return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass
