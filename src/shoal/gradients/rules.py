@@ -1,4 +1,4 @@
-"""The rules of layers with parameters, and which layer has one; those of convolutions are in `convolution` and `convolution_cpu`."""
+"""The rules of layers with parameters, and which layer has one; those of convolutions are in files of their own."""
 
 from __future__ import annotations
 
