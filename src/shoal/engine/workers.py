@@ -77,8 +77,8 @@ def _begin_thread() -> None:
 
 @contextmanager
 def _flushing() -> Iterator[None]:
-    """Numbers below 1e-38 count as 0 in this thread: a processor takes a hundred times as long for them, and a model
-    full of noise, sure of itself, has so many in its gradients that a round takes three times as long.
+    """Numbers below 1e-38 count as 0 in this thread: a processor is very slow with them, and a model full of
+    noise, sure of itself, can have so many in its gradients that a round takes almost three times as long.
     """
     before = float(torch.tensor(1e-40) * 1) == 0
     torch.set_flush_denormal(True)
@@ -90,7 +90,7 @@ def _flushing() -> Iterator[None]:
 
 def _keep_memory() -> None:
     """Let the C library keep what is freed for the next step: to give it back and to ask for it anew, page by page,
-    takes up to a tenth of a round. (Where there is no such call, nothing is lost but that.)
+    takes about a tenth of a round. (Where there is no such call, nothing is lost but that.)
     """
     trim_threshold, mmap_threshold = -1, -3
     with suppress(OSError, AttributeError):
