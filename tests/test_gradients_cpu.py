@@ -8,7 +8,7 @@ from torch import nn
 
 from shoal.gradients import Layout, network
 from shoal.gradients.convolution import Conv2dRule
-from shoal.gradients.convolution_cpu import convolution_rule
+from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.models import build
 from test_gradients_rules import convolutions
 
@@ -39,7 +39,7 @@ def test_the_rules_of_a_cpu_give_what_the_rule_of_a_gpu_gives(conv, clients, bat
     params = torch.rand(clients, size, dtype=torch.float64)
     x = torch.rand(clients * batch, conv.in_channels, high + 4, wide + 4, dtype=torch.float64)
     factors = torch.rand(clients, batch, dtype=torch.float64)
-    rules = convolution_rule(conv, weight, bias), Conv2dRule(conv, weight, bias)
+    rules = cpu_rule(conv, weight, bias), Conv2dRule(conv, weight, bias)
     found = [everything(rule, x, params, torch.sin, factors) for rule in rules]
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

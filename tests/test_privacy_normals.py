@@ -92,17 +92,17 @@ def test_a_thread_may_begin_with_nothing_to_draw():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("start", "out"), [(840, 50), (0, 33), (100, 1)])
-def test_a_product_that_is_added_with_the_noise_is_the_product_and_the_same_noise(start, out):
+@pytest.mark.parametrize(("start", "out", "width"), [(840, 50, 36), (0, 33, 36), (100, 1, 4004)])
+def test_a_product_that_is_added_with_the_noise_is_the_product_and_the_same_noise(start, out, width):
     into = torch.zeros(3, 5000, device="cuda")
-    rows, grads = (torch.randn(3, 5, size, device="cuda") for size in (36, out))
+    rows, grads = (torch.randn(3, 5, size, device="cuda") for size in (width, out))
     scales = torch.tensor([1.0, 0.0, 2.0], device="cuda")
     apart, fused = into.clone(), into.clone()
     product = Product(start, rows, grads, -0.3)
     source = normals(STREAMS, "step noise", (0, 0), [1, 2, 3], into, fused=True)
     assert source.takes(product)
     source.add(fused, scales, [product])
-    matrix = apart[:, start : start + 36 * out].unflatten(1, (out, 36))
+    matrix = apart[:, start : start + width * out].unflatten(1, (out, width))
     matrix += -0.3 * grads.transpose(1, 2) @ rows
     normals(STREAMS, "step noise", (0, 0), [1, 2, 3], into).add(apart, scales)
     torch.testing.assert_close(fused, apart, rtol=1e-4, atol=1e-5)

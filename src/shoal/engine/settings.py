@@ -16,6 +16,7 @@ class Settings:
 
     `memory`: GiB that slices of a cohort may take. `together`: many clients at once, else one after the other.
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
+    `kernels`: layers in the way that is fastest on their device (on CUDA kernels of our own), else by plain products.
     `checkpoint_every`: rounds that are charged, released and committed together.
     """
 
@@ -24,6 +25,7 @@ class Settings:
     threads: int | None = None
     together: bool = True
     graphs: bool = True
+    kernels: bool = True
     evaluate_every: int = 1
     checkpoint_every: int = 1
 

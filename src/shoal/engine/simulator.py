@@ -61,7 +61,9 @@ class Simulator:
         federation = Federation.of(dataset, partition, device)
         sample = federation.x[:3]
         per_example = algorithm.per_example is not None
-        net = network(self.module, sample, together=settings.together, per_example=per_example)
+        net = network(
+            self.module, sample, together=settings.together, per_example=per_example, kernels=settings.kernels
+        )
         workers = Workers(device, settings.threads, side_by_side=net.together)
         slicer = Slicer(algorithm, net, self.module, sample, partition.sizes, workers.count, settings.memory)
         graphs = Graphs() if settings.graphs and net.together and device.type == "cuda" else None

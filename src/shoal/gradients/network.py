@@ -62,9 +62,16 @@ class Network(Protocol):
 
 
 def network(
-    module: nn.Module, sample: Tensor | None = None, *, together: bool = True, per_example: bool = False
+    module: nn.Module,
+    sample: Tensor | None = None,
+    *,
+    together: bool = True,
+    per_example: bool = False,
+    kernels: bool = True,
 ) -> Network:
     """All clients together where every layer has a rule, else one client (or one example) after the other.
+
+    With `kernels` layers are computed in the way that is fastest on their device, else by plain products.
 
     With a sample of the input (any few examples) the two ways are compared first, so that a model whose own
     code mixes examples, or reaches into a layer, is never trained wrongly.
@@ -75,7 +82,7 @@ def network(
         return slow(module)
     if sample is not None and not _agree(module, sample, slow, per_example):
         return slow(module)
-    return TogetherNetwork(module, layout)
+    return TogetherNetwork(module, layout, kernels)
 
 
 def _agree(module: nn.Module, sample: Tensor, slow: type[ApartNetwork], per_example: bool) -> bool:

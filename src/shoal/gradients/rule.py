@@ -48,8 +48,8 @@ class Rule(Protocol):
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         self.accumulate(saved, weighed(grad, factors), into, scale)
 
-    def product(self, saved: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
-        """The first of this layer's tensors as `accumulate_weighted` would change it, where that is a product."""
+    def product(self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        """What `accumulate_weighted` adds to this layer's tensors, or to the first of them, where it is a product."""
         return None
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:

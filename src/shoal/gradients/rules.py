@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.convolution_cpu import convolution_rule
+from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.convolution_cpu import cpu_rule
+from shoal.gradients.convolution_cuda import cuda_rule
 from shoal.gradients.layout import Entry
 from shoal.gradients.rule import FEW_POSITIONS, Rule, squared, weighed
 from shoal.privacy.normals import Product
@@ -18,8 +20,8 @@ from shoal.privacy.normals import Product
 class LinearRule(Rule):
     """y = x W^T + b, for inputs [N, ..., in]."""
 
-    def __init__(self, module: nn.Linear, weight: Entry, bias: Entry | None) -> None:
-        self.entries, self.weight, self.bias = (weight,), weight, bias
+    def __init__(self, weight: Entry, bias: Entry | None, kernels: bool = True) -> None:
+        self.entries, self.weight, self.bias, self.kernels = (weight,), weight, bias, kernels
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(len(params), -1, x.shape[-1])
@@ -42,7 +44,7 @@ class LinearRule(Rule):
         if self.bias is not None:
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
 
-    def product(self, saved: Tensor, grad: Tensor, factors: Tensor, scale: float) -> Product:
+    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product:
         grads = weighed(grad, factors).reshape(len(factors), -1, grad.shape[-1])
         return Product(self.weight.start, saved.view(len(factors), -1, saved.shape[-1]), grads, scale)
 
@@ -53,6 +55,8 @@ class LinearRule(Rule):
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
         rows = saved.view(len(grad), -1, saved.shape[-1])
+        if rows.shape[1] == 1:
+            return squared(grad.squeeze(1)) * (squared(rows.squeeze(1)) + (self.bias is not None)), None
         squares = _product_squares(rows, grad)
         if self.bias is not None:
             squares = squares + squared(grad.sum(1))
@@ -174,15 +178,18 @@ class EmbeddingRule(Rule):
 def _product_squares(x: Tensor, grad: Tensor) -> Tensor:
     """|grad^T x|^2 of every example, for [N, T, in] and [N, T, out], without the product where T is small."""
     positions = x.shape[1]
-    if positions == 1:
-        return squared(x.squeeze(1)) * squared(grad.squeeze(1))
     if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
         return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(grad, grad.transpose(1, 2))).sum((1, 2))
     return squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
 
 
-def rule_for(module: nn.Module, entries: dict[int, Entry]) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
-    """The rule of a layer and what comes before it, or None where there is no rule that is surely right."""
+def rule_for(
+    module: nn.Module, entries: dict[int, Entry], kernels: bool = True
+) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+    """The rule of a layer and what comes before it, or None where there is no rule that is surely right.
+
+    With `kernels` it is the fastest one for where the layer lies, else the plainest.
+    """
     own = {name: entries.get(id(p)) for name, p in module.named_parameters(recurse=False)}
     weight, bias = own.get("weight"), own.get("bias")
     if module._forward_hooks or module._forward_pre_hooks:
@@ -192,9 +199,10 @@ def rule_for(module: nn.Module, entries: dict[int, Entry]) -> tuple[Rule, Callab
     if None in own.values():
         return None
     if type(module) is nn.Linear:
-        return LinearRule(module, weight, bias), _same
+        return LinearRule(weight, bias, kernels), _same
     if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
-        return convolution_rule(module, weight, bias), _same
+        rule = {"cpu": cpu_rule, "cuda": cuda_rule}.get(module.weight.device.type) if kernels else None
+        return (rule or Conv2dRule)(module, weight, bias), _same
     if type(module) is nn.GroupNorm:
         groups, eps = module.num_groups, module.eps
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)

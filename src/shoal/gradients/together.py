@@ -16,6 +16,7 @@ from shoal.errors import ModelError
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
 from shoal.gradients.owed import OwedLinearRule, room_for
+from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.rule import Rule
 from shoal.gradients.rules import LinearRule, rule_for
 from shoal.privacy.normals import Product
@@ -28,10 +29,10 @@ class TogetherNetwork:
 
     together = True
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, kernels: bool = True) -> None:
         self.layout = layout
         self._bound = threading.local()
-        self._module = _with_rules(copy.deepcopy(module), layout, self._bound).train()
+        self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Records:
         self._bound.params, self._bound.records = params, Records(weights, params.shape[1], len(self.layout.layers))
@@ -49,7 +50,7 @@ class TogetherNetwork:
         rooms = {
             rule: room_for(rule, batch)
             for rule in rules
-            if isinstance(rule, LinearRule) and used[rule.entries] == 1 and params.device.type == "cpu"
+            if isinstance(rule, LinearRule) and rule.kernels and used[rule.entries] == 1 and not params.is_cuda
         }
         self._bound.owed = {rule: OwedLinearRule(rule, params, room) for rule, room in rooms.items() if room}
         try:
@@ -81,12 +82,13 @@ class Records(list[tuple[Rule, Any, Tensor]]):
         products = []
         for place, (rule, saved, grad) in enumerate(self):
             mine = factors[place if len(factors) > 1 else 0]
-            product = rule.product(saved, grad, mine, scale)
+            kept = self._kept[place] if self._kept else None
+            product = rule.product(saved, kept, grad, mine, scale)
             if product is not None and left(product):
                 rule.accumulate_rest(product, into)
                 products.append(product)
             else:
-                rule.accumulate_weighted(saved, self._kept[place] if self._kept else None, grad, mine, into, scale)
+                rule.accumulate_weighted(saved, kept, grad, mine, into, scale)
         return products
 
     @torch.no_grad()
@@ -134,15 +136,17 @@ class _ClientLayer(nn.Module):
         return _Taped.apply(self._before(x), bound.anchor, rule, bound.params, bound.records)
 
 
-def _with_rules(module: nn.Module, layout: Layout, bound: threading.local) -> nn.Module:
+def _with_rules(module: nn.Module, layout: Layout, bound: threading.local, kernels: bool) -> nn.Module:
     entries = {entry.name: entry for entry in layout.entries}
     by_id = {id(p): entries[name] for name, p in module.named_parameters() if name in entries}
-    if found := rule_for(module, by_id):
+    if found := rule_for(module, by_id, kernels):
         return _ClientLayer(*found, bound)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if found := rule_for(child, by_id):
+            if found := rule_for(child, by_id, kernels):
                 setattr(parent, name, _ClientLayer(*found, bound))
+            elif kernels and can_pool(child):
+                setattr(parent, name, MaxPool(child))
     return module
 
 

@@ -146,11 +146,15 @@ def row_norms(updates: Tensor) -> Tensor:
 
     One long sum of squares in float32 falls short, by .6% where a million small numbers follow a few large ones.
     """
+    norms: Tensor
+    if updates.is_cuda:
+        norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+        return norms.to(updates.dtype)
     whole = updates.shape[1] // _PIECE
     pieces = updates[:, : whole * _PIECE].reshape(len(updates), whole, _PIECE)
     rest = updates[:, whole * _PIECE :].unsqueeze(1)
     short = torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1)
-    norms: Tensor = torch.linalg.vector_norm(short, dim=1, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(short, dim=1, dtype=torch.float64)
     return norms.to(updates.dtype)
 
 

@@ -24,6 +24,7 @@ except ImportError:
 
 BLOCK = 256  # counters a program takes, each of which gives four numbers
 TILE = (8, 64)  # of a matrix: rows, and counters along a row
+LONG = (1, 256)  # of a matrix that is one row
 MOST_ROWS = 16  # of a product; with more of them a library's own is faster
 
 
@@ -56,8 +57,9 @@ class Philox:
         self._step += 1
 
     def _add_product(self, into: Tensor, scales: Tensor, product: Product) -> None:
-        rows, grads, (high, wide) = product.rows.contiguous(), product.grads.contiguous(), TILE
+        rows, grads = product.rows.contiguous(), product.grads.contiguous()
         (clients, few, width), outs = rows.shape, grads.shape[2]
+        high, wide = LONG if outs == 1 else TILE
         grid = (triton.cdiv(width, 4 * wide), triton.cdiv(outs, high), clients)
         noise, place = (self._keys, scales, self._step), (product.start, outs, into.stride(0), width)
         _add_product[grid](into, *noise, rows, grads, product.scale, *place, few, high, wide, num_warps=8)

@@ -1,0 +1,271 @@
+"""The rule of a convolution on CUDA: one kernel for the output, one for the gradient of the input, and one for that
+of the weights, each for all clients at once.
+
+Each is a matrix product whose one factor is read from the pictures where they lie (`implicit GEMM`), so that nothing
+is unfolded, padded or permuted in memory: what moves then is the pictures and the weights, and little else. Products
+are in TF32 where PyTorch's own convolutions would be. A norm is that of the very gradient which is added later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.layout import Entry
+from shoal.gradients.rule import FEW_POSITIONS, Rule
+from shoal.privacy.normals import Product
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+
+class Tile(NamedTuple):
+    """What one program makes at a time: so much along each side of its product, adding up `depth` of it in a go."""
+
+    side: int
+    depth: int
+    warps: int
+    stages: int
+
+
+OUTPUT = Tile(64, 32, 8, 3)
+INPUT = Tile(64, 32, 8, 3)
+WEIGHTS = Tile(64, 32, 4, 3)
+ENOUGH = 512  # programs that keep a GPU busy
+
+
+def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
+    """These kernels where there is Triton and they can write weights and bias in one go."""
+    apart = bias is not None and bias.start != weight.stop
+    return (Conv2dRule if triton is None or apart else TritonConv2dRule)(module, weight, bias)
+
+
+class TritonConv2dRule(Conv2dRule):
+    """Takes pictures in float32 that have many positions; the others go the way of `Conv2dRule`."""
+
+    def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
+        super().__init__(module, weight, bias)
+        left, _, top, _ = self.padding
+        self._windows = (*self.kernel, *self.stride, *self.dilation, top, left)
+        self._one = module.weight.new_ones(1)
+        self._size = weight.stop - weight.start + (0 if bias is None else bias.stop - bias.start)
+
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
+        left, right, top, bottom = self.padding
+        n, channels, h, w = x.shape
+        high, wide = self._output(torch.Size((n, channels, h + top + bottom, w + left + right)))
+        if x.dtype != torch.float32 or high * wide < FEW_POSITIONS:
+            return super().forward(x, params)
+        x, outs, each = x.contiguous(), self.weight.shape[0], n // len(params)
+        y = x.new_empty(n, outs, high, wide)
+        grid, block = _grid(outs, each * high * wide, len(params), OUTPUT)
+        _output[grid](
+            x, params, y, self.weight.start, params.stride(0), each, channels, h, w, outs, high, wide,
+            *self._windows, self.bias is not None, _precision(), block, *OUTPUT[:2],
+            num_warps=OUTPUT.warps, num_stages=OUTPUT.stages,
+        )  # fmt: skip
+        return y, x
+
+    def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
+        if not isinstance(saved, Tensor):
+            return super().input_gradient(saved, grad, params)
+        (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
+        grad, each, before = grad.contiguous(), n // len(params), torch.empty_like(saved)
+        grid, block = _grid(channels, each * h * w, len(params), INPUT)
+        _input_gradient[grid](
+            grad, params, before, self.weight.start, params.stride(0), each, channels, h, w, outs, high, wide,
+            *self._windows, _precision(), block, *INPUT[:2],
+            num_warps=INPUT.warps, num_stages=INPUT.stages,
+        )  # fmt: skip
+        return before
+
+    def _accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+        if not isinstance(saved, Tensor):
+            super()._accumulate(saved, grad, into, scale)
+            return
+        examples, parts = len(grad) // len(into), 1
+        while examples % (2 * parts) == 0 and len(into) * parts < ENOUGH:
+            parts *= 2
+        if len(into) * examples <= ENOUGH:
+            parts = examples
+        gradients, _ = self._gradients(saved, grad, len(into) * parts)
+        self._of(into).add_(gradients.view(len(into), parts, -1).sum(1), alpha=scale)
+
+    def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(saved, Tensor):
+            return super().squares(saved, grad)
+        kept, parts = self._gradients(saved, grad, len(grad))
+        return parts.sum(1, dtype=torch.float64).to(grad.dtype), kept
+
+    def accumulate_weighted(
+        self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        if kept is None or not isinstance(saved, Tensor):
+            super().accumulate_weighted(saved, kept, grad, factors, into, scale)
+            return
+        rows = kept.view(*factors.shape, -1)
+        self._of(into).unsqueeze(1).baddbmm_(factors.unsqueeze(1), rows, alpha=scale)
+
+    def product(self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        if kept is None or not isinstance(saved, Tensor):
+            return None
+        return Product(self.weight.start, kept.view(*factors.shape, -1), factors.unsqueeze(2), scale)
+
+    def _of(self, vectors: Tensor) -> Tensor:
+        """Weights and bias, which lie side by side."""
+        return vectors[:, self.weight.start : self.weight.start + self._size]
+
+    def _gradients(self, x: Tensor, grad: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        """The gradients [groups, size] of so many groups of examples, and the squares of their parts."""
+        (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
+        depth = self.weight.shape[1:].numel() + (self.bias is not None)
+        grad, (up, across) = grad.contiguous(), (_block(outs), _block(depth, WEIGHTS.side))
+        grid = (triton.cdiv(depth, across), triton.cdiv(outs, up), groups)
+        gradients, parts = x.new_empty(groups, self._size), x.new_empty(groups, grid[0] * grid[1])
+        _weight_gradient[grid](
+            x, self._one, grad, gradients, parts, self._size, n // groups, channels, h, w, outs, high, wide,
+            *self._windows, self.bias is not None, _precision(), up, across, WEIGHTS.depth,
+            num_warps=WEIGHTS.warps, num_stages=WEIGHTS.stages,
+        )  # fmt: skip
+        return gradients, parts
+
+
+def _grid(channels: int, positions: int, clients: int, tile: Tile) -> tuple[tuple[int, int, int], int]:
+    """How many programs, and how many channels each of them takes."""
+    block = _block(channels)
+    return (triton.cdiv(positions, tile.side), triton.cdiv(channels, block), clients), block
+
+
+def _block(size: int, most: int = 64) -> int:
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+if triton is not None:
+
+    @triton.jit
+    def _output(
+        x, vectors, y, first, stride, each,
+        C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+        KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+        TOP: tl.constexpr, LEFT: tl.constexpr,
+        BIAS: tl.constexpr, PRECISION: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr, DEPTH: tl.constexpr,
+    ):  # fmt: skip
+        """y[o, place] = sum over (c, i, j) of weight[o, c, i, j] x[c, place moved by i, j]."""
+        client = tl.program_id(2).to(tl.int64)
+        place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+        out = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        there = place < each * HIGH * WIDE
+        example, at = place // (HIGH * WIDE), place % (HIGH * WIDE)
+        row, column = at // WIDE * SH - TOP, at % WIDE * SW - LEFT
+        corner = example * (C * H * W) + row * W + column
+        x, y = x + client * each * (C * H * W), y + client * each * (OUTS * HIGH * WIDE)
+        weights = vectors + client * stride + first
+        total = tl.zeros((TILE, PLACES), tl.float32)
+        for start in range(0, C * KH * KW, DEPTH):
+            r = start + tl.arange(0, DEPTH)
+            i, j = r // KW % KH * DH, r % KW * DW
+            h, w = row[None, :] + i[:, None], column[None, :] + j[:, None]
+            inside = there[None, :] & (r < C * KH * KW)[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            seen = x + (corner[None, :] + (r // (KH * KW) * (H * W) + i * W + j)[:, None])
+            kernel = weights + (out * (C * KH * KW))[:, None] + r[None, :]
+            kernel = tl.load(kernel, mask=(out < OUTS)[:, None] & (r < C * KH * KW)[None, :], other=0.0)
+            total = tl.dot(kernel, tl.load(seen, mask=inside, other=0.0), total, input_precision=PRECISION)
+        if BIAS:
+            total += tl.load(weights + OUTS * C * KH * KW + out, mask=out < OUTS, other=0.0)[:, None]
+        made = y + ((example * (OUTS * HIGH * WIDE) + at)[None, :] + (out * (HIGH * WIDE))[:, None])
+        tl.store(made, total, mask=(out < OUTS)[:, None] & there[None, :])
+
+    @triton.jit
+    def _input_gradient(
+        grad, vectors, before, first, stride, each,
+        C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+        KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+        TOP: tl.constexpr, LEFT: tl.constexpr,
+        PRECISION: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr, DEPTH: tl.constexpr,
+    ):  # fmt: skip
+        """before[c, place] = sum over (o, i, j) of weight[o, c, i, j] grad[o, the place that saw it at i, j]."""
+        client = tl.program_id(2).to(tl.int64)
+        place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+        channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        there = place < each * H * W
+        example, at = place // (H * W), place % (H * W)
+        row, column = at // W + TOP, at % W + LEFT
+        corner = example * (OUTS * HIGH * WIDE) + row * WIDE + column
+        grad, before = grad + client * each * (OUTS * HIGH * WIDE), before + client * each * (C * H * W)
+        weights = vectors + client * stride + first
+        total = tl.zeros((PLACES, TILE), tl.float32)
+        for start in range(0, OUTS * KH * KW, DEPTH):
+            r = start + tl.arange(0, DEPTH)
+            o, i, j = r // (KH * KW), r // KW % KH * DH, r % KW * DW
+            h, w = row[None, :] - i[:, None], column[None, :] - j[:, None]
+            inside = there[None, :] & (r < OUTS * KH * KW)[:, None] & (h >= 0) & (w >= 0)
+            if SH > 1:
+                inside &= h % SH == 0
+                h = h // SH
+            if SW > 1:
+                inside &= w % SW == 0
+                w = w // SW
+            inside &= (h < HIGH) & (w < WIDE)
+            if SH == 1 and SW == 1:
+                seen = grad + (corner[None, :] + (o * (HIGH * WIDE) - i * WIDE - j)[:, None])
+            else:
+                seen = grad + (
+                    (example * (OUTS * HIGH * WIDE))[None, :] + (o * (HIGH * WIDE))[:, None] + h * WIDE + w
+                )
+            kernel = weights + ((o * (C * KH * KW) + r % (KH * KW))[:, None] + (channel * (KH * KW))[None, :])
+            kernel = tl.load(kernel, mask=(r < OUTS * KH * KW)[:, None] & (channel < C)[None, :], other=0.0)
+            seen = tl.load(seen, mask=inside, other=0.0)
+            total = tl.dot(tl.trans(seen), kernel, total, input_precision=PRECISION)
+        made = before + ((example * (C * H * W) + at)[:, None] + (channel * (H * W))[None, :])
+        tl.store(made, total, mask=there[:, None] & (channel < C)[None, :])
+
+    @triton.jit
+    def _weight_gradient(
+        x, one, grad, gradients, parts, size, each,
+        C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+        KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+        TOP: tl.constexpr, LEFT: tl.constexpr,
+        BIAS: tl.constexpr, PRECISION: tl.constexpr, TILE: tl.constexpr, ACROSS: tl.constexpr, DEPTH: tl.constexpr,
+    ):  # fmt: skip
+        """gradient[o, (c, i, j)] = sum over places of grad[o, place] x[c, place moved by i, j]; and its squares.
+
+        A bias is the weight of one more input, which is 1 everywhere.
+        """
+        group = tl.program_id(2).to(tl.int64)
+        r = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)
+        out = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        i, j = r // KW % KH * DH, r % KW * DW
+        x, grad = x + group * each * (C * H * W), grad + group * each * (OUTS * HIGH * WIDE)
+        total = tl.zeros((TILE, ACROSS), tl.float32)
+        for start in range(0, each * HIGH * WIDE, DEPTH):
+            place = start + tl.arange(0, DEPTH)
+            there = place < each * HIGH * WIDE
+            example, at = place // (HIGH * WIDE), place % (HIGH * WIDE)
+            given = grad + ((out * (HIGH * WIDE))[:, None] + (example * (OUTS * HIGH * WIDE) + at)[None, :])
+            given = tl.load(given, mask=(out < OUTS)[:, None] & there[None, :], other=0.0)
+            row, column = at // WIDE * SH - TOP, at % WIDE * SW - LEFT
+            h, w = row[:, None] + i[None, :], column[:, None] + j[None, :]
+            inside = (r < C * KH * KW)[None, :] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            corner = example * (C * H * W) + row * W + column
+            seen = x + (corner[:, None] + (r // (KH * KW) * (H * W) + i * W + j)[None, :])
+            if BIAS:
+                seen = tl.where((r == C * KH * KW)[None, :], one, seen)
+                inside |= (r == C * KH * KW)[None, :]
+            seen = tl.load(seen, mask=there[:, None] & inside, other=0.0)
+            total = tl.dot(given, seen, total, input_precision=PRECISION)
+        weight, bias = (out * (C * KH * KW))[:, None] + r[None, :], (OUTS * C * KH * KW + out)[:, None]
+        at = tl.where((r < C * KH * KW)[None, :], weight, bias)
+        tl.store(gradients + group * size + at, total, mask=(out < OUTS)[:, None] & (r < C * KH * KW + BIAS)[None, :])
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        squares = tl.sum(tl.sum(total * total, 1), 0)
+        tl.store(parts + group * tl.num_programs(0) * tl.num_programs(1) + tile, squares)
