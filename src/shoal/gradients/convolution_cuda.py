@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 
 OUTPUT = Tile(64, 32, 8, 3)
-INPUT = Tile(64, 32, 8, 3)
+INPUT = Tile(64, 32, 4, 3)
 WEIGHTS = Tile(64, 32, 4, 3)
 ENOUGH = 512  # programs that keep a GPU busy
 
@@ -182,8 +182,8 @@ if triton is not None:
             total = tl.dot(kernel, tl.load(seen, mask=inside, other=0.0), total, input_precision=PRECISION)
         if BIAS:
             total += tl.load(weights + OUTS * C * KH * KW + out, mask=out < OUTS, other=0.0)[:, None]
-        made = y + ((example * (OUTS * HIGH * WIDE) + at)[None, :] + (out * (HIGH * WIDE))[:, None])
-        tl.store(made, total, mask=(out < OUTS)[:, None] & there[None, :])
+        made = y + ((example * (OUTS * HIGH * WIDE) + at)[:, None] + (out * (HIGH * WIDE))[None, :])
+        tl.store(made, tl.trans(total), mask=there[:, None] & (out < OUTS)[None, :])
 
     @triton.jit
     def _input_gradient(
@@ -263,9 +263,13 @@ if triton is not None:
                 inside |= (r == C * KH * KW)[None, :]
             seen = tl.load(seen, mask=there[:, None] & inside, other=0.0)
             total = tl.dot(given, seen, total, input_precision=PRECISION)
-        weight, bias = (out * (C * KH * KW))[:, None] + r[None, :], (OUTS * C * KH * KW + out)[:, None]
-        at = tl.where((r < C * KH * KW)[None, :], weight, bias)
-        tl.store(gradients + group * size + at, total, mask=(out < OUTS)[:, None] & (r < C * KH * KW + BIAS)[None, :])
+        mine = gradients + group * size
+        weight = mine + (out * (C * KH * KW))[:, None] + r[None, :]
+        tl.store(weight, total, mask=(out < OUTS)[:, None] & (r < C * KH * KW)[None, :])
+        if BIAS:
+            bias = tl.sum(tl.where((r == C * KH * KW)[None, :], total, 0.0), 1)
+            last = tl.program_id(0) == tl.num_programs(0) - 1
+            tl.store(mine + OUTS * C * KH * KW + out, bias, mask=(out < OUTS) & last)
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         squares = tl.sum(tl.sum(total * total, 1), 0)
         tl.store(parts + group * tl.num_programs(0) * tl.num_programs(1) + tile, squares)
