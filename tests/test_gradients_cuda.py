@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from shoal.gradients.convolution import Conv2dRule
-from shoal.gradients.convolution_cuda import TritonConv2dRule, triton
+from shoal.gradients.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layout import Layout
 from shoal.gradients.pooling_cuda import Pooled, can_pool
+from shoal.kernels import triton
 
 GPU = torch.cuda.is_available()
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"

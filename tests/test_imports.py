@@ -12,6 +12,7 @@ import shoal
 SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "errors": 0,
+    "kernels": 0,
     "privacy": 1,
     "accounting": 1,
     "algorithms": 2,

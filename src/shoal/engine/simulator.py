@@ -33,6 +33,7 @@ from shoal.engine.stage import Stage
 from shoal.engine.workers import Workers
 from shoal.errors import RunError
 from shoal.gradients import Layout, network
+from shoal.kernels import triton
 from shoal.privacy.correlated import PAST
 from shoal.privacy.random import Streams
 
@@ -66,7 +67,8 @@ class Simulator:
         )
         workers = Workers(device, settings.threads, side_by_side=net.together)
         slicer = Slicer(algorithm, net, self.module, sample, partition.sizes, workers.count, settings.memory)
-        graphs = Graphs() if settings.graphs and net.together and device.type == "cuda" else None
+        can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
+        graphs = Graphs() if settings.graphs and net.together and can_record else None
         self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed), graphs)
         for t in range(rounds):
             algorithm.refuse_unfit(t, rounds, len(federation))

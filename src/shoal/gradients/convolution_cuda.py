@@ -8,6 +8,7 @@ are in TF32 where PyTorch's own convolutions would be. A norm is that of the ver
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,13 +17,8 @@ from torch import Tensor, nn
 from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.layout import Entry
 from shoal.gradients.rule import FEW_POSITIONS, Rule
+from shoal.kernels import tl, triton
 from shoal.privacy.normals import Product
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
 
 
 class Tile(NamedTuple):
@@ -37,7 +33,8 @@ class Tile(NamedTuple):
 OUTPUT = Tile(64, 32, 8, 3)
 INPUT = Tile(64, 32, 4, 3)
 WEIGHTS = Tile(64, 32, 4, 3)
-ENOUGH = 512  # programs that keep a GPU busy
+ENOUGH = 4096  # programs that a GPU is sure to be busy with
+MOST = 2**31  # numbers of one client that are told apart
 
 
 def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
@@ -60,13 +57,15 @@ class TritonConv2dRule(Conv2dRule):
         left, right, top, bottom = self.padding
         n, channels, h, w = x.shape
         high, wide = self._output(torch.Size((n, channels, h + top + bottom, w + left + right)))
-        if x.dtype != torch.float32 or high * wide < FEW_POSITIONS:
+        outs, each = self.weight.shape[0], n // len(params)
+        large = each * max(x[0].numel(), outs * high * wide) >= MOST
+        if x.dtype != torch.float32 or high * wide < FEW_POSITIONS or large:
             return super().forward(x, params)
-        x, outs, each = x.contiguous(), self.weight.shape[0], n // len(params)
+        x = x.contiguous()
         y = x.new_empty(n, outs, high, wide)
-        grid, block = _grid(outs, each * high * wide, len(params), OUTPUT)
+        grid, shares, block = _grid(outs, each * high * wide, len(params), OUTPUT)
         _output[grid](
-            x, params, y, self.weight.start, params.stride(0), each, channels, h, w, outs, high, wide,
+            x, params, y, self.weight.start, params.stride(0), shares, each, channels, h, w, outs, high, wide,
             *self._windows, self.bias is not None, _precision(), block, *OUTPUT[:2],
             num_warps=OUTPUT.warps, num_stages=OUTPUT.stages,
         )  # fmt: skip
@@ -77,9 +76,9 @@ class TritonConv2dRule(Conv2dRule):
             return super().input_gradient(saved, grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
         grad, each, before = grad.contiguous(), n // len(params), torch.empty_like(saved)
-        grid, block = _grid(channels, each * h * w, len(params), INPUT)
+        grid, shares, block = _grid(channels, each * h * w, len(params), INPUT)
         _input_gradient[grid](
-            grad, params, before, self.weight.start, params.stride(0), each, channels, h, w, outs, high, wide,
+            grad, params, before, self.weight.start, params.stride(0), shares, each, channels, h, w, outs, high, wide,
             *self._windows, _precision(), block, *INPUT[:2],
             num_warps=INPUT.warps, num_stages=INPUT.stages,
         )  # fmt: skip
@@ -89,11 +88,8 @@ class TritonConv2dRule(Conv2dRule):
         if not isinstance(saved, Tensor):
             super()._accumulate(saved, grad, into, scale)
             return
-        examples, parts = len(grad) // len(into), 1
-        while examples % (2 * parts) == 0 and len(into) * parts < ENOUGH:
-            parts *= 2
-        if len(into) * examples <= ENOUGH:
-            parts = examples
+        examples, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
+        parts = max(n for n in range(1, examples + 1) if examples % n == 0 and (n == 1 or n * programs <= ENOUGH))
         gradients, _ = self._gradients(saved, grad, len(into) * parts)
         self._of(into).add_(gradients.view(len(into), parts, -1).sum(1), alpha=scale)
 
@@ -124,22 +120,26 @@ class TritonConv2dRule(Conv2dRule):
     def _gradients(self, x: Tensor, grad: Tensor, groups: int) -> tuple[Tensor, Tensor]:
         """The gradients [groups, size] of so many groups of examples, and the squares of their parts."""
         (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
-        depth = self.weight.shape[1:].numel() + (self.bias is not None)
-        grad, (up, across) = grad.contiguous(), (_block(outs), _block(depth, WEIGHTS.side))
-        grid = (triton.cdiv(depth, across), triton.cdiv(outs, up), groups)
-        gradients, parts = x.new_empty(groups, self._size), x.new_empty(groups, grid[0] * grid[1])
-        _weight_gradient[grid](
-            x, self._one, grad, gradients, parts, self._size, n // groups, channels, h, w, outs, high, wide,
-            *self._windows, self.bias is not None, _precision(), up, across, WEIGHTS.depth,
-            num_warps=WEIGHTS.warps, num_stages=WEIGHTS.stages,
+        (wide_tiles, high_tiles), (across, up) = self._tiles()
+        gradients, parts = x.new_empty(groups, self._size), x.new_empty(groups, wide_tiles * high_tiles)
+        _weight_gradient[groups * wide_tiles, high_tiles](
+            x, self._one, grad.contiguous(), gradients, parts, self._size, wide_tiles, n // groups,
+            channels, h, w, outs, high, wide, *self._windows, self.bias is not None, _precision(),
+            up, across, WEIGHTS.depth, num_warps=WEIGHTS.warps, num_stages=WEIGHTS.stages,
         )  # fmt: skip
         return gradients, parts
 
+    def _tiles(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How many tiles the weights have, across and up, and how large they are."""
+        outs, depth = self.weight.shape[0], self.weight.shape[1:].numel() + (self.bias is not None)
+        across, up = _block(depth, WEIGHTS.side), _block(outs)
+        return (triton.cdiv(depth, across), triton.cdiv(outs, up)), (across, up)
 
-def _grid(channels: int, positions: int, clients: int, tile: Tile) -> tuple[tuple[int, int, int], int]:
-    """How many programs, and how many channels each of them takes."""
-    block = _block(channels)
-    return (triton.cdiv(positions, tile.side), triton.cdiv(channels, block), clients), block
+
+def _grid(channels: int, positions: int, clients: int, tile: Tile) -> tuple[tuple[int, int], int, int]:
+    """How many programs, how many of them share a client's positions, and how many channels each takes."""
+    block, shares = _block(channels), triton.cdiv(positions, tile.side)
+    return (clients * shares, triton.cdiv(channels, block)), shares, block
 
 
 def _block(size: int, most: int = 64) -> int:
@@ -154,15 +154,15 @@ if triton is not None:
 
     @triton.jit
     def _output(
-        x, vectors, y, first, stride, each,
+        x, vectors, y, first, stride, shares, each,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
         KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
         TOP: tl.constexpr, LEFT: tl.constexpr,
         BIAS: tl.constexpr, PRECISION: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr, DEPTH: tl.constexpr,
     ):  # fmt: skip
         """y[o, place] = sum over (c, i, j) of weight[o, c, i, j] x[c, place moved by i, j]."""
-        client = tl.program_id(2).to(tl.int64)
-        place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+        client = (tl.program_id(0) // shares).to(tl.int64)
+        place = tl.program_id(0) % shares * PLACES + tl.arange(0, PLACES)
         out = tl.program_id(1) * TILE + tl.arange(0, TILE)
         there = place < each * HIGH * WIDE
         example, at = place // (HIGH * WIDE), place % (HIGH * WIDE)
@@ -187,15 +187,15 @@ if triton is not None:
 
     @triton.jit
     def _input_gradient(
-        grad, vectors, before, first, stride, each,
+        grad, vectors, before, first, stride, shares, each,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
         KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
         TOP: tl.constexpr, LEFT: tl.constexpr,
         PRECISION: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr, DEPTH: tl.constexpr,
     ):  # fmt: skip
         """before[c, place] = sum over (o, i, j) of weight[o, c, i, j] grad[o, the place that saw it at i, j]."""
-        client = tl.program_id(2).to(tl.int64)
-        place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+        client = (tl.program_id(0) // shares).to(tl.int64)
+        place = tl.program_id(0) % shares * PLACES + tl.arange(0, PLACES)
         channel = tl.program_id(1) * TILE + tl.arange(0, TILE)
         there = place < each * H * W
         example, at = place // (H * W), place % (H * W)
@@ -231,7 +231,7 @@ if triton is not None:
 
     @triton.jit
     def _weight_gradient(
-        x, one, grad, gradients, parts, size, each,
+        x, one, grad, gradients, parts, size, shares, each,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
         KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
         TOP: tl.constexpr, LEFT: tl.constexpr,
@@ -241,8 +241,8 @@ if triton is not None:
 
         A bias is the weight of one more input, which is 1 everywhere.
         """
-        group = tl.program_id(2).to(tl.int64)
-        r = tl.program_id(0) * ACROSS + tl.arange(0, ACROSS)
+        group = (tl.program_id(0) // shares).to(tl.int64)
+        r = tl.program_id(0) % shares * ACROSS + tl.arange(0, ACROSS)
         out = tl.program_id(1) * TILE + tl.arange(0, TILE)
         i, j = r // KW % KH * DH, r % KW * DW
         x, grad = x + group * each * (C * H * W), grad + group * each * (OUTS * HIGH * WIDE)
@@ -268,8 +268,7 @@ if triton is not None:
         tl.store(weight, total, mask=(out < OUTS)[:, None] & (r < C * KH * KW)[None, :])
         if BIAS:
             bias = tl.sum(tl.where((r == C * KH * KW)[None, :], total, 0.0), 1)
-            last = tl.program_id(0) == tl.num_programs(0) - 1
+            last = tl.program_id(0) % shares == shares - 1
             tl.store(mine + OUTS * C * KH * KW + out, bias, mask=(out < OUTS) & last)
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        squares = tl.sum(tl.sum(total * total, 1), 0)
-        tl.store(parts + group * tl.num_programs(0) * tl.num_programs(1) + tile, squares)
+        tile = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(parts + tile, tl.sum(tl.sum(total * total, 1), 0))

@@ -10,11 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
+from shoal.kernels import tl, triton
 
 BLOCK = 512  # outputs that a program makes
 

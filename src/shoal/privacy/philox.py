@@ -13,14 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.kernels import libdevice, tl, triton
 from shoal.privacy.normals import Product
-
-try:
-    import triton
-    import triton.language as tl
-    from triton.language.extra.cuda import libdevice
-except ImportError:
-    triton = None
 
 BLOCK = 256  # counters a program takes, each of which gives four numbers
 TILE = (8, 64)  # of a matrix: rows, and counters along a row
