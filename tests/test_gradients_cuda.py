@@ -69,6 +69,21 @@ def test_a_convolution(conv):
     assert_alike(squares, examples.square().sum(1))
 
 
+def test_a_convolution_leaves_its_weighted_sum_as_a_product_to_whoever_adds_noise():
+    conv = nn.Conv2d(3, 20, 3).to(DEVICE)
+    weight, bias = Layout.of(conv).entries
+    rule = TritonConv2dRule(conv, weight, bias)
+    params = torch.randn(CLIENTS, bias.stop, device=DEVICE)
+    y, saved = rule.forward(torch.randn(CLIENTS * BATCH, 3, 9, 9, device=DEVICE), params)
+    _, kept = rule.squares(saved, y)
+    factors = torch.rand(CLIENTS, BATCH, device=DEVICE)
+    into = torch.zeros_like(params)
+    rule.accumulate_weighted(saved, kept, y, factors, into, -0.5)
+    product = rule.product(saved, kept, y, factors, -0.5)
+    assert_alike(product.scale * torch.bmm(product.grads.transpose(1, 2), product.rows).squeeze(1), into)
+    assert product.start == weight.start
+
+
 @pytest.mark.parametrize("window", [(2, 2), (3, 2)])
 def test_max_pooling_where_numbers_are_equal_or_missing(window):
     x = torch.randint(0, 3, (5, 3, 13, 14), device=DEVICE).float()
