@@ -60,7 +60,7 @@ def _first(stage: Stage, model: Tensor, clients: np.ndarray, moment: Moment, mem
     velocity = _velocity(params, clients, memory) if local.momentum else None
     sanitised = sanitiser(stage, params, clients, moment, memory)
     lr = parse(local.lr).value(moment.t, moment.total)
-    return LocalSteps(stage.network, stage.federation, params, velocity, sanitised, lr, local.momentum)
+    return LocalSteps(stage.network, stage.federation, model, params, velocity, sanitised, lr, local.momentum)
 
 
 def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:

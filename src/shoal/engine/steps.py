@@ -19,10 +19,11 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass
 class LocalSteps:
-    """SGD of K clients, each with parameters (and a velocity) of its own, [K, P]."""
+    """SGD of K clients from one model [P], each with parameters (and a velocity) of its own, [K, P]."""
 
     network: Network
     federation: Federation
+    model: Tensor
     params: Tensor
     velocity: Tensor | None
     sanitised: Sanitiser | None
@@ -31,7 +32,7 @@ class LocalSteps:
 
     def play(self, inputs: Inputs) -> LocalSteps:
         plain = self.velocity is None and self.sanitised is None
-        with self.network.owing(self.params, inputs[0].shape[2]) if plain else nullcontext():
+        with self.network.owing(self.model, self.params, inputs[0].shape[2]) if plain else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
         return self

@@ -30,7 +30,7 @@ class ApartNetwork:
                 self._one(params[k], x[k][real], y[k][real], weights[k][real], total[k])
         return Vectors(total)
 
-    def owing(self, params: Tensor, batch: int) -> AbstractContextManager[None]:
+    def owing(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:

@@ -57,8 +57,9 @@ class Network(Protocol):
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k."""
 
-    def owing(self, params: Tensor, batch: int) -> AbstractContextManager[None]:
-        """For steps of plain SGD from `params`: these may lag behind until the end, where that is faster."""
+    def owing(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        """For steps of plain SGD of clients that all begin at `start` [P]: `params` [K, P] may lag behind until the
+        end, where that is faster."""
 
 
 def network(

@@ -2,8 +2,8 @@
 
 A step of B records changes a layer's weights by a product of B rows, W <- W + G^T X, and to read and write all of W
 for it costs more than the arithmetic. So the rows are kept, and until they are settled a layer's output is
-x W^T + (x X^T) G. Where all clients began with the same W, as they do, and nothing was settled yet, one product for
-all of them reads it once.
+x W^T + (x X^T) G. All clients begin with the same W, so that until something is settled one product for all of them
+reads it once.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from shoal.gradients.rules import LinearRule
 
 
 class OwedLinearRule(Rule):
-    """The layer while clients train from `params`; `settle` pays what is owed."""
+    """The layer while clients train, all of them from `start` [P]; `settle` pays what is owed."""
 
-    def __init__(self, rule: LinearRule, params: Tensor, room: int) -> None:
+    def __init__(self, rule: LinearRule, start: Tensor, clients: int, room: int) -> None:
         self.entries, self.rule, self.room, self.owed = rule.entries, rule, room, 0
-        weights = rule.weight.of(params)
-        self.same = torch.equal(weights, weights[:1].expand_as(weights))
+        self._shared: Tensor | None = rule.weight.of(start)
         outs, ins = rule.weight.shape
-        self._rows = params.new_empty(len(params), room, ins)
-        self._grads = params.new_empty(len(params), room, outs)
+        self._rows = start.new_empty(clients, room, ins)
+        self._grads = start.new_empty(clients, room, outs)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(len(params), -1, x.shape[-1])
-        weights = self.rule.weight.of(params)
-        if self.same:  # in this order, since libraries are slow at a few rows times a great transposed matrix
-            y = (weights[0] @ rows.flatten(0, 1).t()).t().reshape(*rows.shape[:2], -1)
-        else:
-            y = torch.bmm(rows, weights.transpose(1, 2))
+        if self._shared is None:
+            y = torch.bmm(rows, self.rule.weight.of(params).transpose(1, 2))
+        else:  # in this order, since libraries are slow at a few rows times a great transposed matrix
+            y = (self._shared @ rows.flatten(0, 1).t()).t().reshape(*rows.shape[:2], -1)
         if self.owed:
             y.baddbmm_(torch.bmm(rows, self._rows[:, : self.owed].transpose(1, 2)), self._grads[:, : self.owed])
         if self.rule.bias is not None:
@@ -41,8 +39,10 @@ class OwedLinearRule(Rule):
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
         grads = grad.reshape(len(params), -1, grad.shape[-1])
-        weights = self.rule.weight.of(params)
-        x = (grads.flatten(0, 1) @ weights[0]).view(*grads.shape[:2], -1) if self.same else torch.bmm(grads, weights)
+        if self._shared is None:
+            x = torch.bmm(grads, self.rule.weight.of(params))
+        else:
+            x = (grads.flatten(0, 1) @ self._shared).view(*grads.shape[:2], -1)
         if self.owed:
             x.baddbmm_(torch.bmm(grads, self._grads[:, : self.owed].transpose(1, 2)), self._rows[:, : self.owed])
         return x.view(*grad.shape[:-1], x.shape[-1])
@@ -67,7 +67,7 @@ class OwedLinearRule(Rule):
         if self.owed:
             rows, grads = self._rows[:, : self.owed], self._grads[:, : self.owed]
             self.rule.weight.of(params).baddbmm_(grads.transpose(1, 2), rows)
-        self.owed, self.same = 0, False
+        self.owed, self._shared = 0, None
 
 
 def room_for(rule: LinearRule, batch: int) -> int:

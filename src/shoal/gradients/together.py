@@ -44,7 +44,7 @@ class TogetherNetwork:
         return self._bound.records
 
     @contextmanager
-    def owing(self, params: Tensor, batch: int) -> Iterator[None]:
+    def owing(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
         used = Counter(rule.entries for rule in rules)
         rooms = {
@@ -52,7 +52,8 @@ class TogetherNetwork:
             for rule in rules
             if isinstance(rule, LinearRule) and rule.kernels and used[rule.entries] == 1 and not params.is_cuda
         }
-        self._bound.owed = {rule: OwedLinearRule(rule, params, room) for rule, room in rooms.items() if room}
+        clients = len(params)
+        self._bound.owed = {rule: OwedLinearRule(rule, start, clients, room) for rule, room in rooms.items() if room}
         try:
             yield
             for rule in self._bound.owed.values():
