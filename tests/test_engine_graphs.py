@@ -4,19 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
+from shoal.engine.simulator import Simulator
 from shoal.privacy.example_clip import ExampleClip
 from shoal.privacy.noise import StepNoise
-from small_federation import simulator, small
+from small_federation import digits, parted, simulator, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def models(record, graphs):
-    sim = simulator(record, settings=Settings("cuda", graphs=graphs))
+    return played(simulator(record, settings=Settings("cuda", graphs=graphs)))
+
+
+def played(sim):
     state, found = sim.state, []
     for t in range(4):
         state, _ = play_round(sim.stage, state, Moment(t, 4))
@@ -38,3 +43,16 @@ def models(record, graphs):
 )
 def test_recorded_steps_equal_the_steps(record):
     torch.testing.assert_close(models(record, True), models(record, False), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fed-cdp", "fedavg"])
+def test_our_kernels_give_what_plain_products_give(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    found = []
+    for kernels in (True, False):
+        torch.manual_seed(0)
+        first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)  # 64 positions, and 16
+        module = nn.Sequential(first, nn.MaxPool2d(2), nn.ReLU(), second, nn.Flatten(), nn.Linear(96, 10))
+        settings = Settings("cuda", kernels=kernels)
+        found.append(played(Simulator(small(name), module, digits(), parted(), rounds=4, seed=5, settings=settings)))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)

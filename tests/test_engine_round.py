@@ -105,8 +105,14 @@ def final_model(settings, record=None, make=small_cnn):
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(threads=1), Settings(threads=3), Settings(memory=1e-4, threads=1), Settings(together=False)],
-    ids=["one-thread", "three-threads", "small-slices", "one-by-one"],
+    [
+        Settings(threads=1),
+        Settings(threads=3),
+        Settings(memory=1e-4, threads=1),
+        Settings(kernels=False),
+        Settings(together=False),
+    ],
+    ids=["one-thread", "three-threads", "small-slices", "plain-products", "one-by-one"],
 )
 def test_every_speed_up_can_be_turned_off_and_gives_the_same_model(settings):
     torch.testing.assert_close(final_model(settings), final_model(Settings()), rtol=1e-4, atol=1e-5)
