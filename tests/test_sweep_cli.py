@@ -54,7 +54,7 @@ def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
-    process = sweep(tmp_path, *SMALL, "-c", "rounds=200", "--grid", "per_round.noise=2.0,3.0", "--jobs", "1")
+    process = sweep(tmp_path, *SMALL, "-c", "rounds=400", "--grid", "per_round.noise=2.0,3.0", "--jobs", "1")
     until = time.monotonic() + 100
     while not any(path.stat().st_size for path in tmp_path.glob("runs/*/cells/0001/*/metrics.jsonl")):
         assert process.poll() is None, process.communicate()
@@ -66,7 +66,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert f"--resume runs/{folder.name}" in err
     (half,) = folder.glob("cells/0001/*/metrics.jsonl")
     before = half.read_text().splitlines()
-    assert 0 < len(before) < 200
+    assert 0 < len(before) < 400
     out, _ = finished(sweep(tmp_path, "--resume", f"runs/{folder.name}", "--json"))
     told = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished", "finished"]

@@ -115,7 +115,7 @@ def by_clients() -> Table:
             for model in MODELS:
                 work = pfl(data, model, sigma, clients=clients)
                 cells.append(Cell(str(clients), f"{data} {model}", work, claim=claim))
-                if clients == 1:  # nobody's noise cancels its own: a smaller step
+                if clients == 1 and data != "CIFAR-10":  # nobody's noise cancels its own: a smaller step
                     slow = pfl(data, model, sigma, clients=1, lr=0.03)
                     cells.append(Cell("1", f"{data} {model}", slow, change="lr .03", claim=claim))
     return Table("pfl-table5", tuple(DATA.values()), 60, tuple(cells))
