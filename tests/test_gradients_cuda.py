@@ -100,5 +100,6 @@ def test_max_pooling_where_numbers_are_equal_or_missing(window):
 
 def test_only_windows_that_do_not_overlap_are_pooled_so():
     assert can_pool(nn.MaxPool2d(2))
-    for other in (nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True), nn.AvgPool2d(2)):
+    others = [nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(12)]
+    for other in (*others, nn.AvgPool2d(2)):
         assert not can_pool(other)

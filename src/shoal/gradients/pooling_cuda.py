@@ -5,6 +5,7 @@ PyTorch's own gradient also works for windows that overlap, and takes longer tha
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,14 +14,17 @@ from torch import Tensor, nn
 from shoal.kernels import tl, triton
 
 BLOCK = 512  # outputs that a program makes
+LARGEST = 16  # window, in numbers
 
 
 def can_pool(module: nn.Module) -> bool:
-    """Is it a plain max pooling over windows that do not overlap?"""
+    """Is it a plain max pooling over small windows that do not overlap?"""
     if triton is None or type(module) is not nn.MaxPool2d or module._forward_hooks or module._forward_pre_hooks:
         return False
+    window = _pair(module.kernel_size)
     return (
-        _pair(module.kernel_size) == _pair(module.stride)
+        window == _pair(module.stride)
+        and math.prod(window) <= LARGEST
         and (_pair(module.padding), _pair(module.dilation)) == ((0, 0), (1, 1))
         and not (module.ceil_mode or module.return_indices)
     )
@@ -34,7 +38,8 @@ class MaxPool(nn.Module):
         self._plain, self._window = module, _pair(module.kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and x.dtype == torch.float32 and x.dim() == 4:
+        fits = x.dim() == 4 and x.shape[2] >= self._window[0] and x.shape[3] >= self._window[1]
+        if fits and x.is_cuda and x.dtype == torch.float32:
             return Pooled.apply(x, self._window)  # type: ignore[no-any-return,no-untyped-call]
         return self._plain(x)  # type: ignore[no-any-return]
 
