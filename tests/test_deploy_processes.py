@@ -96,6 +96,17 @@ class Federation:
             assert not failed, f"{what}: {failed} ended before that{said}"
             time.sleep(0.05)
 
+    def still(self, seconds):
+        """Has no round been played for so long? Each call looks again."""
+        seen = [(len(self.metrics()), time.monotonic())]
+
+        def fact():
+            if len(self.metrics()) != seen[-1][0]:
+                seen.append((len(self.metrics()), time.monotonic()))
+            return time.monotonic() - seen[-1][1] > seconds
+
+        return fact
+
     def ended(self, *children):
         """How they ended; a busy machine may have taken long to get here, so each has time for that alone."""
         return [child.ended(max(self.end, time.monotonic() + 60)) for child in children]
@@ -191,6 +202,10 @@ def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
     assert federation.metrics()[0]["clients"] == 2
     assert federation.metrics()[0]["expected_clients"] == 3
     late = federation.join(2)
+    victim.signal(
+        signal.SIGSTOP
+    )  # whenever that is, it owes the next answer, so that it dies in the middle of a round
+    federation.until(federation.still(2.0), "a round waits for it")
     victim.signal(signal.SIGKILL)
     federation.until(lambda: federation.metrics()[-1]["clients"] == 2 and "site-2" in coordinator.said, "late")
     federation.until(
