@@ -71,6 +71,7 @@ def start(folder: Path, log: str, words: list[str], moment: str = "never", round
 
 
 def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests were started in the background
     os.chdir(folder)
     os.environ["COLUMNS"] = "200"
     with open(log, "a", encoding="utf-8", buffering=1) as file:

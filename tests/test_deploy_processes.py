@@ -202,9 +202,7 @@ def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
     assert federation.metrics()[0]["clients"] == 2
     assert federation.metrics()[0]["expected_clients"] == 3
     late = federation.join(2)
-    victim.signal(
-        signal.SIGSTOP
-    )  # whenever that is, it owes the next answer, so that it dies in the middle of a round
+    victim.signal(signal.SIGSTOP)  # whenever that is, it owes the next answer: it dies in the middle of a round
     federation.until(federation.still(2.0), "a round waits for it")
     victim.signal(signal.SIGKILL)
     federation.until(lambda: federation.metrics()[-1]["clients"] == 2 and "site-2" in coordinator.said, "late")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -19,8 +20,11 @@ SMALL = [word for key in KEYS for word in ("-c", key)]
 
 
 def sweep(folder, *arguments):
+    """As from a terminal: a shell that starts tests in the background lets them ignore Ctrl-C."""
     command = [sys.executable, "-m", "shoal", "sweep", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heeds, **pipes)
 
 
 def finished(process, code=0):
