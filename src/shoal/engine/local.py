@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told, sanitiser
 from shoal.engine.stage import Stage
-from shoal.engine.steps import LocalSteps
+from shoal.engine.steps import LocalSteps, aligned
 from shoal.privacy.schedules import parse
 
 
@@ -56,7 +56,7 @@ def train(
 def _first(stage: Stage, model: Tensor, clients: np.ndarray, moment: Moment, memory: dict[str, Tensor]) -> LocalSteps:
     """Before the first step: everyone has the model."""
     local = stage.algorithm.local
-    params = model.repeat(len(clients), 1)
+    params = aligned(model.expand(len(clients), -1))
     velocity = _velocity(params, clients, memory) if local.momentum else None
     sanitised = sanitiser(stage, params, clients, moment, memory)
     lr = parse(local.lr).value(moment.t, moment.total)

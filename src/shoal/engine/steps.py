@@ -16,6 +16,9 @@ from shoal.gradients import Network
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """For every step: records [K, B], which of them are real, their weights in the loss, which clients [K] move."""
 
+ALIGNED = 16
+"""Numbers in 64 bytes."""
+
 
 @dataclass
 class LocalSteps:
@@ -69,7 +72,7 @@ class LocalSteps:
     def copied(self) -> LocalSteps:
         """The same steps in memory of their own."""
         velocity = None if self.velocity is None else self.velocity.clone()
-        return replace(self, params=self.params.clone(), velocity=velocity, sanitised=deepcopy(self.sanitised))
+        return replace(self, params=aligned(self.params), velocity=velocity, sanitised=deepcopy(self.sanitised))
 
     def begin(self, other: LocalSteps) -> None:
         """Take the place of another one, in the same memory."""
@@ -78,3 +81,10 @@ class LocalSteps:
             self.velocity.copy_(other.velocity)
         if self.sanitised is not None and other.sanitised is not None:
             self.sanitised.begin(other.sanitised)
+
+
+def aligned(vectors: Tensor) -> Tensor:
+    """A copy whose rows begin at multiples of 64 bytes, so that a kernel may read several numbers at once."""
+    size = vectors.shape[1]
+    rows = vectors.new_empty(len(vectors), -(-size // ALIGNED) * ALIGNED)[:, :size]
+    return rows.copy_(vectors)

@@ -153,6 +153,11 @@ def _precision() -> str:
 if triton is not None:
 
     @triton.jit
+    def _within(place, size):
+        """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the greatest."""
+        return place.to(tl.uint32, bitcast=True) < size
+
+    @triton.jit
     def _output(
         x, vectors, y, first, stride, shares, each,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
@@ -174,8 +179,8 @@ if triton is not None:
         for start in range(0, C * KH * KW, DEPTH):
             r = start + tl.arange(0, DEPTH)
             i, j = r // KW % KH * DH, r % KW * DW
-            h, w = row[None, :] + i[:, None], column[None, :] + j[:, None]
-            inside = there[None, :] & (r < C * KH * KW)[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            inside = _within(row[None, :] + i[:, None], H) & _within(column[None, :] + j[:, None], W)
+            inside &= there[None, :] & (r < C * KH * KW)[:, None]
             seen = x + (corner[None, :] + (r // (KH * KW) * (H * W) + i * W + j)[:, None])
             kernel = weights + (out * (C * KH * KW))[:, None] + r[None, :]
             kernel = tl.load(kernel, mask=(out < OUTS)[:, None] & (r < C * KH * KW)[None, :], other=0.0)
@@ -208,14 +213,14 @@ if triton is not None:
             r = start + tl.arange(0, DEPTH)
             o, i, j = r // (KH * KW), r // KW % KH * DH, r % KW * DW
             h, w = row[None, :] - i[:, None], column[None, :] - j[:, None]
-            inside = there[None, :] & (r < OUTS * KH * KW)[:, None] & (h >= 0) & (w >= 0)
+            inside = there[None, :] & (r < OUTS * KH * KW)[:, None]
             if SH > 1:
                 inside &= h % SH == 0
-                h = h // SH
+                h = tl.where(h < 0, h, h // SH)
             if SW > 1:
                 inside &= w % SW == 0
-                w = w // SW
-            inside &= (h < HIGH) & (w < WIDE)
+                w = tl.where(w < 0, w, w // SW)
+            inside &= _within(h, HIGH) & _within(w, WIDE)
             if SH == 1 and SW == 1:
                 seen = grad + (corner[None, :] + (o * (HIGH * WIDE) - i * WIDE - j)[:, None])
             else:
@@ -254,8 +259,8 @@ if triton is not None:
             given = grad + ((out * (HIGH * WIDE))[:, None] + (example * (OUTS * HIGH * WIDE) + at)[None, :])
             given = tl.load(given, mask=(out < OUTS)[:, None] & there[None, :], other=0.0)
             row, column = at // WIDE * SH - TOP, at % WIDE * SW - LEFT
-            h, w = row[:, None] + i[None, :], column[:, None] + j[None, :]
-            inside = (r < C * KH * KW)[None, :] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            inside = _within(row[:, None] + i[None, :], H) & _within(column[:, None] + j[None, :], W)
+            inside &= (r < C * KH * KW)[None, :]
             corner = example * (C * H * W) + row * W + column
             seen = x + (corner[:, None] + (r // (KH * KW) * (H * W) + i * W + j)[None, :])
             if BIAS:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from shoal.kernels import tl, triton
 
-BLOCK = 512  # outputs that a program makes
+BLOCK = 512  # numbers that a program makes
 LARGEST = 16  # window, in numbers
+MOST = 2**31  # numbers that are told apart
 
 
 def can_pool(module: nn.Module) -> bool:
@@ -39,7 +40,7 @@ class MaxPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fits = x.dim() == 4 and x.shape[2] >= self._window[0] and x.shape[3] >= self._window[1]
-        if fits and x.is_cuda and x.dtype == torch.float32:
+        if fits and x.is_cuda and x.dtype == torch.float32 and x.numel() < MOST:
             return Pooled.apply(x, self._window)  # type: ignore[no-any-return,no-untyped-call]
         return self._plain(x)  # type: ignore[no-any-return]
 
@@ -61,15 +62,16 @@ class Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (which,), (h, w), (high, wide) = ctx.saved_tensors, ctx.shape[2:], grad.shape[2:]
-        covered = (high * ctx.window[0], wide * ctx.window[1]) == (h, w)
-        before = (grad.new_empty if covered else grad.new_zeros)(ctx.shape)
-        if grad.numel():
-            _unpool[_grid(grad)](grad.contiguous(), which, before, grad.numel(), h, w, high, wide, *ctx.window, BLOCK)
+        before = grad.new_empty(ctx.shape)
+        if before.numel():
+            _unpool[_grid(before)](
+                grad.contiguous(), which, before, before.numel(), h, w, high, wide, *ctx.window, BLOCK
+            )
         return before, None
 
 
-def _grid(y: Tensor) -> tuple[int]:
-    return (triton.cdiv(y.numel(), BLOCK),)
+def _grid(made: Tensor) -> tuple[int]:
+    return (triton.cdiv(made.numel(), BLOCK),)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -79,22 +81,15 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 if triton is not None:
 
     @triton.jit
-    def _corner(
-        place,
-        H: tl.constexpr, W: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    ):  # fmt: skip
-        """Where an output's window begins."""
-        return place // (HIGH * WIDE) * (H * W) + place // WIDE % HIGH * (KH * W) + place % WIDE * KW
-
-    @triton.jit
     def _pool(
         x, y, which, outputs,
         H: tl.constexpr, W: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
         BLOCK: tl.constexpr,
     ):  # fmt: skip
-        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        """For every output: the greatest number of its window, and which it was."""
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         there = place < outputs
-        corner = x + _corner(place, H, W, HIGH, WIDE, KH, KW)
+        corner = x + (place // (HIGH * WIDE) * (H * W) + place // WIDE % HIGH * (KH * W) + place % WIDE * KW)
         most, found = tl.load(corner, mask=there), tl.zeros((BLOCK,), tl.int8)
         for n in tl.static_range(1, KH * KW):
             value = tl.load(corner + (n // KW * W + n % KW), mask=there)
@@ -105,13 +100,15 @@ if triton is not None:
 
     @triton.jit
     def _unpool(
-        grad, which, before, outputs,
+        grad, which, before, inputs,
         H: tl.constexpr, W: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
         BLOCK: tl.constexpr,
     ):  # fmt: skip
-        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        there = place < outputs
-        corner = before + _corner(place, H, W, HIGH, WIDE, KH, KW)
-        given, found = tl.load(grad + place, mask=there), tl.load(which + place, mask=there)
-        for n in tl.static_range(KH * KW):
-            tl.store(corner + (n // KW * W + n % KW), tl.where(found == n, given, 0.0), mask=there)
+        """For every input: its window's gradient where it was the greatest, and 0 elsewhere or outside of windows."""
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        row, column = place // W % H, place % W
+        high, wide = row // KH, column // KW
+        inside = (place < inputs) & (high < HIGH) & (wide < WIDE)
+        window = place // (H * W) * (HIGH * WIDE) + high * WIDE + wide
+        given, found = tl.load(grad + window, mask=inside, other=0.0), tl.load(which + window, mask=inside, other=-1)
+        tl.store(before + place, tl.where(found == row % KH * KW + column % KW, given, 0.0), mask=place < inputs)

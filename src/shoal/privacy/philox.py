@@ -56,7 +56,7 @@ class Philox:
         high, wide = LONG if outs == 1 else TILE
         grid = (triton.cdiv(width, 4 * wide), triton.cdiv(outs, high), clients)
         noise, place = (self._keys, scales, self._step), (product.start, outs, into.stride(0), width)
-        _add_product[grid](into, *noise, rows, grads, product.scale, *place, few, high, wide, num_warps=8)
+        _add_product[grid](into, *noise, rows, grads, product.scale, *place, few, high, wide, num_warps=4)
 
     def _add_plainly(self, into: Tensor, scales: Tensor) -> None:
         step = int(self._step)
