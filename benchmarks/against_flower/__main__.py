@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from against_opacus.compare import parser, run
 from against_opacus.ours import Bench
 from against_opacus.processes import Processes, versions
-from against_opacus.rivals import OPACUS_MODES, Choice, Size
+from against_opacus.rivals import Choice, Size
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -68,9 +68,7 @@ class Flower:
 
 def main() -> None:
     option = "--flower-python"
-    arguments = parser(__doc__, option, "Flower")
-    arguments.add_argument("--modes", nargs="+", choices=OPACUS_MODES, default=OPACUS_MODES, help="of Opacus")
-    chosen = arguments.parse_args()
+    chosen = parser(__doc__, option, "Flower").parse_args()
     found = versions(chosen.python, option, "flwr", "ray", "opacus", "torch") | {"shoal_torch": torch.__version__}
     run(chosen, {"flower": lambda bench: Flower(bench, chosen.python, tuple(chosen.modes))}, found)
 

@@ -4,7 +4,7 @@ Opacus wants an environment of its own (torch first and by its exact version, as
 
     python3 -m venv OPACUS && OPACUS/bin/pip install torch==2.13.0
     OPACUS/bin/pip install numpy scipy opt_einsum && OPACUS/bin/pip install --no-deps 'opacus==1.6.*'
-    python benchmarks/against_opacus --opacus-python OPACUS/bin/python [--task mlp] [--steps 10] [--repeats 5]
+    python benchmarks/against_opacus --opacus-python OPACUS/bin/python [--task mlp] [--steps 10] [--modes hooks]
 
 (mlp) MLP 784-1000-10, 10 clients x 6 steps of 100;  (cnn) the CNN of 34,720 parameters, 100 clients x 100 steps of 5.
 Pictures of MNIST's shape; every step clips each record's gradient to 1 (flat) and adds noise of multiplier 1; SGD.
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from against_opacus.compare import parser, run
 from against_opacus.processes import versions
-from against_opacus.rivals import OPACUS_MODES, Loops
+from against_opacus.rivals import Loops
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     chosen = parser(__doc__, option, "Opacus").parse_args()
     found = versions(chosen.python, option, "opacus", "torch") | {"shoal_torch": torch.__version__}
     starts = {
-        "opacus": lambda bench: Loops(bench, chosen.python, OPACUS_MODES, private=True),
+        "opacus": lambda bench: Loops(bench, chosen.python, tuple(chosen.modes), private=True),
         "plain": lambda bench: Loops(bench, sys.executable, ("eager",), private=False),
         "compiled": lambda bench: Loops(bench, sys.executable, ("compiled",), private=False),
     }

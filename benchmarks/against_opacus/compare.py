@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from against_opacus.ours import TASKS, Bench, Shoal, machine, require
-from against_opacus.rivals import Choice, Rival, Size, choices, cores, update
+from against_opacus.rivals import OPACUS_MODES, Choice, Rival, Size, choices, cores, update
 
 Starts = dict[str, Callable[[Bench], Rival]]
 """The rivals by their names, each to be started for a task."""
@@ -162,6 +162,9 @@ def parser(document: str | None, option: str, what: str) -> argparse.ArgumentPar
     made.add_argument("--task", choices=TASKS, action="append", help="which task; default: all")
     for size in SIZES:
         made.add_argument(f"--{size}", type=int, help="other than the task's, for a quick look")
+    made.add_argument(
+        "--modes", nargs="+", choices=OPACUS_MODES, default=OPACUS_MODES, help="of Opacus; default: all"
+    )
     made.add_argument("--repeats", type=int, default=5, help="full rounds of everyone; default: 5")
     made.add_argument("--seed", type=int, default=0)
     return made
