@@ -1,21 +1,26 @@
 """Noise for many clients at once: normal, independent, and each client's own whoever is computed beside it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 
+from shoal import kernels
+from shoal.kernels import compiled
 from shoal.privacy import normals as module
-from shoal.privacy.normals import Product, add_normals, normals
+from shoal.privacy.normals import Product, add_normals, loop_in_c, normals
 from shoal.privacy.random import Keystream, Streams
 
 STREAMS = Streams(11)
 
+in_c = pytest.mark.skipif(loop_in_c() is None, reason="needs a C compiler")
 
-def drawn(clients, size, *, steps=1, numbers=(0, 0), scales=None, purpose="step noise"):
+
+def drawn(clients, size, *, steps=1, numbers=(0, 0), scales=None, purpose="step noise", kernels=True):
     into = torch.zeros(len(clients), size)
-    source = normals(STREAMS, purpose, numbers, clients, into)
+    source = normals(STREAMS, purpose, numbers, clients, into, kernels=kernels)
     wanted = torch.ones(len(clients)) if scales is None else torch.tensor(scales)
     out = []
     for _ in range(steps):
@@ -25,9 +30,10 @@ def drawn(clients, size, *, steps=1, numbers=(0, 0), scales=None, purpose="step 
     return torch.stack(out)
 
 
-def test_numbers_are_normal():
+@pytest.mark.parametrize("kernels", [True, False])
+def test_numbers_are_normal(kernels):
     """Kolmogorov and Smirnov on a million numbers, alpha 1e-6; a variance 1% off fails every time."""
-    numbers = drawn([0], 1_000_001).flatten().double()
+    numbers = drawn([0], 1_000_001, kernels=kernels).flatten().double()
     assert stats.kstest(numbers.numpy(), "norm").pvalue > 1e-6
     assert abs(float(numbers.square().mean()) - 1) < 5 * (2 / 1e6) ** 0.5
     assert 4.5 < float(numbers.abs().max()) < 6.67
@@ -68,6 +74,59 @@ def test_scales_are_each_clients_own_and_zero_draws_nothing():
     torch.testing.assert_close(first[:, 0], 2 * plain[:, 0])
     torch.testing.assert_close(first[:, 2], 0.5 * plain[:, 2])
     assert not first[:, 1].any()
+
+
+@in_c
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1001, 600_001])
+def test_the_loop_in_c_gives_the_same_numbers(size):
+    scales = [2.0, 0.0, 0.5, -1.0]
+    with_it, without = (
+        drawn([3, 5, 9, 11], size, steps=2, scales=scales, kernels=kernels) for kernels in (True, False)
+    )
+    torch.testing.assert_close(with_it, without, rtol=1e-5, atol=3e-6)
+
+
+@in_c
+@pytest.mark.parametrize("like", [torch.zeros(2, 40)[:, :33], torch.zeros(33, 2).t(), torch.zeros(2, 33).double()])
+def test_vectors_that_lie_otherwise_in_memory(like):
+    keystreams = [[Keystream(bytes([k] * 16)) for k in (1, 2)] for _ in range(2)]
+    found, plain = like, torch.zeros(2, 33)
+    add_normals(found, torch.tensor([1.0, 2.0]), keystreams[0], loop_in_c())
+    add_normals(plain, torch.tensor([1.0, 2.0]), keystreams[1])
+    torch.testing.assert_close(found.float(), plain, rtol=1e-5, atol=3e-6)
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("-2 * scale", "-1.99f * scale"),
+        ("quarters & 2 ?", "quarters & 1 ?"),
+        ("0x7fffffff", "0x7fffff7f"),
+        ("+ half, u", ", u"),
+    ],
+)
+def test_a_loop_that_gives_other_numbers_is_not_used(right, wrong, tmp_path, monkeypatch):
+    """As a compiler might that was told to be careless."""
+    source = Path(module.__file__).with_suffix(".c").read_text()
+    assert source.count(right) == 1
+    (tmp_path / "normals.c").write_text(source.replace(right, wrong))
+    broken = compiled(tmp_path / "normals.c")
+    assert broken is not None
+    monkeypatch.setattr(module, "compiled", lambda source: broken)
+    assert loop_in_c.__wrapped__() is None
+
+
+@pytest.mark.parametrize("compiler", [None, "false", "no-such-compiler"])
+def test_without_a_compiler_there_is_no_loop(compiler, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "COMPILER", compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels._compiled.cache_clear()
+    try:
+        assert loop_in_c.__wrapped__() is None
+    finally:
+        kernels._compiled.cache_clear()
+    assert not list(tmp_path.rglob("*.so"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

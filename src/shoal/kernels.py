@@ -1,24 +1,76 @@
-"""Triton, in which the kernels for CUDA are written, where it can be used; None elsewhere.
+"""What kernels of our own are made with, where the machine has it: Triton for CUDA, a C compiler for a CPU.
 
-It comes with PyTorch's builds for CUDA, and needs a C compiler to start what it has compiled.
+Triton comes with PyTorch's builds for CUDA, and needs a C compiler to start what it has compiled. Where something is
+missing there is None, and the work is done by PyTorch's own operations.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
+import platform
+import shlex
 import shutil
+import subprocess
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-__all__ = ["libdevice", "tl", "triton"]
+__all__ = ["compiled", "libdevice", "tl", "triton"]
+
+COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 triton: Any = None
 tl: Any = None
 libdevice: Any = None
 
-if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
+if COMPILER:
     try:
         import triton
         import triton.language as tl
         from triton.language.extra.cuda import libdevice
     except ImportError:
         triton = None
+
+_compiling = threading.Lock()
+
+
+def compiled(source: Path) -> ctypes.CDLL | None:
+    """A library of a file in C. It is kept in the user's cache, under a name of this source and this processor."""
+    with _compiling:
+        return _compiled(source)
+
+
+@cache
+def _compiled(source: Path) -> ctypes.CDLL | None:
+    if not COMPILER:
+        return None
+    key = "\n".join([source.read_text(encoding="utf-8"), COMPILER, *FLAGS, _processor()])
+    name = f"{source.stem}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.so"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
+        library = folder / name
+        if not library.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as making:
+                made = Path(making) / name
+                command = [*shlex.split(COMPILER), *FLAGS, "-o", str(made), str(source)]
+                subprocess.run(command, check=True, capture_output=True, timeout=60)
+                made.replace(library)
+        return ctypes.CDLL(str(library))
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return None
+
+
+def _processor() -> str:
+    """What tells processors with different instructions apart."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(told)])

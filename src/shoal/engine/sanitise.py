@@ -74,9 +74,8 @@ def sanitiser(
         return None
     batch, numbers = algorithm.examples.batch, (moment.t, moment.attempt)
     noise = per_step.multiplier(moment.t, moment.total, batch) if per_step is not None else 0.0
-    source = normals(
-        streams, "step noise", numbers, clients.tolist(), params, stage.workers.spread, fused=stage.graphs is not None
-    )
+    fused, spread = stage.graphs is not None, stage.workers.spread
+    source = normals(streams, "step noise", numbers, clients.tolist(), params, spread, fused, stage.kernels)
     if isinstance(per_example, AdaClip):
         return AdaptiveCoordinates(per_example, noise, batch, source, params)
     bound = per_example.bound(memory, moment.t, moment.total)

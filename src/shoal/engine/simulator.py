@@ -69,7 +69,7 @@ class Simulator:
         slicer = Slicer(algorithm, net, self.module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.together and can_record else None
-        self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed), graphs)
+        self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed), graphs, settings.kernels)
         for t in range(rounds):
             algorithm.refuse_unfit(t, rounds, len(federation))
         self.state = State(net.layout.flatten(self.module).float().to(device))

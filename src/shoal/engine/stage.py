@@ -27,3 +27,4 @@ class Stage:
     workers: Workers
     streams: Streams
     graphs: Graphs | None = None
+    kernels: bool = True
