@@ -73,19 +73,19 @@ class Records(list[tuple[Rule, Any, Tensor]]):
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         if factors is not None:
-            self.accumulate_but(lambda product: False, into, scale, factors)
+            self.accumulate_but(None, into, scale, factors)
             return
         for rule, saved, grad in self:
             rule.accumulate(saved, grad, into, scale)
 
     @torch.no_grad()
-    def accumulate_but(self, left: Left, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+    def accumulate_but(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         products = []
         for place, (rule, saved, grad) in enumerate(self):
             mine = factors[place if len(factors) > 1 else 0]
             kept = self._kept[place] if self._kept else None
-            product = rule.product(saved, kept, grad, mine, scale)
-            if product is not None and left(product):
+            product = rule.product(saved, kept, grad, mine, scale) if left else None
+            if left and product and left(product):
                 rule.accumulate_rest(product, into)
                 products.append(product)
             else:

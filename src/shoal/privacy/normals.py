@@ -132,7 +132,7 @@ def add_normals(into: Tensor, scales: Tensor, keystreams: Sequence[Keystream], l
     """into[k, :] += |scales[k]| N(0, 1), the numbers of row k from its own stream."""
     rows, size = into.shape
     half = (size + 1) // 2
-    words = _scratch(rows, half)[0]
+    words = _memory("words", 2 * rows * half + SLACK, torch.int32)
     buffer = words.numpy().data.cast("B")
     for row, keystream in enumerate(keystreams):
         keystream.fill(buffer[8 * half * row : 8 * half * (row + 1) + SLACK])
@@ -149,7 +149,7 @@ def by_operations(into: Tensor, scales: Tensor, bits: Tensor) -> None:
     """
     rows, size = into.shape
     half = (size + 1) // 2
-    _, radius, angle, cosine = _scratch(rows, half)
+    radius, angle, cosine = _memory("floats", 3 * rows * half, torch.float32).view(3, rows, half)
     radius.copy_(bits[:, :half].bitwise_and_(0x7FFFFFFF)).add_(0.5).mul_(2.0**-31).log_()
     radius.mul_(-2 * scales.float().square().unsqueeze(1)).sqrt_()
     angle.copy_(bits[:, half:]).mul_(math.pi * 2.0**-31)
@@ -186,15 +186,13 @@ def loop_in_c() -> Loop | None:
 _kept = threading.local()
 
 
-def _scratch(rows: int, half: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _memory(name: str, count: int, dtype: torch.dtype) -> Tensor:
     """Memory that each thread keeps: getting it anew from the system costs more than filling it."""
-    wanted = rows * half
-    if wanted > getattr(_kept, "size", -1):
-        _kept.size = wanted
-        _kept.words = torch.empty(2 * wanted + SLACK, dtype=torch.int32)
-        _kept.floats = torch.empty(3, wanted)
-    radius, angle, cosine = (floats[:wanted].view(rows, half) for floats in _kept.floats)
-    return _kept.words, radius, angle, cosine
+    kept: Tensor | None = getattr(_kept, name, None)
+    if kept is None or kept.numel() < count:
+        kept = torch.empty(count, dtype=dtype)
+        setattr(_kept, name, kept)
+    return kept[:count]
 
 
 def _runs(rows: Sequence[int], longest: int) -> Iterator[slice]:
