@@ -1,6 +1,7 @@
 """Dependencies go one way, and starting costs little."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,17 @@ def test_importing_shoal_or_its_command_line_loads_no_heavy_library(module):
     code = f"import {module}, sys; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("own", "wanted"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_are_told_to_sleep_before_torch_is_loaded(own, wanted):
+    told = (
+        "import os, sys; from shoal.cli import main\n"
+        "main.app = lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+        "main.main()"
+    )
+    others = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    printed = subprocess.run(
+        [sys.executable, "-c", told], env=others | own, capture_output=True, text=True, check=True
+    )
+    assert printed.stdout.split() == [wanted, "False"]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from shoal.cli.serve import INSECURE, loopback, sleep_while_waiting
+from shoal.cli.serve import INSECURE, loopback
 from shoal.errors import ConfigError
 
 
@@ -51,7 +51,6 @@ def command(
     patience: Annotated[float, typer.Option(help="Seconds to try again when the coordinator is away.")] = 600.0,
 ) -> None:
     """Join a federation: train on your own data, send only what the method lets leave, keep your own ledger."""
-    sleep_while_waiting()
     from shoal.deploy.missing import require_flower
 
     require_flower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -64,6 +65,7 @@ def _options(
 
 
 def main() -> None:
+    _sleep_while_waiting()
     try:
         app()
     except ShoalError as error:
@@ -75,3 +77,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def _sleep_while_waiting() -> None:
+    """Threads that wait for one another shall sleep: where processors are busy, spinning takes twenty times as long.
+
+    OpenMP reads this when torch is loaded.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -49,7 +48,6 @@ def command(
     ] = False,
 ) -> None:
     """Coordinate a federation: sites `shoal join` it, train on their own data, and send only what may leave them."""
-    sleep_while_waiting()
     from shoal.api import Interrupted
     from shoal.deploy.missing import require_flower
 
@@ -114,14 +112,6 @@ def opened(host: str, port: int, keys: Path | None, insecure: bool, tell: Any) -
         link = SuperLink(host, port, Tls(keys / "server.pem", keys / "server.key"), list(sites.values()))
     tell(f"listening on {host}:{link.port}, {f'TLS, {len(sites)} sites may join' if keys else 'without TLS'}")
     return link, {identity(key): name for name, key in sites.items()}
-
-
-def sleep_while_waiting() -> None:
-    """Threads that wait for one another shall sleep: where processes share a machine, spinning costs far more.
-
-    OpenMP reads this when torch is loaded.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def loopback(host: str) -> bool:
