@@ -11,7 +11,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -28,6 +28,7 @@ updates = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=40), 
 
 
 @given(updates, st.floats(1e-6, 1e6))
+@example(np.array([[6.2000395e34]], dtype=np.float32), 1e-6)
 @settings(max_examples=300, deadline=None)
 def test_no_update_moves_the_sum_by_more_than_the_clip(sent, bound):
     """NaN, Inf, 1e38, denormals: what is left of each update has a norm, of at most the clip."""

@@ -159,8 +159,12 @@ def row_norms(updates: Tensor) -> Tensor:
 
 
 def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
-    """update / max(1, norm/bound), in place, for each row."""
+    """update / max(1, norm/bound), in place, for each row.
+
+    One that is 1e37 times too long becomes 0: a factor for it would have too few digits to keep to the bound.
+    """
     factors = (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
+    factors = torch.where(factors < torch.finfo(factors.dtype).tiny, 0.0, factors)
     return updates.mul_(factors.unsqueeze(1))
 
 
