@@ -118,6 +118,15 @@ def test_every_speed_up_can_be_turned_off_and_gives_the_same_model(settings):
     torch.testing.assert_close(final_model(settings), final_model(Settings()), rtol=1e-4, atol=1e-5)
 
 
+def test_without_kernels_no_noise_is_drawn_by_the_loop_in_c(monkeypatch):
+    """Of a method that adds noise to its steps and to its counts."""
+    record = replace(algorithm("quantile-example"), clients=Clients("fixed-size", 4), examples=Examples("poisson", 7))
+    plain, fast = (final_model(Settings(kernels=kernels), record) for kernels in (False, True))
+    torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-4)
+    monkeypatch.setattr("shoal.privacy.normals.loop_in_c", lambda: pytest.fail("asked for"))
+    assert torch.equal(final_model(Settings(kernels=False), record), plain)
+
+
 def test_the_same_seed_gives_the_same_model_to_the_last_bit():
     assert torch.equal(final_model(Settings(threads=2)), final_model(Settings(threads=2)))
 

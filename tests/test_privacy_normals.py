@@ -111,6 +111,7 @@ def test_a_loop_that_gives_other_numbers_is_not_used(right, wrong, tmp_path, mon
     source = Path(module.__file__).with_suffix(".c").read_text()
     assert source.count(right) == 1
     (tmp_path / "normals.c").write_text(source.replace(right, wrong))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nobody else shall ever load it
     broken = compiled(tmp_path / "normals.c")
     assert broken is not None
     monkeypatch.setattr(module, "compiled", lambda source: broken)

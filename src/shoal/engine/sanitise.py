@@ -82,7 +82,7 @@ def sanitiser(
     count = None
     if isinstance(per_example, QuantileExampleClip):
         noise = per_example.update_noise(noise, batch)
-        count = normals(streams, "step count", numbers, clients.tolist(), params[:, :1])
+        count = normals(streams, "step count", numbers, clients.tolist(), params[:, :1], kernels=stage.kernels)
     return ClippedByFactors(per_example, bound, noise, batch, source, count, Told.nothing(params))
 
 

@@ -16,7 +16,7 @@ class Settings:
 
     `memory`: GiB that slices of a cohort may take. `together`: many clients at once, else one after the other.
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
-    `kernels`: layers and noise in the way that is fastest on their device, else by plain operations.
+    `kernels`: layers, and on a CPU noise, in the way that is fastest on their device, else by plain operations.
     `checkpoint_every`: rounds that are charged, released and committed together.
     """
 
