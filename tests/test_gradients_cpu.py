@@ -9,6 +9,7 @@ from torch import nn
 from shoal.gradients import Layout, network
 from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
+from shoal.gradients.rules import outputs
 from shoal.models import build
 from test_gradients_rules import convolutions
 
@@ -43,6 +44,21 @@ def test_the_rules_of_a_cpu_give_what_the_rule_of_a_gpu_gives(conv, clients, bat
     found = [everything(rule, x, params, torch.sin, factors) for rule in rules]
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("outs", [3, 500])
+@pytest.mark.parametrize("batch", [1, 8, 10, 32, 33])
+def test_a_linear_layer_gives_the_same_in_whichever_order_it_multiplies(batch, outs, biased):
+    torch.manual_seed(0)
+    rows, weights = torch.rand(2, batch, 600, dtype=torch.float64), torch.rand(2, outs, 600, dtype=torch.float64)
+    bias = torch.rand(2, outs, dtype=torch.float64) if biased else None
+    found = outputs(rows, weights, bias)
+    singly = torch.stack(
+        [nn.functional.linear(rows[k], weights[k], None if bias is None else bias[k]) for k in (0, 1)]
+    )
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, singly)
 
 
 class Tied(nn.Module):

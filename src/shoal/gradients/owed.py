@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.gradients.rule import Rule
-from shoal.gradients.rules import LinearRule
+from shoal.gradients.rules import LinearRule, outputs
 
 
 class OwedLinearRule(Rule):
@@ -28,7 +28,7 @@ class OwedLinearRule(Rule):
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(len(params), -1, x.shape[-1])
         if self._shared is None:
-            y = torch.bmm(rows, self.rule.weight.of(params).transpose(1, 2))
+            y = outputs(rows, self.rule.weight.of(params))
         else:  # in this order, since libraries are slow at a few rows times a great transposed matrix
             y = (self._shared @ rows.flatten(0, 1).t()).t().reshape(*rows.shape[:2], -1)
         if self.owed:

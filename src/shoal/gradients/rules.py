@@ -17,6 +17,21 @@ from shoal.gradients.rule import FEW_POSITIONS, Rule, squared, weighed
 from shoal.privacy.normals import Product
 
 
+def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Each client's rows [K, B, in] times its weights [K, out, in], transposed, plus its bias [K, out].
+
+    For a batch of about ten and great matrices the libraries of CPUs take up to twice as long in this order as in the
+    other.
+    """
+    count, size = rows.shape[1], weights[0].numel()
+    if 8 <= count <= 32 and size >= 250_000 and not rows.is_cuda:
+        y = torch.bmm(weights, rows.transpose(1, 2)).transpose(1, 2).contiguous()
+        return y if bias is None else y.add_(bias.unsqueeze(1))
+    if bias is None:
+        return torch.bmm(rows, weights.transpose(1, 2))
+    return torch.baddbmm(bias.unsqueeze(1), rows, weights.transpose(1, 2))
+
+
 class LinearRule(Rule):
     """y = x W^T + b, for inputs [N, ..., in]."""
 
@@ -25,11 +40,7 @@ class LinearRule(Rule):
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(len(params), -1, x.shape[-1])
-        weight = self.weight.of(params).transpose(1, 2)
-        if self.bias is None:
-            y = torch.bmm(rows, weight)
-        else:
-            y = torch.baddbmm(self.bias.of(params).unsqueeze(1), rows, weight)
+        y = outputs(rows, self.weight.of(params), None if self.bias is None else self.bias.of(params))
         return y.view(*x.shape[:-1], y.shape[-1]), rows
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
