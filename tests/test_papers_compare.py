@@ -54,6 +54,8 @@ def test_mean_spread_and_difference_are_over_seeds_and_the_newest_line_of_a_seed
     assert row.spread == (0.91, 0.93)
     assert row.difference == pytest.approx(0.92 - PUBLISHED)
     assert cells(row)[2:6] == ["0.9386", "0.9200 ± 0.0100", "2", "-0.0186"]
+    (row,) = compare(found, [line(found, accuracy=0.91), line(found, seed=1, accuracy=0.91 + 1e-9)])
+    assert cells(row)[3] == "0.9100"  # two machines' last digits are no spread
 
 
 def test_a_figure_that_only_a_change_reaches_names_the_change():

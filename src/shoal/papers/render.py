@@ -65,7 +65,7 @@ def _ours(row: Compared) -> str:
     if row.ours is None:
         return "none" if row.light in (CONTRADICTED, NOT) else ""
     mean = figure(row.ours, row.measure)
-    if row.spread is None or math.isinf(row.spread[1]) or row.spread[0] == row.spread[1]:
+    if row.spread is None or math.isinf(row.spread[1]) or math.isclose(*row.spread, rel_tol=1e-6):
         return mean
     return f"{mean} ± {figure((row.spread[1] - row.spread[0]) / 2, row.measure)}"
 
