@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -42,6 +42,22 @@ def examples(count: int) -> settings:
     """The same `count` random parameter sets every time."""
     slow = [HealthCheck.too_slow]
     return settings(max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=slow)
+
+
+divergences = st.one_of(st.just(0.0), st.floats(-20, 6).map(lambda power: 10**power), st.just(math.inf))
+
+
+@examples(200)
+@given(st.lists(divergences, min_size=len(rdp.DEFAULT), max_size=len(rdp.DEFAULT)), st.floats(-30, -0.01))
+def test_rdp_is_turned_into_epsilon_as_dp_accounting_does_it(found: list[float], power: float) -> None:
+    for spent in (np.array(found), np.sort(found), np.full(len(found), found[0])):
+        for orders in (rdp.DEFAULT, (1.005, *rdp.DEFAULT[1:])):
+            ours, theirs = rdp.epsilon(orders, spent, 10**power), compute_epsilon(orders, spent, 10**power)[0]
+            assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_what_no_number_says_is_not_taken_for_nothing() -> None:
+    assert math.isnan(rdp.epsilon(rdp.DEFAULT, np.full(len(rdp.DEFAULT), math.nan), DELTA))
 
 
 def poisson(rate: float, noise: float, count: int) -> Event:

@@ -88,9 +88,9 @@ class Simulator:
         while self.done < last_affordable and self.ready() and not self._stop:
             last = min(last_affordable, self.done + self.settings.checkpoint_every)
             attempt = spending.intend(self.done + 1, last)
-            lines = []
+            proven, lines = spending.spent(), []
             while self.done < last:
-                lines.append(self.play(attempt if fresh else 0) | {"proven": spending.spent()})
+                lines.append(self.play(attempt if fresh else 0) | {"proven": proven})
                 if on_round:
                     on_round(lines[-1])
             folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a kill
