@@ -42,6 +42,7 @@ from small_federation import (
     digits,
     keys,
     one_thread,
+    play,
     silent,
     simulator,
     small,
@@ -144,6 +145,16 @@ def test_a_step_has_the_noise_that_its_event_says_also_where_its_batch_is_empty(
     kurtosis = float((scaled**4).mean()) / 3 - 1
     assert abs(kurtosis) < FAR * math.sqrt(96 / 9 / scaled.size), "it is not Gaussian"
     assert charged(sim).noise * declared(sim) == pytest.approx(record.per_step.multiplier(0, ROUNDS, 5))
+
+
+@pytest.mark.parametrize("name", FOR_RECORDS)
+def test_a_round_tells_the_noise_of_a_step_where_it_does_not_depend_on_the_data(name):
+    record = small(name)
+    _, told = play(simulator(record), 0)
+    if isinstance(record.per_example, AdaClip | MaxClip):
+        assert "step_noise" not in told
+    else:
+        assert told["step_noise"] == pytest.approx(noise_of(record) * told["example_clip"])
 
 
 @each

@@ -1,4 +1,4 @@
-"""The record that defines an algorithm, and the registry of all of them.
+"""The record that defines an algorithm.
 
 An algorithm is what it puts at each boundary that a value crosses (DESIGN: "values cross boundaries"), and
 nothing else: the engine reads this record, and so do the accountant and the command line.

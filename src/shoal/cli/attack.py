@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +17,6 @@ from rich.table import Table
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from shoal.attacks.leakage import Aim
     from shoal.attacks.recipes import Recipe
     from shoal.config import Config
@@ -103,7 +99,7 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
 
     name = config.algorithm.name
     console.print(f"{chosen.name} ({chosen.paper}) against {name} on {config.data.name}, {WHERE[aim.kind]}")
-    with _working(console, "observing") as status:
+    with console.status("observing") as status:
 
         def progress(iteration: int, left: int) -> None:
             status.update(f"iteration {iteration} of at most {chosen.iterations}, {left} victims not done")
@@ -134,7 +130,7 @@ def _matrix(
     from shoal.attacks.matrix import cell, matrix
     from shoal.attacks.picture import grid
 
-    with _working(console, "starting") as status:
+    with console.status("starting") as status:
         cells = list(
             matrix(
                 base,
@@ -170,7 +166,7 @@ def _membership(
 
     name = config.algorithm.name
     console.print(f"membership inference against {name} on {config.data.name}, {models} models")
-    with _working(console, "training") as status:
+    with console.status("training") as status:
         found = membership(
             config,
             models=models,
@@ -214,12 +210,6 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         for row in rows:
             table.add_row(*(escape(shown(row.get(key))) for key in chosen))
     console.print(table)
-
-
-@contextmanager
-def _working(console: Console, first: str) -> Iterator[Status]:
-    with console.status(first) as status:
-        yield status
 
 
 def _command() -> str:

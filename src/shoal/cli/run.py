@@ -134,27 +134,28 @@ def show(result: Result, console: Console) -> None:
     table.add_row("page", str(result.run / "report.html"))
     console.print(table)
     console.print()
-    console.print(privacy_table(result))
+    console.print(privacy_table(result.proven, result.published))
 
 
-def privacy_table(result: Result) -> Table:
+def privacy_table(proven: list[dict[str, Any]], published: list[dict[str, Any]]) -> Table:
     """What is proven of whom against whom; what is not, grouped by the reason; what the paper says."""
     from shoal.accounting.claims import Proven, Published
+    from shoal.report.plots import OBSERVERS, UNITS
 
     table = Table("privacy of", "against", "proven", box=None, pad_edge=False)
     reasons: dict[str, list[Proven]] = {}
-    for claim in (Proven(**claim) for claim in result.proven):
+    for claim in (Proven(**claim) for claim in proven):
         if claim.epsilon is None:
             reasons.setdefault(claim.words(), []).append(claim)
         else:
-            table.add_row(_UNITS[claim.unit], _OBSERVERS[claim.observer], claim.words(), style="bold")
+            table.add_row(UNITS[claim.unit], OBSERVERS[claim.observer], claim.words(), style="bold")
     for words, claims in reasons.items():
-        units = " and ".join(dict.fromkeys(_UNITS[claim.unit] for claim in claims))
-        observers = ", ".join(dict.fromkeys(_OBSERVERS[claim.observer] for claim in claims))
-        everybody = len(claims) == len(result.proven)
+        units = " and ".join(dict.fromkeys(UNITS[claim.unit] for claim in claims))
+        observers = ", ".join(dict.fromkeys(OBSERVERS[claim.observer] for claim in claims))
+        everybody = len(claims) == len(proven)
         table.add_row(units, "anybody" if everybody else observers, f"not private: {words}" if everybody else words)
-    for claim in (Published(**claim) for claim in result.published):
-        table.add_row(_UNITS[claim.unit], "as its paper counts", claim.words(), style="italic")
+    for claim in (Published(**claim) for claim in published):
+        table.add_row(UNITS[claim.unit], "as its paper counts", claim.words(), style="italic")
     return table
 
 
@@ -162,5 +163,3 @@ _RANDOM = {
     "research": "research: everything follows from the seed",
     "secure": "secure: from the system's entropy, nothing can be repeated",
 }
-_UNITS = {"client": "a client", "example": "a record"}
-_OBSERVERS = {"release": "whoever sees the model", "server": "the server", "inside": "someone inside the client"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,14 +82,10 @@ def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the b
         table.add_row(key, escape(value))
     console.print(table)
     if found.result is not None:
-        from shoal.api import Result
         from shoal.cli.run import privacy_table
 
-        result = Result(
-            found.path, found.algorithm, found.dataset, found.done, found.accuracy or 0.0, found.seconds or 0.0, ""
-        )
         console.print()
-        console.print(privacy_table(replace(result, proven=found.proven, published=found.published)))
+        console.print(privacy_table(found.proven, found.published))
     console.print()
     for key, value in found.flat_config().items():
         console.print(f"{escape(key)} = {escape(str(value))}", highlight=False)

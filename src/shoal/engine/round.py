@@ -19,7 +19,7 @@ from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told, step_noise
 from shoal.engine.stage import Stage
 from shoal.privacy.clip import QuantileClip
-from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
+from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.secure import grid, rounded, toward_zero
 
 
@@ -244,14 +244,17 @@ def _metrics(total: Total, bound: float, noise: float, expected: float, signal: 
 
 
 def _of_steps(stage: Stage, state: State, total: Total, moment: Moment) -> dict[str, float]:
-    """The clip and the noise of a local step, where there is one; the noise is that on the sum of a batch."""
-    per_example, per_step = stage.algorithm.per_example, stage.algorithm.per_step
+    """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
+    method = stage.algorithm
+    per_example, per_step, batch = method.per_example, method.per_step, method.examples.batch
     told: dict[str, float] = {}
     if per_example is not None:
         told["clipped_records"] = total.clipped_records / max(total.records, 1.0)
     if isinstance(per_example, ExampleClip | QuantileExampleClip):
         told["example_clip"] = per_example.bound(state.memory, moment.t, moment.total)
-    if per_step is not None:
-        z = per_step.multiplier(moment.t, moment.total, stage.algorithm.examples.batch)
-        told["step_noise"] = z * told.get("example_clip", 1.0)
+        if per_step is not None and not isinstance(per_example, MaxClip):
+            z = per_step.multiplier(moment.t, moment.total, batch)
+            if isinstance(per_example, QuantileExampleClip):
+                z = per_example.update_noise(z, batch)
+            told["step_noise"] = z * told["example_clip"]
     return told

@@ -58,10 +58,7 @@ class Conv2dRule(Rule):
         n, step = self._window(rows, wide)
         y = rows.new_empty(clients, rows.shape[1], kernel.shape[-1])
         with _products_of(x):
-            if self.shifts == 1:
-                torch.bmm(rows, kernel[:, 0], out=y)
-            else:
-                torch.bmm(rows[:, :n], kernel[:, 0], out=y[:, :n])
+            torch.bmm(rows[:, :n], kernel[:, 0], out=y[:, :n])
             for d in range(1, self.shifts):
                 y[:, :n].baddbmm_(rows[:, d * step : d * step + n], kernel[:, d])
         pictures = y.view(clients, -1, unfolded.shape[1], wide, y.shape[-1])[:, :, :high]

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from shoal.papers.base import Cell, Line, Table
 from shoal.papers.work import Account
+from shoal.report.plots import UNITS
 
 REPRODUCED = "reproduced"
 EXCEEDED = "exceeded"
@@ -20,7 +21,6 @@ FAILED = "failed"
 NOT_RUN = "not run"
 LIGHTS = (REPRODUCED, EXCEEDED, WITH, NOT, CONTRADICTED, FAILED, NOT_RUN)
 PROVEN = "epsilon, proven"
-UNITS = {"client": "a client", "example": "a record"}
 
 
 @dataclass(frozen=True)

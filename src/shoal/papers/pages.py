@@ -29,7 +29,7 @@ from shoal.papers.comparing import (
     compare,
 )
 from shoal.papers.frontier import frontier
-from shoal.papers.render import cells, curves
+from shoal.papers.render import HEADINGS, cells, curves
 
 DOTS = {
     REPRODUCED: "🟢",
@@ -98,7 +98,7 @@ def to_block(table: Table, rows: list[Compared]) -> str:
 
 def _grid(rows: list[Compared]) -> list[str]:
     """Columns that are empty throughout are left out, and a cell's name is not said twice."""
-    lines = [["cell", "figure", "published", "ours", "seeds", "difference", "proven", "claim"]]
+    lines = [list(HEADINGS)]
     before = ""
     for row in rows:
         name, *words, claim = cells(row)
