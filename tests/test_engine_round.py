@@ -160,6 +160,22 @@ def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
     assert not torch.equal(state.model, sim.state.model)
 
 
+def test_a_record_never_reaches_the_updates_of_other_clients_by_filling_up_their_batches():
+    """Record 0 is client 0's, and greater than float32 can square; the others' last batches are short."""
+    random = np.random.default_rng(0)
+    clients = [(random.random((size, 4), dtype="float32"), np.arange(size) % 2) for size in (6, 7, 9, 5)]
+    clients[0][0][:] = [3e38, -3e38, 3e38, -3e38]
+    dataset = shoal.from_clients(clients, test=(np.ones((4, 4), "float32"), np.arange(4) % 2))
+    parts = partition("column", dataset.train_y, clients=None, owners=dataset.owners, generator=random)
+    record = replace(algorithm("trusted-curator"), clients=Clients("all"), examples=Examples("shuffled", 4))
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    nn.init.uniform_(model.weight, -5, 5)
+    sim = Simulator(record, model, dataset, parts, rounds=3, seed=5, settings=Settings())
+    _, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    assert told["bad_updates"] == 1
+
+
 def test_an_empty_poisson_cohort_leaves_the_model_as_it_is():
     sim = simulator(fedavg(clients=Clients("poisson", 1e-9)), small_mlp())
     state, told = play_round(sim.stage, sim.state, Moment(0, 3))

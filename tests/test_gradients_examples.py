@@ -48,6 +48,25 @@ def assert_agree(module, x, classes=3):
         torch.testing.assert_close(sums[0], sums[1], **CLOSE)
 
 
+@pytest.mark.parametrize("offset", [1.0, 255.0, 1e3, 1e4])
+@pytest.mark.parametrize("grain", [0.0, 1.0])
+def test_a_norm_is_not_too_small_where_products_cancel(offset, grain):
+    """A bright, nearly constant picture before a normalisation: each layer's norm is what clips by layers go by."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 6), nn.GroupNorm(8, 8), nn.GELU(), nn.Flatten(), nn.Linear(72, 10)
+    module = nn.Sequential(*layers)
+    x = offset * torch.rand(1, 200, 1, 1, 1) + grain * torch.rand(1, 200, 3, 8, 8)
+    x, y, real = x.expand(1, 200, 3, 8, 8), torch.zeros(1, 200, dtype=torch.int64), torch.ones(1, 200)
+    fast = network(module, per_example=True)
+    assert isinstance(fast, TogetherNetwork)
+    tape = fast.backward(fast.layout.flatten(module).unsqueeze(0), x, y, real)
+    found, made = tape.squares().flip(0), tape.examples().double()  # the tape runs backwards
+    true = torch.stack([made[..., layer].square().sum(2) for layer in fast.layout.layers])
+    assert (found >= 0.99999 * true).all()  # nor is NaN
+    if offset == grain:
+        assert (found <= 1.02 * true).all()
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(0, 4), st.integers(4, 11), st.integers(4, 11))

@@ -139,6 +139,12 @@ def test_the_check_leaves_weights_and_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_statistics_are_refused_too_where_updates_are_clipped():
+    with pytest.raises(ModelError, match="keeps statistics of the examples in its buffer 'seen'"):
+        check(Counter(), (5,), 4, example_level=False, noisy_updates=True)
+    check(Counter(), (5,), 4, example_level=False)
+
+
 def test_batchnorm_is_refused_where_noise_would_spoil_its_statistics():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     check(model, (1, 8, 8), 10, example_level=False)

@@ -200,3 +200,11 @@ def test_a_clip_that_turns_negative_in_a_late_round_is_refused():
     record.refuse_unfit(0, 10_000, 100)
     with pytest.raises(ConfigError, match=r"per_update\.clip must be > 0.*in round 9995 of 10000"):
         record.refuse_unfit(9_994, 10_000, 100)
+
+
+@pytest.mark.parametrize("share", [-1e3, 1e3])
+def test_an_adaptive_bound_never_gets_so_small_or_great_that_its_noise_is_lost(share):
+    clip, memory = QuantileClip(initial=2.0, rate=300.0), {}
+    for _ in range(3):
+        clip.move(memory, share)
+        assert 1e-35 < float(torch.tensor(clip.bound(memory, 0, 1, None), dtype=torch.float32)) < 1e35

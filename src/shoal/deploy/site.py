@@ -26,6 +26,7 @@ from shoal.deploy.secure_plan import refuse_unfit
 from shoal.deploy.secure_wire import CHECK, KEYS, SHARES, UNMASK
 from shoal.deploy.terms import END, ROUND, TERMS, Crossing, Terms, only_here
 from shoal.engine.folder import write_whole
+from shoal.engine.local import VELOCITY
 from shoal.engine.moment import Moment
 from shoal.engine.round import leaving, trained
 from shoal.engine.simulator import Simulator
@@ -254,7 +255,7 @@ class Site:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_memory(self, terms: Terms, memory: dict[str, Tensor]) -> None:
-        self._memory = {key: value for key, value in memory.items() if key.startswith("velocity.")}
+        self._memory = {key: value for key, value in memory.items() if key.startswith(VELOCITY)}
         if self._memory:
             write_whole(self.owner.folder / MEMORY, save(self._memory, metadata={"run": terms.run}))
 

@@ -22,13 +22,25 @@ from shoal.engine.stage import Stage
 from shoal.engine.steps import LocalSteps, aligned
 from shoal.privacy.schedules import parse
 
+VELOCITY = "velocity."
+"""Begins the names of what clients keep of their momentum, where they keep it."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The records of every batch, [steps, clients, batch], filled up with -1, and each client's number of steps."""
+    """The records of every batch, [steps, clients, batch], and each client's number of steps.
+
+    `filled`: the same batches, filled up where they end early with a record of the client's own, which has no weight.
+    One of somebody else's could still turn the update into NaN: 0 times Inf.
+    """
 
     batches: np.ndarray
     steps: np.ndarray
+    own: np.ndarray
+
+    @property
+    def filled(self) -> np.ndarray:
+        return np.where(self.batches >= 0, self.batches, self.own[:, None])
 
 
 def train(
@@ -37,19 +49,19 @@ def train(
     """The updates [k, P] of these clients. `memory` carries momentum from round to round, if it is kept."""
     local, device = stage.algorithm.local, stage.federation.device
     plan = planned(stage, clients, moment)
-    records = torch.from_numpy(plan.batches).to(device)
-    real = (records >= 0).to(model.dtype)
+    records = torch.from_numpy(plan.filled).to(device)
+    real = torch.from_numpy(plan.batches >= 0).to(device, model.dtype)
     moving = torch.from_numpy(np.arange(len(records))[:, None] < plan.steps).to(device, model.dtype)
 
     weights = real if stage.algorithm.per_example else _mean_weights(real)
-    inputs = (records.clamp(min=0), real, weights, moving)
+    inputs = (records, real, weights, moving)
     with _drawing(stage, clients, moment):
         steps = _first(stage, model, clients, moment, memory)
         steps = stage.graphs.play(steps, inputs) if stage.graphs else steps.play(inputs)
         if steps.sanitised and steps.sanitised.told.spoilt:
             steps = _first(stage, model, clients, moment, memory).play_carefully(inputs)
     if local.keep_momentum and steps.velocity is not None:
-        memory.update({f"velocity.{client}": row.cpu() for client, row in zip(clients, steps.velocity, strict=True)})
+        memory.update({f"{VELOCITY}{client}": row.cpu() for client, row in zip(clients, steps.velocity, strict=True)})
     return steps.params.sub_(model), steps.sanitised.told if steps.sanitised else None
 
 
@@ -68,9 +80,10 @@ def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:
     client's own site in a real federation.
     """
     examples, local = stage.algorithm.examples, stage.algorithm.local
-    drawn = []
+    drawn, own = [], []
     for client in clients.tolist():
         records = stage.federation.partition.records(client)
+        own.append(records[0] if len(records) else 0)
         steps = local.steps or examples.steps(len(records), local.epochs)
         generator = stage.streams.generator("examples", moment.t, moment.attempt, client)
         positions = examples.draw(generator, len(records), steps)
@@ -81,7 +94,7 @@ def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
     for place, rows in enumerate(drawn):
         batches[: rows.shape[0], place, : rows.shape[1]] = rows
-    return Plan(batches, np.array([len(rows) for rows in drawn]))
+    return Plan(batches, np.array([len(rows) for rows in drawn]), np.array(own))
 
 
 def _rounded_up(width: int) -> int:
@@ -110,6 +123,6 @@ def _drawing(stage: Stage, clients: np.ndarray, moment: Moment) -> Iterator[None
 def _velocity(params: Tensor, clients: np.ndarray, memory: dict[str, Tensor]) -> Tensor:
     velocity = torch.zeros_like(params)
     for place, client in enumerate(clients):
-        if (kept := memory.get(f"velocity.{client}")) is not None:
+        if (kept := memory.get(f"{VELOCITY}{client}")) is not None:
             velocity[place] = kept.to(params.device)
     return velocity

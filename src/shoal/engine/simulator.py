@@ -23,6 +23,7 @@ from shoal.data.partition import Partition
 from shoal.engine.federation import Federation
 from shoal.engine.folder import CHECKPOINT, RunFolder
 from shoal.engine.graphs import Graphs
+from shoal.engine.local import VELOCITY
 from shoal.engine.moment import Moment
 from shoal.engine.round import State, play_round
 from shoal.engine.server import given_out
@@ -165,8 +166,9 @@ class Simulator:
 
     def _save(self, folder: RunFolder, ledger_head: str) -> str:
         """Release the state: the hash of its file."""
-        secret = {PAST} if self.stage.streams.mode == "secure" else set()  # a run that is resumed correlates anew
-        kept = {key: tensor for key, tensor in self.state.memory.items() if key not in secret}
+        kept = self.state.memory
+        if self.stage.streams.mode == "secure":  # a run that is resumed correlates anew, and with no momentum
+            kept = {key: tensor for key, tensor in kept.items() if key != PAST and not key.startswith(VELOCITY)}
         tensors = {"model": self.state.model, **kept}
         folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done), "ledger": ledger_head})
         return folder.digest(CHECKPOINT)

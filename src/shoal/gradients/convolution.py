@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, squared, weighed
+from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, weighed
 
 
 @contextmanager
@@ -109,8 +109,8 @@ class Conv2dRule(Rule):
         windows = [pictures[:, d * step : d * step + grads.shape[1]] for d in range(self.shifts)]
         kept = None
         if grads.shape[1] < FEW_POSITIONS:
-            alike = sum(torch.bmm(window, window.transpose(1, 2)) for window in windows)
-            squares = (alike * torch.bmm(grads, grads.transpose(1, 2))).sum((1, 2))
+            alike = torch.stack([torch.bmm(window, window.transpose(1, 2)) for window in windows]).sum(0)
+            squares = gram_squares(alike, torch.bmm(grads, grads.transpose(1, 2)))
         else:
             kept = grads.new_empty(len(grad), self.shifts, rows.shape[-1], grad.shape[1])
             with _products_of(grad):

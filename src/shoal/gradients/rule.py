@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from shoal.gradients.layout import Entry
@@ -20,6 +21,7 @@ from shoal.privacy.clip import row_norms
 from shoal.privacy.normals import Product
 
 FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
+ROUNDING = 64  # last digits that a sum of products may be wrong by, relative to the sum of their sizes
 
 
 class Rule(Protocol):
@@ -59,6 +61,17 @@ class Rule(Protocol):
 def squared(rows: Tensor) -> Tensor:
     """The squared norm of each row."""
     return row_norms(rows).square()
+
+
+def gram_squares(alike: Tensor, grads: Tensor) -> Tensor:
+    """|sum_t g_t x_t^T|^2 of every example, at least, from the products [N, T, T] of its inputs and of its gradients.
+
+    The sum is over products that may cancel (a constant picture before a normalisation), and what then is left is
+    rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added.
+    """
+    pairs = (alike * grads).sum((1, 2))
+    lengths = [products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for products in (alike, grads)]
+    return pairs.clamp(min=0) + ROUNDING * torch.finfo(pairs.dtype).eps * (lengths[0] * lengths[1]).sum(1).square()
 
 
 def weighed(grad: Tensor, factors: Tensor) -> Tensor:

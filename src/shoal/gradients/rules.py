@@ -13,7 +13,7 @@ from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.gradients.convolution_cuda import cuda_rule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, squared, weighed
+from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, weighed
 from shoal.privacy.normals import Product
 
 
@@ -178,7 +178,7 @@ class EmbeddingRule(Rule):
         if self.padding is not None:
             grad = grad * (words != self.padding).unsqueeze(2)
         same = words.unsqueeze(1) == words.unsqueeze(2)
-        return (same * torch.bmm(grad, grad.transpose(1, 2))).sum((1, 2)), None
+        return gram_squares(same.to(grad.dtype), torch.bmm(grad, grad.transpose(1, 2))), None
 
     def _places(self, x: Tensor, clients: int) -> Tensor:
         """The row of every word in all clients' tables, one below the other."""
@@ -190,7 +190,7 @@ def _product_squares(x: Tensor, grad: Tensor) -> Tensor:
     """|grad^T x|^2 of every example, for [N, T, in] and [N, T, out], without the product where T is small."""
     positions = x.shape[1]
     if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
-        return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(grad, grad.transpose(1, 2))).sum((1, 2))
+        return gram_squares(torch.bmm(x, x.transpose(1, 2)), torch.bmm(grad, grad.transpose(1, 2)))
     return squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
 
 

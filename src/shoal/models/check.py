@@ -50,8 +50,11 @@ def check(
         )
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
-    if example_level:
-        _refuse_mixing(model, batch, changed, input_shape)
+    if example_level or noisy_updates:
+        before, after = (_run(model, each, input_shape, shake=True) for each in (batch, changed))
+        if example_level:
+            _refuse_mixing(model, before, after)
+        _refuse_statistics(model, before, after)
 
 
 def mixing_layers(model: nn.Module) -> list[str]:
@@ -130,12 +133,11 @@ def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = F
     return _Result(output, dict(model.named_buffers()))
 
 
-def _refuse_mixing(model: nn.Module, batch: torch.Tensor, changed: torch.Tensor, shape: Shape) -> None:
+def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
     """The safety net for layers that nobody knows: change one example and look at the others.
 
     The weights are shaken first, since a last layer that starts at zero would hide everything before it.
     """
-    before, after = (_run(model, b, shape, shake=True) for b in (batch, changed))
     others = [0, 2]
     if not torch.allclose(before.output[others], after.output[others], rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ModelError(
@@ -143,11 +145,15 @@ def _refuse_mixing(model: nn.Module, batch: torch.Tensor, changed: torch.Tensor,
             "another's input), so that example-level privacy cannot hold; make each output depend on its own "
             "input only"
         )
+
+
+def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> None:
+    """What a layer writes down of the examples goes past every clip, to the next client and into the model."""
     for name, buffer in before.buffers.items():
         if not torch.equal(buffer, after.buffers[name]):
             raise ModelError(
                 f"model {type(model).__name__} keeps statistics of the examples in its buffer '{name}', "
-                "which would leave without noise; example-level privacy needs a model without them"
+                "which would leave without noise; privacy needs a model without them"
             )
 
 
