@@ -42,6 +42,19 @@ def why_not(record, unit="client", observer="release", setting=SETTING):
     return found.because
 
 
+def test_a_site_that_does_not_answer_takes_its_noise_along():
+    """In a real federation fewer noises may be in the sum: a record's own update still has its one."""
+    maybe = replace(SETTING, all_answer=False)
+    assert "does not answer takes it along" in why_not(sdp(), setting=maybe)
+    assert charged(sdp(), "example") == Sampled("fixed-size", 0.25, Gaussian(15.0))
+    assert charged(sdp(), "example", setting=maybe) == Sampled("fixed-size", 0.25, Gaussian(3.0))
+    assert charged(sdp(), observer="server", setting=maybe) == charged(sdp(), observer="server")
+    in_steps = replace(algorithm("fed-cdp-private"), clients=Clients("fixed-size", 25))
+    sizes = replace(maybe, sizes=(50,))
+    assert "does not answer takes it along" in why_not(in_steps, setting=sizes)
+    assert not isinstance(charged(in_steps, "example", setting=sizes), Unbounded)
+
+
 # --- noise on the sum
 
 

@@ -12,11 +12,12 @@ from shoal.accounting.events import Compose, Gaussian, Repeat
 from shoal.accounting.ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Setting
+from shoal.config import configure
 from shoal.deploy.consent import Purse, Refused, Wishes, least_noise
 from shoal.deploy.parcel import Parcel
 from shoal.deploy.records import reader
 from shoal.deploy.site import Owner, Site
-from shoal.deploy.terms import ROUND, TERMS
+from shoal.deploy.terms import END, ROUND, TERMS
 from shoal.errors import ConfigError
 from test_deploy_loopback import served, settings
 
@@ -65,8 +66,6 @@ def test_the_budget_is_of_all_runs_together(tmp_path):
 
 
 def plan(noise, name="trusted-curator", clients=4, rounds=3):
-    from shoal.config import configure
-
     given = {"algorithm": name, "clients.sampling": "all", "per_round.noise": noise}
     return configure(given).algorithm, Setting(clients, rounds)
 
@@ -137,6 +136,53 @@ def test_every_round_asked_for_is_charged_and_those_between(heard, tmp_path):
         assert charged(tmp_path / "new")[0] == so_far
         site = Site(site.owner)  # a restart forgets nothing
     assert verify(tmp_path / "new" / "ledger.jsonl").whole
+
+
+def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(heard, tmp_path):
+    site, terms, letter = heard
+    site.answer(TERMS, terms)
+    site.answer(ROUND, letter)
+    site.close()
+    site = Site(site.owner)
+    said = {key: letter.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3}
+    assert "refused" not in site.answer(END, Parcel(said)).values
+    assert site.ended == "rounds"
+    site.answer(END, Parcel(said))
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3
+
+
+def test_against_the_server_no_lot_is_believed(tmp_path):
+    """Of 1,000 clients ten come, and this one is asked again and again: each answer costs a change of two clips."""
+    given = {"algorithm": "fed-sdp", "per_update.at": "client", "per_update.noise": 4.0, "clients.cohort": 10}
+    method, setting = configure(given).algorithm, Setting(1000, 30, all_answer=False)
+    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(epsilon=8.0, observer="server"), "client")
+    purse.charge(method, setting, range(3), 3)
+    purse.charge(method, setting, range(4, 4), 4)
+    purse.close()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        true = epsilon(Repeat(Gaussian(2.0), 2), 1e-5).epsilon
+        assert epsilon(ledger.charged_event("client", "server"), 1e-5).epsilon == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("false", [{"sizes": [10**7]}, {"all_answer": True}])
+def test_terms_that_count_on_other_sites_than_they_say_are_refused(heard, false):
+    site, terms, _ = heard
+    told = json.loads(terms.values["terms"])
+    told["setting"] |= false
+    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    assert "count on other sites" in answer.values["refused"]
+
+
+def test_terms_with_another_number_of_layers_are_refused(heard, tmp_path):
+    site, terms, letter = heard
+    told = json.loads(terms.values["terms"])
+    told["setting"]["layers"] = 7
+    agreed = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0})).values["agreed"]
+    answer = site.answer(ROUND, Parcel(letter.values | {"terms": agreed}, letter.vectors))
+    assert "layers here, 7 there" in answer.values["refused"]
+    site.close()
+    assert charged(tmp_path / "new")[0] == 0
 
 
 def test_a_late_joiner_pays_from_when_it_joined(heard, tmp_path):

@@ -32,6 +32,7 @@ class Setting:
 
     `rounds` are those that were planned. `multiplicity`: on how many clients one record may lie. `layers`: those of
     the model that have parameters. `sizes`: the different numbers of records that clients have, empty if unknown.
+    `all_answer`: whoever is asked answers, which no real federation can promise.
     """
 
     clients: int
@@ -39,6 +40,7 @@ class Setting:
     multiplicity: int = 1
     layers: int = 1
     sizes: tuple[int, ...] = ()
+    all_answer: bool = True
 
 
 Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]

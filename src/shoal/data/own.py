@@ -43,8 +43,8 @@ def from_arrays(
 
     `x` is `[N, F]`, or pictures `[N, H, W]`, `[N, C, H, W]` or `[N, H, W, C]` (where both could be meant, the
     channels come first). Without `test` a fixed share of the rows is held out: of each client where owners
-    are known, else of each class. Without `classes` the classes are the different labels, in order; with it,
-    labels are numbers from 0 or these names.
+    are known, else by the rows' numbers alone, so that no row's label decides where another one goes. Without
+    `classes` the classes are the different labels, in order; with it, labels are numbers from 0 or these names.
     """
     where = f"data '{name}'"
     train_x = _features(x, where, scale)
@@ -52,7 +52,7 @@ def from_arrays(
     owners, owner_names = (None, ()) if client is None else _owners(client, rows, where)
     if test is None:
         (codes,), class_names = _labels([y], [rows], classes, where)
-        keep, out = _split(codes if owners is None else owners, test_fraction, where)
+        keep, out = _split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
         test_x, test_y = train_x[out], codes[out]
         train_x, train_y = train_x[keep], codes[keep]
         owners = None if owners is None else owners[keep]
@@ -272,5 +272,7 @@ def _split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.nda
         raise ConfigError(f"{where}: test_fraction must be between 0 and 1, got {test_fraction}")
     keep, out = held_out(groups, max(1, round(test_fraction * len(groups))))
     if not len(out):
-        raise DataError(f"{where}: no row can be held out, as each client or class has one row only; give test rows")
+        raise DataError(
+            f"{where}: no row can be held out, as there is one row only, or one of each client; give test rows"
+        )
     return keep, out

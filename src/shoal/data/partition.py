@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ class Partition:
 
     indices: np.ndarray  # int32, records of all clients one after the other
     offsets: np.ndarray  # int64, [K + 1]
+    all_answer: ClassVar[bool] = True  # in a simulation whoever is asked answers
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

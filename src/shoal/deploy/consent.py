@@ -2,24 +2,26 @@
 
 The ledger is one for all runs of this site's data: every round that it is asked for is charged on its disk before any
 record is touched, and so is every round in between, in which it might have been asked. A round asked again is charged
-again. What the record of the algorithm says is what is charged; noise that the coordinator adds itself (`per_round`)
-has to be believed, unless the owner asks for protection against the server.
+again. What the record of the algorithm says is what is charged. Noise that the coordinator adds itself (`per_round`)
+and that it asks by lot have to be believed, but not for protection against the server: there each round that the site
+answers costs what it costs without any lot, and the others nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import Compose, Event, Unbounded
+from shoal.accounting.events import NOTHING, Compose, Event, Unbounded
 from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.rdp import Running
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.charges import NEIGHBOURS, Setting, charges
+from shoal.algorithms.charges import NEIGHBOURS, Setting, charges, event
 from shoal.errors import ConfigError, ShoalError
 from shoal.privacy.clip import NoisyClip
+from shoal.privacy.sampling import Clients
 
 
 class Refused(ShoalError):
@@ -97,14 +99,19 @@ class Purse:
                 raise Refused(f"its least noise for a {unit} is {found:g}, the owner requires {self.wishes.noise:g}")
         if self.wishes.epsilon is None:
             return
-        event = _wanted(charges(algorithm, setting, 0), self._pair)
+        event = _wanted(_charged(algorithm, setting, 0, asked=True), self._pair)
         if isinstance(event, Unbounded):
             raise Refused(f"for a {unit} against the {observer} nothing is proven: {event.because}")
         self._refuse_over_budget(event)
 
-    def charge(self, algorithm: Algorithm, setting: Setting, rounds: range) -> None:
-        """Charge these rounds of a run, on the disk; Refused, and nothing charged, where the budget does not pay."""
-        together = [charges(algorithm, setting, t) for t in rounds]
+    def charge(self, algorithm: Algorithm, setting: Setting, missed: range, asked: int | None = None) -> None:
+        """Charge rounds that the site was not asked for, and one that it is, on the disk.
+
+        Refused, and nothing charged, where the budget does not pay.
+        """
+        together = [_charged(algorithm, setting, t, asked=False) for t in missed]
+        if asked is not None:
+            together.append(_charged(algorithm, setting, asked, asked=True))
         if self.wishes.epsilon is not None:
             self._refuse_over_budget(Compose(tuple(_wanted(each, self._pair) for each in together)))
         for each in together:
@@ -135,6 +142,19 @@ class Purse:
             self._running.add(_wanted(charged, self._pair))
         except ConfigError as error:
             self._running.because = str(error)
+
+
+def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
+    """What a round is charged: against the release as the coordinator counts, against the server what that sees."""
+    always = replace(algorithm, clients=Clients("all"))
+    return tuple(
+        believed
+        if believed.observer == "release"
+        else replace(
+            believed, event=event(always, setting, t, believed.unit, believed.observer) if asked else NOTHING
+        )
+        for believed in charges(algorithm, setting, t)
+    )
 
 
 def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:

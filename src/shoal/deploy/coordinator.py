@@ -337,10 +337,11 @@ class Coordinator(Simulator):
         """Tell the sites that the run is over; those that are away have a moment to come back and hear it."""
         waiting: dict[str, int] = {}
         told: set[int] = set()
+        said = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": self.done}
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
             here = self._mail.here()
-            letters = {node: Parcel({"run": self._terms.run, "why": why}) for node in here if node not in told}
+            letters = {node: Parcel(said) for node in here if node not in told}
             told |= set(letters)
             waiting |= self._mail.send(letters, END, SPARE)
             for arrived in self._mail.arrived():

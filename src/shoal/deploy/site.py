@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -85,8 +86,7 @@ class Site:
             if kind in (KEYS, SHARES, CHECK, UNMASK):
                 return self._aggregate(kind, letter)
             if kind == END:
-                self.ended = letter.text("why")
-                return Parcel({"name": self.owner.name})
+                return self._finish(letter)
             raise Spoilt(f"letters of kind {kind[:40]!r} are not known here")
         except (ShoalError, OSError) as error:
             self._tell(f"refused: {error}")
@@ -136,6 +136,9 @@ class Site:
         few, many = section.fewest_records or 1, section.most_records or rows
         if not few <= rows <= many:
             raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
+        told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
+        if terms.setting.sizes != told or terms.setting.all_answer:
+            raise Refused("its terms count on other sites than its configuration describes")
 
     def _staged(self, terms: Terms, number: int) -> Stage:
         """Everything for local training, made anew where this site's number is."""
@@ -154,6 +157,8 @@ class Site:
         made = Simulator(settings.algorithm, module, self._dataset, parts, rounds=rounds, seed=0, settings=engine)
         if made.state.model.numel() != terms.parameters:
             raise Refused(f"the model has {made.state.model.numel()} parameters here, {terms.parameters} there")
+        if made.setting.layers != terms.setting.layers:
+            raise Refused(f"the model has {made.setting.layers} layers here, {terms.setting.layers} there")
         self._stage, self._number = replace(made.stage, streams=streams), number
         return self._stage
 
@@ -172,12 +177,28 @@ class Site:
             self._desk.take(letter, moment, number)
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
-        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t + 1))
+        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t)
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, moment, number)
         spent = self._purse.epsilon()
         self._tell(f"round {moment.t + 1}: answered" + (f", epsilon {spent:.3g} spent" if spent is not None else ""))
         return answer
+
+    def _finish(self, letter: Parcel) -> Parcel:
+        """The run is over; rounds since the last one that was asked for here are charged too.
+
+        But for those that the owner's budget does not pay for: asked for one of them, this site would have refused.
+        """
+        self.ended = letter.text("why")
+        letter.require({"run", "terms", "why", "round"}, {})
+        terms = self._agreed(letter)
+        assert self._purse is not None
+        done = min(letter.number("round"), terms.setting.rounds)
+        with suppress(Refused):
+            for t in range(self._progress(terms, done), done):
+                self._purse.charge(terms.settings.algorithm, terms.setting, range(t, t + 1))
+                self._keep_progress(terms, t + 1)
+        return Parcel({"name": self.owner.name})
 
     def _aggregate(self, kind: str, letter: Parcel) -> Parcel:
         """The letters of secure aggregation that ask for nothing of the data."""

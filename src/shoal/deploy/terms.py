@@ -23,7 +23,7 @@ from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import QuantileExampleClip
 
-PROTOCOL = 1
+PROTOCOL = 2
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The kinds of letters, as Flower names message types."""
 
@@ -114,6 +114,8 @@ class Crossing:
 
 class Elsewhere(Partition):
     """The clients of a real federation as the coordinator sees them: so many, and their records are not here."""
+
+    all_answer = False
 
     def __init__(self, clients: int, sizes: tuple[int, ...] = ()) -> None:
         super().__init__(np.zeros(0, np.int32), np.zeros(clients + 1, np.int64))

@@ -177,7 +177,7 @@ class Simulator:
 def public_facts(partition: Partition, rounds: int, layout: Layout) -> Setting:
     """What accounting needs to know of a federation."""
     sizes = tuple(sorted({int(size) for size in partition.sizes}))
-    return Setting(len(partition), rounds, partition.multiplicity, len(layout.layers), sizes)
+    return Setting(len(partition), rounds, partition.multiplicity, len(layout.layers), sizes, partition.all_answer)
 
 
 def pick_device(name: str) -> torch.device:
