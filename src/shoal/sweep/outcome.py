@@ -22,8 +22,8 @@ LOOKING_COSTS = (
     "data costs more: all cells together (--charge), or what a private selection says (--private-selection)."
 )
 ONLY_THE_BEST = (
-    "Only the chosen model is covered. How many trials there were, and what the others gave, must not be told; "
-    "records that accuracy is measured on are not protected."
+    "Only the chosen model is covered. How many trials there were (its folder's number tells), and what the others "
+    "gave, must not be told; records that accuracy is measured on are not protected."
 )
 
 
