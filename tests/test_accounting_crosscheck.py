@@ -449,3 +449,8 @@ def test_the_running_accountant_never_proves_anything_again_after_an_unbounded_e
     running.add(Gaussian(5))
     assert running.epsilon(DELTA) is None
     assert running.because == "l2-max"
+
+
+def test_hardly_any_noise_costs_a_huge_epsilon_and_no_crash() -> None:
+    for noise in (1e-6, 1e-12, 1e-30):
+        assert epsilon(poisson(0.01, noise, 100)) > 1 / noise

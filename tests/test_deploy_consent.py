@@ -1,6 +1,7 @@
 """What a site's owner insists on: the site refuses by its own ledger, whatever the coordinator says."""
 
 import json
+import math
 
 import pytest
 
@@ -106,7 +107,10 @@ def test_the_least_noise_is_that_of_the_unit():
     assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
 
 
-@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"noise": -1.0}, {"delta": 0.0}, {"delta": 1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epsilon": 0.0}, {"epsilon": math.nan}, {"noise": -1.0}, {"noise": math.nan}, {"delta": 0.0}, {"delta": 1.0}],
+)
 def test_wishes_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ConfigError, match="--require-"):
         Wishes(**wrong)
@@ -235,5 +239,23 @@ def test_no_code_is_imported_because_the_coordinator_says_so(heard):
 def test_data_that_do_not_fit_are_refused(tmp_path, heard):
     _, terms, _ = heard
     site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
-    assert "shape (30,)" in site.answer(TERMS, terms).values["refused"]
+    told = []
+    site._tell = told.append
+    assert "its own terminal says what" in site.answer(TERMS, terms).values["refused"]
+    assert "shape (30,)" in told[0]
     site.close()
+
+
+def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, heard):
+    """The coordinator says which column is the label: what stands in it is for the owner's eyes."""
+    _, terms, _ = heard
+    (tmp_path / "own.csv").write_text("age,ill\n29.3,0\n31.5,1\n44.1,0\n")
+    told = json.loads(terms.values["terms"])
+    told["config"] = told["config"].replace('label = "label"', 'label = "age"')
+    said = []
+    site = Site(Owner("own", tmp_path / "own", reader(str(tmp_path / "own.csv"))), said.append)
+    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    site.close()
+    assert "label" in said[0]
+    for word in ("29.3", "31.5", "own.csv", "age"):
+        assert word not in answer.values["refused"]

@@ -19,6 +19,7 @@ from shoal.accounting.ledger import Ledger, verify
 from shoal.engine.folder import CHECKPOINT, RunFolder
 from shoal.errors import LedgerError, RunError
 from shoal.privacy.random import Streams
+from shoal.report.folder import read_run
 from tiny import FEDAVG, PRIVATE, go_on, play, stopped_after
 
 SCRIPT = Path(__file__).with_name("kill_run.py")
@@ -265,6 +266,19 @@ def test_a_torn_line_of_metrics_is_dropped(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "accu')
     assert [line["round"] for line in go_on(run).metrics] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"[1, 2]", b"\xff\xfe", b'{"round": "x"}'])
+def test_a_damaged_line_of_metrics_is_named_and_nothing_is_lost(tmp_path, line):
+    run = stopped_after(tmp_path, FEDAVG, 3)
+    path, ledger = run / "metrics.jsonl", (run / "ledger.jsonl").read_bytes()
+    first, _, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(damaged := first + line + b"\n" + third)
+    with pytest.raises(RunError, match=r"metrics\.jsonl (is damaged|cannot be read)"):
+        go_on(run)
+    assert path.read_bytes() == damaged
+    assert (run / "ledger.jsonl").read_bytes() == ledger
+    assert read_run(run).done == 3
 
 
 # ---------------------------------------------------------------- disk full, read-only

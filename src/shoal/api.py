@@ -266,6 +266,8 @@ def _settings(
     overrides: Sequence[str],
     keys: Mapping[str, Any],
 ) -> Config:
+    from shoal.data import Dataset
+
     if config is not None and keys:
         raise ConfigError(f"keys ({', '.join(keys)}) go into the mapping, or into overrides, with a config")
     given: Any = config if config is not None or (not keys and data is None and model is None) else dict(keys)
@@ -277,8 +279,13 @@ def _settings(
         given["data.name"] = data
     elif isinstance(data, Mapping):
         given |= {f"data.{key}": value for key, value in data.items()}
-    elif data is not None:
+    elif isinstance(data, Dataset):
         given |= {"data.name": data.name}
+    elif data is not None:
+        kind = type(data).__name__
+        raise ConfigError(
+            f"data is a {kind}; give a name, or what shoal.from_arrays or shoal.from_clients makes of it"
+        )
     if isinstance(model, str):
         given["model"] = model
     elif model is not None:

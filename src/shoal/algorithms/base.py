@@ -18,7 +18,7 @@ from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.noise import Gaussian, StepNoise
 from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import parse
+from shoal.privacy.schedules import LEAST, MOST, parse
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
@@ -47,6 +47,9 @@ Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
 """(algorithm, setting, rounds that were played, delta) -> what the paper's recipe gives."""
 
 
+MOST_STEPS = 1_000_000
+
+
 @dataclass(frozen=True)
 class Local:
     """How a client trains: SGD for `epochs` passes, or exactly `steps` steps where that is given."""
@@ -58,10 +61,10 @@ class Local:
     keep_momentum: bool = False
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError(f"local.epochs must be >= 1, got {self.epochs}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"local.steps must be >= 1, got {self.steps}")
+        if not 1 <= self.epochs <= MOST_STEPS:
+            raise ConfigError(f"local.epochs must be from 1 to {MOST_STEPS}, got {self.epochs}")
+        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
+            raise ConfigError(f"local.steps must be from 1 to {MOST_STEPS}, got {self.steps}")
         if min(parse(self.lr).values(100)) < 0:
             raise ConfigError(f"local.lr must be >= 0, got {self.lr}")
         if not 0 <= self.momentum < 1:
@@ -95,13 +98,13 @@ class Server:
     average: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise ConfigError(f"server.lr must be > 0, got {self.lr}")
+        if not LEAST <= self.lr <= MOST:
+            raise ConfigError(f"server.lr must be > 0 (from {LEAST:g} to {MOST:g}), got {self.lr}")
         for name in ("momentum", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"server.{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.adaptivity < 0:
-            raise ConfigError(f"server.adaptivity must be >= 0, got {self.adaptivity}")
+        if self.adaptivity and not LEAST <= self.adaptivity <= MOST:
+            raise ConfigError(f"server.adaptivity must be >= 0 (at most {MOST:g}), got {self.adaptivity}")
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,10 @@ def from_clients(
     name: str = "clients",
 ) -> Dataset:
     """A data set from one pair (x, y) a client; `partition='column'` gives each client its rows back."""
+    if not isinstance(clients, Sequence) or not all(
+        isinstance(each, Sequence) and len(each) == 2 for each in clients
+    ):
+        raise DataError(f"data '{name}': clients must be a list of pairs (x, y), one a client")
     if not len(clients):
         raise DataError(f"data '{name}': no clients given")
     if names is not None and len(names) != len(clients):

@@ -28,6 +28,10 @@ class Refused(ShoalError):
     """The site's owner has not agreed to this; the message says to what."""
 
 
+class Unfit(Refused):
+    """The data here do not fit: the message may tell of them, and is for the owner alone."""
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What the owner insists on. `epsilon` is the budget of this site's data, over all runs, at `delta`."""
@@ -39,9 +43,9 @@ class Wishes:
     observer: Observer = "release"
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and self.epsilon <= 0:
+        if self.epsilon is not None and not self.epsilon > 0:
             raise ConfigError(f"--require-epsilon must be > 0, got {self.epsilon}")
-        if self.noise is not None and self.noise < 0:
+        if self.noise is not None and not self.noise >= 0:
             raise ConfigError(f"--require-noise must be >= 0, got {self.noise}")
         if not 0 < self.delta < 1:
             raise ConfigError(f"--require-delta must be in (0, 1), got {self.delta}")

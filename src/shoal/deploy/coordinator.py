@@ -47,7 +47,7 @@ class Heard:
 
     answers: list[Answer] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    sites: set[str] = field(default_factory=set)
+    sites: set[tuple[str, int]] = field(default_factory=set)
     received: int = 0
 
 
@@ -71,7 +71,7 @@ class Coordinator(Simulator):
         self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
         self._greeted: dict[str, int] = {}
         self._identities: dict[int, str] = {}
-        self._answered: set[str] = set()
+        self._answered: set[tuple[str, int]] = set()
         self._turned_away: set[int] = set()
 
     @property
@@ -243,7 +243,7 @@ class Coordinator(Simulator):
                     self._turned_away.add(member.node or 0)
                 return
             take(question, arrived.parcel)
-            heard.sites.add(member.name)
+            heard.sites.add((member.name, member.node))
         except Spoilt as problem:
             self._roster.strike(member)
             out = "; it is left out from now on" if self._roster.left_out(member) else ""
@@ -257,7 +257,7 @@ class Coordinator(Simulator):
         """Who answered, if it is not the same as a round before; not in the run's folder, for sampling hides it."""
         if heard.sites != self._answered:
             self._answered = heard.sites
-            names = sorted(heard.sites)
+            names = sorted(name for name, _ in heard.sites)
             some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
             self._tell(f"round {self.done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
 

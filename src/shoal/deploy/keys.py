@@ -36,8 +36,7 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
         raise ConfigError("name at least one host name or address at which sites reach the coordinator")
     paths = [folder / name for name in ("ca.pem", "ca.key", "server.pem", "server.key")]
     _refuse_existing(paths)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "sites").mkdir(exist_ok=True, mode=0o700)
+    _make(folder / "sites")
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Shoal federation authority")])
     ca = _certificate(issuer, issuer, authority, authority, days, [x509.BasicConstraints(ca=True, path_length=0)])
@@ -59,7 +58,7 @@ def make_site(folder: Path, name: str) -> tuple[Path, Path]:
         raise ConfigError(f"a site's name is letters, digits, '.', '_' and '-', got {name!r}")
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_existing([private, public])
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     encoding, hidden = serialization.Encoding, serialization.NoEncryption()
     _write(private, key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, hidden), 0o600)
@@ -175,6 +174,14 @@ def _refuse_existing(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} is there already, and is not written over; move it away first")
+
+
+def _make(folder: Path) -> None:
+    try:
+        for each in reversed((folder, *folder.parents)):
+            each.mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; choose another --folder") from None
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from shoal.data.dataset import Dataset
-from shoal.deploy.consent import Purse, Refused, Wishes
+from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
 from shoal.deploy.secure_desk import Desk
 from shoal.deploy.secure_plan import refuse_unfit
@@ -32,13 +32,14 @@ from shoal.engine.moment import Moment
 from shoal.engine.round import leaving, trained
 from shoal.engine.simulator import Simulator
 from shoal.engine.stage import Stage
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.models import build, check
 from shoal.privacy.random import Streams
 from shoal.privacy.secure import SecureStreams
 
 Tell = Callable[[str], None]
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
+AT_HOME = "something is amiss at the site; its own terminal says what"
 LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 
 
@@ -92,7 +93,8 @@ class Site:
             self._tell(f"refused: {error}")
             self.refused = str(error) if kind == TERMS else None
             repeated = {key: letter.values[key] for key in ("nonce",) if key in letter.values}
-            return Parcel({"refused": str(error)[:500], **repeated})
+            may_cross = isinstance(error, Spoilt | Refused | ConfigError) and not isinstance(error, Unfit)
+            return Parcel({"refused": str(error)[:500] if may_cross else AT_HOME, **repeated})
 
     def close(self) -> None:
         if self._purse is not None:
@@ -122,8 +124,15 @@ class Site:
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
-        dataset = self.owner.records(terms)
-        self._refuse_unfit(terms, dataset)
+        section = settings.federation
+        told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
+        if terms.setting.sizes != told or terms.setting.all_answer:
+            raise Refused("its terms count on other sites than its configuration describes")
+        try:
+            dataset = self.owner.records(terms)
+            self._refuse_unfit(terms, dataset)
+        except (ShoalError, OSError) as error:
+            raise Unfit(str(error)) from error
         self._terms, self._dataset, self._stage, self._desk = terms, dataset, None, desk
         self._memory = self._kept_memory(terms)
 
@@ -136,9 +145,6 @@ class Site:
         few, many = section.fewest_records or 1, section.most_records or rows
         if not few <= rows <= many:
             raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
-        told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
-        if terms.setting.sizes != told or terms.setting.all_answer:
-            raise Refused("its terms count on other sites than its configuration describes")
 
     def _staged(self, terms: Terms, number: int) -> Stage:
         """Everything for local training, made anew where this site's number is."""

@@ -179,9 +179,10 @@ def _bound(host: str, port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         made.close()
-        raise RunError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot listen on {host}:{port}: {why}; choose another --port") from None
     return made
 
 

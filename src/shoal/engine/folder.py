@@ -97,15 +97,25 @@ class RunFolder:
             raise RunError(_unwritable(path, error)) from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl that are whole."""
+        """The lines of metrics.jsonl; a kill may have torn the last one, and that is left out."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(
+                f"{path} cannot be read ({error}): put it back, or move it away to go on without"
+            ) from None
         found = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
                 found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+                int(found[-1]["round"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                if number == len(lines):
+                    return found[: number - 1]
+                raise RunError(
+                    f"line {number} of {path} is damaged: mend it, or take it out to go on without"
+                ) from None
         return found
 
     def keep_metrics(self, rounds: int) -> None:

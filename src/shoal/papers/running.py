@@ -52,10 +52,10 @@ def read_lines(path: Path) -> list[Line]:
     lines = []
     for number, text in enumerate(written, 1):
         try:
-            lines.append(json.loads(text))
-        except ValueError:
+            lines.append(dict(json.loads(text)))
+        except (ValueError, TypeError):
             if number < len(written):
-                raise RunError(f"line {number} of {path} is not JSON; mend it or take it out") from None
+                raise RunError(f"line {number} of {path} is no result in JSON; mend it or take it out") from None
     return lines
 
 
@@ -92,7 +92,10 @@ def play(
 ) -> list[Line]:
     """Measure and write; the lines that were written. `jobs`: cells at a time, each in a process of its own."""
     unfinished = results.parent / "unfinished"
-    unfinished.mkdir(parents=True, exist_ok=True)
+    try:
+        unfinished.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{unfinished} cannot be made: {error.strerror or error}; choose another --results") from None
     work = [(cell, Job(seed, device, quick, unfinished)) for cell, seed in todo]
     written = []
     for line in _side_by_side(work, table.name, told, jobs) if jobs > 1 else _one_by_one(work, table.name, told):

@@ -64,6 +64,8 @@ def _noise_for(epsilon: float, delta: float) -> float:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
+LEAST, MOST = 1e-30, 1e30  # what a setting's number is between, if it is not 0
+
 _SHAPES: dict[str, tuple[Callable[..., float], str]] = {
     "linear": (_linear, "linear:from:to"),
     "staircase": (_staircase, "staircase:from:to:stairs"),
@@ -146,4 +148,8 @@ def _number(word: str, text: str) -> float:
     if not math.isfinite(number):
         forms = ", ".join(form for _, form in _SHAPES.values())
         raise ConfigError(f"'{text}' is neither a number nor a schedule; schedules are {forms}")
+    if number and not LEAST <= abs(number) <= MOST:
+        raise ConfigError(
+            f"'{text}': {number:g} cannot be reckoned with; use 0, or a number from {LEAST:g} to {MOST:g}"
+        )
     return number

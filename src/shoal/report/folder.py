@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -192,18 +193,18 @@ def check(path: Path) -> Verification | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rounds of a file of JSON lines, up to the first line that is not whole."""
+    """Rounds of a file of JSON lines; a line that is not whole is left out."""
     found: list[dict[str, Any]] = []
     if not path.is_file():  # a device, say, has no end
         return found
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                read = json.loads(line)
-                if not isinstance(read, dict) or not isinstance(read.get("round"), int):
-                    break
-                found.append(read)
-    except (OSError, ValueError):
+                with suppress(ValueError, RecursionError):
+                    read = json.loads(line)
+                    if isinstance(read, dict) and isinstance(read.get("round"), int):
+                        found.append(read)
+    except OSError:
         pass
     return found
 
