@@ -122,6 +122,7 @@ def test_a_model_that_looks_up_words_gets_whole_numbers():
         (nn.Linear(6, 4), r"cannot take examples of shape \(5,\): RuntimeError"),
         (Wrapped(lambda x: x / 0), "NaN or infinite"),
         (nn.ReLU(), "no parameters to train"),
+        (nn.Linear(5, 4).double(), r"parameters of torch.float64; .* give model.float\(\)"),
         (nn.LazyLinear(4), "lazy layers"),
         (nn.LSTM(5, 4), "gives a tuple"),
     ],

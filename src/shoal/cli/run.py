@@ -126,6 +126,9 @@ def show(result: Result, console: Console) -> None:
     table.add_row("accuracy", f"{result.accuracy:.4f} on held-out data, after {result.rounds} rounds")
     if result.baseline is not None:
         table.add_row("", f"{result.baseline:.4f} with neither clip nor noise (a figure that is not private)")
+    last = result.metrics[-1] if result.metrics else {}
+    if last.get("bad_updates", 0) and last["bad_updates"] >= last.get("clients", 0):
+        table.add_row("diverged", "in the last round no update was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget does not pay for another round")
     table.add_row("time", f"{result.seconds:.1f} s")

@@ -35,6 +35,9 @@ def check(
     name = type(model).__name__
     if any(is_lazy(p) for p in model.parameters()):
         raise ModelError(f"model {name} has lazy layers; give them their sizes, or run it once before")
+    odd = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
+    if odd is not None:
+        raise ModelError(f"model {name} has parameters of {odd}; training is in torch.float32: give model.float()")
     if count(model) == 0:
         raise ModelError(f"model {name} has no parameters to train")
     if example_level:

@@ -188,7 +188,7 @@ def make_plan(
     if private:
         # Nobody may know how many trials there were, nor their noise: from the system's entropy, not the seed.
         streams = Streams(secrets.randbits(62))
-        trials = Trials.expecting(expected_trials or float(len(cells)), shape)
+        trials = Trials.expecting(float(len(cells)) if expected_trials is None else expected_trials, shape)
         selection = Selection(trials.shape, trials.gamma, cells)
         generator = streams.generator("trials")
         count = trials.draw(generator)
