@@ -78,7 +78,8 @@ def command(
             on_round=watch.round,
         )
     except Interrupted as stopped:
-        again = ["shoal", "serve", "--resume", str(stopped.run), *(["--keys", str(keys)] if keys else [])]
+        again = ["shoal", "serve", "--resume", str(stopped.run), "--host", host, "--port", str(link.port)]
+        again += ["--keys", str(keys)] if keys else ["--insecure"] if insecure else []
         tell(f"stopped after round {stopped.done}; go on with: {shlex.join(again)}")
         raise typer.Exit(stopped.exit_code) from None
     finally:
