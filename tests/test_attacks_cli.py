@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.main import app
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 
 FAST = ["--device", "cpu", "-c", "engine.threads=1"]
 
@@ -104,3 +104,10 @@ def test_what_does_not_fit_is_refused_in_words(words, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         shoal_attack(*words, "--runs", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_made_is_told_of_before_the_attack(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("shoal.attacks.leakage.attack", None)
+    with pytest.raises(RunError, match="file/runs cannot be made: Not a directory; choose another --runs"):
+        shoal_attack("--runs", tmp_path / "file" / "runs")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from shoal.attacks.leakage import Aim
@@ -69,6 +69,10 @@ def command(
         raise ConfigError("--all and --membership are two questions: ask one of them")
     if every and algorithm != "fedavg":
         raise ConfigError(f"--all attacks the methods of 004's tables: leave out --algorithm {algorithm}")
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{runs} cannot be made: {error.strerror or error}; choose another --runs") from None
     console = Console(stderr=as_json)
     base: dict[str, Any] = {"data.name": dataset, "engine.device": device}
     if every:
