@@ -382,3 +382,22 @@ def test_many_rounds_between_checkpoints_are_charged_together_and_cost_the_same(
     assert same_tensors(one.model, many.model)
     assert (many.run / "ledger.jsonl").read_text().count('"intent"') == 1
     assert len((many.run / "ledger.jsonl").read_text()) < 4000
+
+
+def test_ctrl_c_before_the_first_round_says_that_it_stopped(monkeypatch, capsys):
+    import typer
+
+    from shoal.cli import main
+
+    app = typer.Typer()
+
+    @app.command()
+    def waiting() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "app", app)
+    monkeypatch.setattr(sys, "argv", ["shoal"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.endswith("shoal: stopped\n")

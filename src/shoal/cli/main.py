@@ -74,6 +74,12 @@ def main() -> None:
     except KeyboardInterrupt:
         print("shoal: stopped", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as ended:
+        if isinstance(
+            getattr(ended.__context__, "__cause__", None), KeyboardInterrupt
+        ):  # Typer's way to end on Ctrl-C
+            print("shoal: stopped", file=sys.stderr)
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
