@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from scipy.stats import chi2, chisquare, norm
 
 from shoal.config import configure
+from shoal.engine.folder import CHECKPOINT
 from shoal.engine.moment import Moment
 from shoal.engine.round import State, play_round, trained
 from shoal.engine.sanitise import step_noise
@@ -173,6 +175,15 @@ def test_a_resumed_secure_run_draws_fresh_entropy(tmp_path):
     one, other = go_on(run), go_on(copied)
     assert one.random == other.random == "secure"
     assert not torch.equal(one.model["weight"], other.model["weight"])
+
+
+@pytest.mark.parametrize("mode", ["secure", "research"])
+def test_the_checkpoint_of_a_secure_run_holds_no_clients_momentum(tmp_path, mode):
+    kept = {"local.momentum": 0.5, "local.keep_momentum": True, "random": mode}
+    run = stopped_after(tmp_path, PRIVATE | kept, rounds=2)
+    with safe_open(run / CHECKPOINT, framework="pt") as file:
+        assert any(key.startswith("velocity.") for key in file.keys()) == (mode == "research")  # noqa: SIM118
+    assert go_on(run).rounds > 2
 
 
 def test_secure_mode_and_a_noise_seed_contradict_each_other():
