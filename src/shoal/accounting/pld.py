@@ -210,9 +210,8 @@ def _range(parts: Sequence[tuple[Losses, int]]) -> tuple[int, int]:
     log_tail = math.log(2 / _TAIL)
     variance = sum(n * _variance(at, part.mass) for at, (part, n) in zip(places, parts, strict=True))
     longest = max(at.size for at in places)
-    best = 2 * math.sqrt(
-        2 * log_tail / max(variance, 1e-300)
-    )  # for a normal distribution; rare large losses ask for less
+    variance = max(variance, 1e-300)  # 0 where hardly any noise leaves one loss alone
+    best = 2 * math.sqrt(2 * log_tail / variance)  # for a normal distribution; rare large losses ask for less
     sizes = np.minimum(np.geomspace(min(best / 4, 5 / longest), best, 12), 500 / longest)
     orders = np.concatenate([-sizes, sizes])
     generating = np.zeros(orders.size)

@@ -75,9 +75,8 @@ def main() -> None:
         print("shoal: stopped", file=sys.stderr)
         sys.exit(130)
     except SystemExit as ended:
-        if isinstance(
-            getattr(ended.__context__, "__cause__", None), KeyboardInterrupt
-        ):  # Typer's way to end on Ctrl-C
+        # Typer turns Ctrl-C into an exit that says nothing.
+        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             print("shoal: stopped", file=sys.stderr)
         raise
     except BrokenPipeError:

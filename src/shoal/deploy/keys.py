@@ -36,6 +36,7 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
         raise ConfigError("name at least one host name or address at which sites reach the coordinator")
     paths = [folder / name for name in ("ca.pem", "ca.key", "server.pem", "server.key")]
     _refuse_existing(paths)
+    _make(folder)
     _make(folder / "sites")
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Shoal federation authority")])
@@ -178,8 +179,7 @@ def _refuse_existing(paths: Sequence[Path]) -> None:
 
 def _make(folder: Path) -> None:
     try:
-        for each in reversed((folder, *folder.parents)):
-            each.mkdir(exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; choose another --folder") from None
 

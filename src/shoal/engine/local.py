@@ -31,7 +31,8 @@ class Plan:
     """The records of every batch, [steps, clients, batch], and each client's number of steps.
 
     `filled`: the same batches, filled up where they end early with a record of the client's own, which has no weight.
-    One of somebody else's could still turn the update into NaN: 0 times Inf.
+    One of somebody else's could still turn the update into NaN: 0 times Inf. (A client without records has none of
+    its own; its update counts as 0 either way.)
     """
 
     batches: np.ndarray
