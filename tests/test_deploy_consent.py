@@ -256,6 +256,6 @@ def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, heard):
     site = Site(Owner("own", tmp_path / "own", reader(str(tmp_path / "own.csv"))), said.append)
     answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     site.close()
-    assert "label" in said[0]
+    assert "label 29.3" in said[0], said
     for word in ("29.3", "31.5", "own.csv", "age"):
         assert word not in answer.values["refused"]
