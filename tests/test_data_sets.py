@@ -6,6 +6,7 @@ import hashlib
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,13 @@ def test_cancer_is_scaled_by_its_public_description() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(DataError, match=f"'{name}'.*did you mean '{near}'"):
         load(name)
+
+
+@pytest.mark.parametrize("given", [{"label": "digit"}, {"client": "site"}, {"drop": ["x"]}, {"test_fraction": 0.5}])
+def test_what_would_be_ignored_is_refused(given: dict[str, Any]) -> None:
+    (key,) = given
+    with pytest.raises(DataError, match=rf"data\.{key} would be ignored.*digits"):
+        load("digits", **given)
 
 
 def test_an_unknown_scale_is_answered_with_the_nearest() -> None:

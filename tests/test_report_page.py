@@ -8,11 +8,13 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from typer.testing import CliRunner
 
 import shoal
+from shoal.cli.ledger import app as ledger_app
 from shoal.report import page, record
 from shoal.report.claims import main_claim, proven_rows
-from shoal.report.folder import read_run
+from shoal.report.folder import CHECKPOINT, read_run
 from shoal.report.page import run_page, write_report
 from shoal.report.series import build, figure, thinned
 from tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
@@ -215,6 +217,21 @@ def test_a_ledger_that_was_edited_shows(tmp_path):
     assert "Broken: line 2 was edited" in said
     ledger.unlink()
     assert "There is no ledger: nothing can be proven" in Text(write_report(run).read_text()).said
+
+
+def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
+    run = play(tmp_path, PRIVATE).run
+    ledger = run / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    charged = max(place for place, line in enumerate(lines) if '"kind":"intent"' in line)
+    ledger.write_text("".join(lines[: charged + 1]))  # the charges are all there
+    assert read_run(run).ledger.whole
+    assert CliRunner().invoke(ledger_app, ["verify", str(run)]).exit_code == 0
+    ledger.write_text("".join(lines[:charged]))
+    assert "was cut off after line" in Text(write_report(run).read_text()).said
+    assert CliRunner().invoke(ledger_app, ["verify", str(run)]).exit_code == 3
+    (run / CHECKPOINT).write_bytes(b"torn")  # then there is nothing to hold it against
+    assert read_run(run).ledger.whole
 
 
 def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path):

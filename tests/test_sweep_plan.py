@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from shoal.config import configure
 from shoal.errors import ConfigError, RunError
 from shoal.privacy.random import Streams
 from shoal.sweep.plan import Plan, Range, base_settings, grid_of, make_plan, product_of, random_cells
@@ -72,6 +73,14 @@ def test_a_wrong_key_is_found_before_anything_runs():
         make_plan(base_settings(None, []), grid_of(["local.rl=0.1"]))
     with pytest.raises(ConfigError, match="rounds"):
         make_plan(base_settings(None, []), grid_of(["rounds=5,0"]))
+
+
+def test_methods_are_compared_each_by_its_own_settings():
+    grid = grid_of(["algorithm=geyer-private,dp-ftrl,fedavg,end-to-end"])
+    plan = make_plan(base_settings(None, ["rounds=3"], grid), grid)
+    assert [plan.config(n).algorithm for n in range(4)] == [
+        configure(overrides=[f"algorithm={name}"]).algorithm for name in grid["algorithm"]
+    ]
 
 
 def test_cells_draw_noise_of_their_own_on_the_same_clients():

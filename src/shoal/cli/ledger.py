@@ -28,15 +28,19 @@ def verify_command(
     run: Run,
     head: Annotated[
         str | None,
-        typer.Option(help="A hash that must be in the ledger, to notice that its end was cut off."),
+        typer.Option(
+            help="A hash that must be in the ledger, to notice that its end was cut off; by itself the one that the "
+            "run's checkpoint names."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check the chain: an edited, dropped or reordered line is found and named, with exit code 3."""
     from shoal.accounting.chain import verify
+    from shoal.report.folder import checkpoint_head
 
     path = _ledger(run)
-    found = verify(path, head)
+    found = verify(path, checkpoint_head(run) if head is None else head)
     if as_json:
         sys.stdout.write(json.dumps({"ledger": str(path), **found.to_json()}) + "\n")
     else:

@@ -79,9 +79,10 @@ def command(
             raise ConfigError("a sweep needs at least one --grid, for example --grid local.lr=.05,.1,.2")
         if (trials is not None or shape != 0) and not private:
             raise ConfigError("--trials and --shape are for --private-selection; give that too")
+        values = grid_of(grid)
         plan = make_plan(
-            base_settings(config, change or []),
-            grid_of(grid),
+            base_settings(config, change or [], values),
+            values,
             random=random,
             no_guarantee=no_guarantee,
             charge=charge,

@@ -20,6 +20,7 @@ from shoal.data.tables import encode_table, read_table
 from shoal.errors import DataError, nearest
 
 FILE_TYPES = (".npz", ".csv", ".parquet")
+TEST_FRACTION = 0.2
 
 
 def load(
@@ -32,7 +33,7 @@ def load(
     ranges: Mapping[str, tuple[float, float]] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     classes: Sequence[str] | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float = TEST_FRACTION,
     mirror: str | None = None,
 ) -> Dataset:
     """The data set of this name, or in this .npz, .csv or .parquet file.
@@ -43,9 +44,19 @@ def load(
     `mirror` replaces the public addresses from which missing files are downloaded (also SHOAL_MIRROR).
     """
     check_scale(scale)
+    of_tables = {
+        "label": label != "label",
+        "client": client,
+        "drop": drop,
+        "ranges": ranges,
+        "categories": categories,
+    }
+    of_files = of_tables | {"test_fraction": test_fraction != TEST_FRACTION}
     if str(name) in KNOWN:
+        _refuse(of_files, f"{name} comes with its own")
         return _known(str(name), scale, mirror)
     if (found := imported.find(str(name))) is not None:
+        _refuse(of_files, f"{name} has that from when it was imported")
         return imported.read(found, scale=scale)
     path = Path(name).expanduser()
     if path.suffix not in FILE_TYPES:
@@ -53,6 +64,7 @@ def load(
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a path, or a name: {', '.join(_names())}")
     if path.suffix == ".npz":
+        _refuse(of_tables, f"{path.name} holds arrays that are ready")
         return read_own_npz(path, classes=classes, test_fraction=test_fraction, scale=scale, name=path.stem)
     table = encode_table(
         read_table(path),
@@ -73,6 +85,12 @@ def load(
         name=path.stem,
         notes=table.notes,
     )
+
+
+def _refuse(given: Mapping[str, object], because: str) -> None:
+    """What would do nothing is not passed over in silence."""
+    for key in (key for key, value in given.items() if value):
+        raise DataError(f"data.{key} would be ignored, since {because}; leave it out")
 
 
 def _names() -> list[str]:

@@ -13,12 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError, safe_open
+
 from shoal.accounting.chain import Verification, verify
 from shoal.errors import LedgerError, RunError
 
 State = Literal["finished", "running", "stopped"]
 REPORT, RESULT, BASELINE, METRICS = "report.html", "result.json", "baseline.jsonl", "metrics.jsonl"
-AUDIT = "audit/audit.json"
+AUDIT, CHECKPOINT = "audit/audit.json", "checkpoint/state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,23 @@ def check(path: Path) -> Verification | None:
     if not ledger.is_file():
         return None
     try:
-        return verify(ledger)
+        return verify(ledger, checkpoint_head(path))
     except LedgerError as error:
         return Verification(False, 0, "", because=str(error))
+
+
+def checkpoint_head(path: Path) -> str | None:
+    """The hash of the ledger's line after which the run's checkpoint was written: it must be there still.
+
+    None where there is no checkpoint that can be read.
+    """
+    checkpoint = path / CHECKPOINT
+    if not checkpoint.is_file():
+        return None
+    with suppress(SafetensorError, OSError), safe_open(checkpoint, framework="np") as file:
+        notes: dict[str, str] = file.metadata() or {}
+        return notes.get("ledger")
+    return None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

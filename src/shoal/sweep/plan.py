@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -94,11 +94,14 @@ class Plan:
             raise RunError(f"{folder / FILE} cannot be read: {error}") from None
 
 
-def base_settings(config: Path | None, changes: Sequence[str]) -> dict[str, Any]:
-    """What the cells share. A sweep trains without privacy beside each cell only where that is asked for."""
+def base_settings(config: Path | None, changes: Sequence[str], varied: Iterable[str] = ()) -> dict[str, Any]:
+    """What the cells share. A sweep trains without privacy beside each cell only where that is asked for.
+
+    `varied`: the grid's keys. As in `configure`, the default experiment is that of one method, for no other.
+    """
     given = read_toml(config) if config is not None else {}
     given |= dict(override(word) for word in changes)
-    if config is None and "algorithm" not in given:
+    if config is None and "algorithm" not in {*given, *varied}:
         given = DEFAULT_EXPERIMENT | {"baseline": False} | given
     return given
 
