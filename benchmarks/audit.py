@@ -13,12 +13,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from shoal.accounting.claims import Unit
 from shoal.algorithms import algorithms
 from shoal.audit.auditing import QUICK, THOROUGH, Effort, Outcome, audit
 from shoal.audit.picture import picture
+from shoal.report.claims import at_least
 
 
 def main() -> None:
@@ -105,10 +107,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         counts = [sum(bool(parts & set(by)) for by in caught) for parts in ({"game", "canaries"}, {"noise scale"})]
         flagged = [f"{count} of {len(found)}" if first["kind"] == "proven" else "–" for count in counts]
         claimed = "–" if first["claimed"] is None else f"{first['claimed']:.3g}"
-        middle = len(found) // 2
         lines.append(
             f"| {name} | {unit} | {first['kind']} | {claimed} "
-            f"| {measured[middle]:.2f} ({measured[0]:.2f} to {measured[-1]:.2f}) "
+            f"| {at_least(median(measured))} ({at_least(measured[0])} to {at_least(measured[-1])}) "
             f"| {verdicts} | {' | '.join(flagged)} |"
         )
     return lines

@@ -1,6 +1,7 @@
 """`shoal attack`: tables, pictures, pages, and words for what cannot be done."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -31,6 +32,23 @@ def test_one_attack_leaves_a_table_a_picture_and_a_page(tmp_path):
     assert "http://" not in page
     assert "https://" not in page
     assert "SSIM" in page
+    assert "<h1>cpl against fed-sdp on digits, type 2</h1>" in page
+    assert "attack-cnn, is an untrained one that is easy to attack, not one of your runs." in page
+    assert "Types 0 and 1 are one step of length 1 on 3 records" in page
+    assert "An attack that fails proves nothing" in page
+    assert {"model", "honest", "naive"} <= set(re.findall(r"<th scope=.col.>(.*?)</th>", page))
+
+
+def test_a_row_names_the_model_and_the_attacker(tmp_path):
+    words = ["--count", 2, "--json", "--runs", tmp_path, "--iterations", 1, "--naive"]
+    (row,) = json.loads(shoal_attack(*words, "-c", "model=linear").stdout)["rows"]
+    assert (row["model"], row["naive"], row["honest"]) == ("linear", True, False)
+    assert "The model attacked, linear, is" in (next(tmp_path.iterdir()) / "report.html").read_text()
+
+
+def test_tables_say_what_a_success_is_for_them(tmp_path):
+    result = shoal_attack("--dataset", "cancer", "--count", 3, "--runs", tmp_path)
+    assert "below half of the mean record" in " ".join(result.output.split())
 
 
 def test_json_is_one_object_on_standard_output(tmp_path):
@@ -65,7 +83,12 @@ def test_the_matrix_of_methods_and_types_is_one_page(tmp_path, monkeypatch):
         ("Fed-SDP", 0): True,
     }
     (folder,) = tmp_path.iterdir()
-    assert "Who withstands cpl on digits" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<h1>cpl against 2 methods on digits, types 0, 1 and 2</h1>" in page
+    assert "resilient where fewer than 50% of the records" in page
+    assert "attack-cnn, is an untrained one" in page
+    assert page.count('<tr class="leaks">') == 5
+    assert page.count('<tr class="">') == 1  # what withstood is not green
 
 
 def test_names_with_brackets_are_shown_whole():
@@ -85,6 +108,33 @@ def test_membership_from_the_command_line(tmp_path):
     assert {row["attack"] for row in told["rows"]} == {"threshold", "lira"}
     assert told["models"] == 4
     assert len(told["roc"]["lira"]) > 1
+    assert told["rounds"] == 1
+    assert 0 < told["rows"][0]["guessing"] < 0.3
+    page = (next(tmp_path.iterdir()) / "report.html").read_text()
+    assert "guessing reaches" in page
+    assert "none is one of your runs" in page
+    assert "An attack that fails proves nothing" in page
+
+
+def test_a_rate_that_cannot_be_told_is_a_dash(tmp_path):
+    words = ["--membership", "--models", 4, "--records", 30, "--runs", tmp_path]
+    result = shoal_attack(*words, "-c", "rounds=1", "-c", "data.clients=4", "-c", "clients.cohort=2")
+    (line,) = [line for line in result.output.splitlines() if line.startswith("lira")]
+    assert line.split()[-1] == "–"
+
+
+def test_a_curve_has_no_points_at_zero(monkeypatch):
+    """They would be a line at the left edge, as if there were false positives."""
+    from matplotlib.axes import Axes
+
+    from shoal.attacks.picture import curve
+
+    drawn, plot = [], Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda self, x, *more, **how: drawn.append(list(x)) or plot(self, x, *more, **how)
+    )
+    assert curve({"lira": [(0.0, 0.0), (0.0, 0.3), (0.0001, 0.4), (1.0, 1.0)]}).startswith(b"\x89PNG")
+    assert drawn[0] == [0.0001, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +147,18 @@ def test_membership_from_the_command_line(tmp_path):
         (["--algorithm", "fed-spd"], "did you mean 'fed-sdp'"),
         (["--all", "--membership"], "two questions"),
         (["--all", "--algorithm", "fed-sdp"], "leave out --algorithm fed-sdp"),
+        (["--membership", "--attack", "cpl"], "--attack does nothing with --membership"),
+        (["--membership", "--count", 20], "--count does nothing with --membership"),
+        (["--membership", "--type", 2], "--type does nothing with --membership"),
+        (["--membership", "--iterations", 3], "--iterations does nothing with --membership"),
+        (["--membership", "--honest"], "--honest does nothing with --membership"),
+        (["--membership", "--naive"], "--naive does nothing with --membership"),
+        (["--all", "--type", 2], "--type does nothing with --all"),
+        (["--models", 16], "--models does nothing with a reconstruction"),
+        (["--type", 0, "-c", "federation.aggregation=secure"], "sees only sums"),
+        (["--all", "-c", "federation.aggregation=secure"], "sees only sums"),
+        (["-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),
+        (["--all", "-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),
         (["-c", "per_update.clip=1"], "nothing at the boundary 'per_update'"),
     ],
 )

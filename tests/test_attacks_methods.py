@@ -18,6 +18,7 @@ from shoal.data.known import KNOWN
 from shoal.data.sources import locate
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build
+from shoal.prepare import with_noise
 from shoal.privacy.random import Streams
 
 STREAMS = Streams(3)
@@ -109,7 +110,7 @@ def test_every_method_can_be_observed_by_every_type_and_dummies_are_replayed_ali
         y = F.one_hot(victims.y, 10).float()
         shown = seen.replay(seen.shown(victims.x, y), seen.gradients).detach()
         assert torch.isfinite(seen.gradients).all()
-        if name not in ("dssgd", "dssgd-noise", "random-noise"):  # a cap, and noise that is not a multiplier
+        if name != "random-noise":  # which is no multiplier
             assert torch.allclose(shown, seen.gradients, rtol=1e-3, atol=1e-3), (name, kind)
 
 
@@ -128,6 +129,38 @@ def test_an_honest_update_is_simulated_step_by_step(digits, module):
     shown = seen.shown(victims.x, F.one_hot(victims.y, 10).float())
     assert torch.allclose(shown, seen.gradients, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(seen.gradients, clean(module, victims), atol=1e-2)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("name", ["fed-cdp", "fed-alpha-cdp", "pfl", "dp-sgd", "end-to-end", "quantile-example"])
+def test_an_honest_update_of_records_that_fill_no_batch_is_divided_by_the_public_batch(digits, module, name, steps):
+    """The attacker knows the batch; one that took the mean of the records would see a method that is none."""
+    victims = victims_of(digits, 3, 3)
+    method = config(name, "per_step.noise=0.0", f"local.steps={steps}").algorithm
+    assert method.examples.batch > 3
+    seen = observe(method, 0, module, victims, STREAMS, honest=True)
+    shown = seen.replay(seen.shown(victims.x, F.one_hot(victims.y, 10).float()), seen.gradients).detach()
+    assert (shown - seen.gradients).norm() < 1e-2 * seen.gradients.norm()  # 600 times smaller than a step of one
+
+
+def test_a_cap_that_everybody_knows_is_no_privacy(digits):
+    method = config("dssgd", "per_update.fraction=1.0")
+    assert attack(method, recipe("cpl"), Aim(0, 3, 1), digits).row()["success"] == 1.0
+
+
+def test_the_noise_is_that_which_the_budget_chooses(digits):
+    """A run at epsilon .1 has a lot more of it than the method's own setting."""
+    budget = ("budget.epsilon=0.1", "budget.unit=example", "budget.calibrate=true")
+    left = [
+        attack(config("dp-sgd", *changes), replace(recipe("cpl"), iterations=1), Aim(2, 2), digits).found.left.min()
+        for changes in ((), budget)
+    ]
+    plain, calibrated = (config("dp-sgd", *changes) for changes in ((), budget))
+    module = build("attack-cnn", SHAPE, 10, seed=5)
+    noise = with_noise(calibrated, digits, module).algorithm.per_step.noise
+    assert with_noise(plain, digits, module) == plain
+    assert noise > 10 * plain.algorithm.per_step.noise
+    assert left[0] != left[1]
 
 
 @pytest.mark.parametrize(

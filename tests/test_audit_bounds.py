@@ -63,6 +63,11 @@ def test_bounds_on_epsilon_stay_below_the_truth_and_come_near_it():
     assert 4 < max(point.epsilon(delta) for point in found) < true
 
 
+def test_scores_that_are_no_numbers_show_nothing():
+    nothing = np.full(2000, np.nan)
+    assert max(point.epsilon(0.0) for point in bounds.points(nothing, nothing, np.array([0.0]))) == 0
+
+
 def test_a_test_that_is_no_better_than_guessing_shows_nothing():
     assert Point(0.5, 0.5, 0.55, 0.55).epsilon(1e-5) == 0
     assert bounds.epsilon_of_shift(-0.2, 1e-5) == 0

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import algorithm, algorithms
+from shoal.audit import one_run
 from shoal.audit.auditing import Effort, audit
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
+from shoal.audit.game import step_radius
+from shoal.audit.one_run import Guesses
 from shoal.audit.page import html, new_folder, place, words, write
+from shoal.config import configure
 from shoal.privacy.random import Streams
+from shoal.report.claims import at_least
 
 LITTLE = Effort(step_trials=1000, round_trials=150, canaries=2000, pairs=60, round_pairs=6)
 FEW = replace(LITTLE, canaries=200)
@@ -113,6 +118,78 @@ def test_an_audit_that_would_catch_nothing_says_so():
     weak = replace(LITTLE, step_trials=20, canaries=20)
     (outcome,) = audit(algorithm("dp-sgd"), effort=weak, seed=3)
     assert outcome.verdict == "too weak to tell"
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "pfl", "adaclip"])
+def test_records_that_come_several_times_are_charged_so_and_not_called_a_fault(name):
+    record = changed(name, "examples.sampling=with-replacement")
+    (outcome,) = audit(record, level="example", effort=replace(FEW, step_trials=200), seed=3)
+    assert outcome.flagged == []
+    assert step_radius(record, Streams(3)) == pytest.approx(step_radius(algorithm(name), Streams(3)), rel=1e-3)
+
+
+def test_canaries_alone_flag_only_what_they_see_twice(monkeypatch):
+    """At a tiny epsilon one run in 260 goes above it by chance."""
+    seen = []
+
+    def lucky(broken, canaries, alpha=0.01):
+        seen.append(broken.streams)
+        return Guesses(canaries, 2.0 if len(seen) in (1, 3, 4) else 0.0, 10, 10, 2.0)
+
+    monkeypatch.setattr(one_run, "guess", lucky)
+    few = replace(FEW, step_trials=20, pairs=0)
+    assert next(audit(algorithm("dp-sgd"), level="example", effort=few)).flagged == []
+    assert seen[0].number("coins") != seen[1].number("coins")
+    del seen[:2]
+    assert next(audit(algorithm("dp-sgd"), level="example", effort=few)).confidence == pytest.approx(0.9899)
+    del seen[:]
+    monkeypatch.setattr(one_run, "guess", lambda broken, canaries, alpha=0.01: Guesses(canaries, 2.0, 10, 10, 2.0))
+    assert next(audit(algorithm("dp-sgd"), level="example", effort=few)).flagged == ["canaries"]
+
+
+def test_a_clip_that_ends_at_its_limit_is_not_taken_for_too_little_noise():
+    (case,) = cases(changed("geyer-private", "per_update.rate=1000"), "client")
+    assert not [check for check in noise_checks(whole(case, Streams(3)), 24) if check.flagged]
+
+
+@pytest.mark.parametrize("change", ["per_example.clip=1000", "clients.sampling=cyclic"])
+def test_a_claim_that_is_known_to_be_wrong_is_never_called_consistent(change):
+    few = replace(FEW, round_trials=60)
+    (outcome,) = audit(changed("end-to-end", change), level="client", effort=few, seed=3)
+    assert outcome.verdict == "VIOLATED"
+
+
+def test_a_published_claim_is_consistent_only_where_a_quarter_of_the_noise_is_caught():
+    weak = replace(FEW, step_trials=3)
+    (outcome,) = audit(algorithm("fed-alpha-cdp"), level="example", effort=weak, seed=3)
+    assert outcome.verdict == "too weak to tell"
+    assert list(outcome.power) == ["noise x 1/4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "changes"),
+    [
+        ("dp-sgd", "example", ["clients.sampling=cyclic"]),
+        ("trusted-curator", "client", ["local.momentum=0.9", "local.keep_momentum=true"]),
+    ],
+)
+def test_nothing_is_called_proven_that_a_run_could_not_prove(name, unit, changes):
+    assert [case.kind for case in cases(algorithm(name), unit)] == ["proven"]
+    assert [case.kind for case in cases(changed(name, *changes), unit)] == ["none"]
+
+
+def test_lower_bounds_are_never_rounded_up():
+    assert [at_least(bound) for bound in (3.6854, 0.1665, 0.0, 5.7799)] == ["3.68", "0.16", "0.00", "5.77"]
+
+
+def test_no_game_shows_more_than_its_trials_could():
+    for trials in (3, 30, 300):
+        (outcome,) = audit(algorithm("fedavg"), effort=replace(FEW, round_trials=trials), seed=3)
+        assert 0 <= outcome.epsilon <= outcome.game.best_possible + 1e-9
+
+
+def changed(name, *changes):
+    return configure({"algorithm": name}, changes).algorithm
 
 
 def test_secure_mode_is_audited_too():

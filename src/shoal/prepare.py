@@ -7,6 +7,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import calibrated
 from shoal.config import Config
@@ -33,7 +35,7 @@ def prepare(
     `make` makes something else to play than a simulation, and `parts` says who holds what in the place of the
     configuration: the coordinator of a real federation gives both.
     """
-    dataset = with_features(data if isinstance(data, Dataset) else _load(config), config.data.features)
+    dataset = with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
     config = _resolved(config, dataset)
     parts = parted(config, dataset) if parts is None else parts
     streams = Streams(config.seed)
@@ -70,6 +72,14 @@ def parted(config: Config, dataset: Dataset) -> Partition:
     )
 
 
+def with_noise(config: Config, dataset: Dataset, module: nn.Module) -> Config:
+    """The configuration with the noise that a run of it would draw, where its budget is to choose that."""
+    if not config.budget.calibrate:
+        return config
+    config = _resolved(config, dataset)
+    return _calibrated(config, public_facts(parted(config, dataset), config.rounds, Layout.of(module)))
+
+
 def _calibrated(config: Config, setting: Setting) -> Config:
     """The noise that spends the budget, where that is asked for; it stands in the run's config.toml from then on."""
     if not config.budget.calibrate:
@@ -79,7 +89,8 @@ def _calibrated(config: Config, setting: Setting) -> Config:
     return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
 
 
-def _load(config: Config) -> Dataset:
+def load_data(config: Config) -> Dataset:
+    """The data set that the configuration names, before any features."""
     section = config.data
     return load(
         section.name,

@@ -44,9 +44,18 @@ def clipped(each: GradientMap, clip: Shrink) -> GradientMap:
 
 
 def updates(
-    module: nn.Module, batches: Sequence[Sequence[int]], *, lr: float, momentum: float, clip: Shrink | None
+    module: nn.Module,
+    batches: Sequence[Sequence[int]],
+    *,
+    lr: float,
+    momentum: float,
+    clip: Shrink | None,
+    divisor: float | None = None,
 ) -> GradientMap:
-    """The update of a local SGD step for each of the batches, which number the victim's records."""
+    """The update of a local SGD step for each of the batches, which number the victim's records.
+
+    A batch's gradients are summed and divided by the `divisor`, or by how many they are.
+    """
     module = copy.deepcopy(module).eval()
     start = Layout.of(module).flatten(module)
     slope = _slope_at(module)
@@ -61,7 +70,7 @@ def updates(
             else:
                 alone = vmap(slope, in_dims=(None, 0, 0))(params, part_x.unsqueeze(1), part_y.unsqueeze(1))
                 step = clip(alone).mean(0)
-            velocity = momentum * velocity + step
+            velocity = momentum * velocity + step * (len(place) / (divisor or len(place)))
             params = params - lr * velocity
         return params - start
 

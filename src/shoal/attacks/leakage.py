@@ -17,10 +17,11 @@ from shoal.attacks.quality import Quality, judge
 from shoal.attacks.recipes import Recipe
 from shoal.attacks.reconstruct import Found, reconstruct
 from shoal.config import Config
-from shoal.data import Dataset, load
+from shoal.data import Dataset
 from shoal.engine.simulator import pick_device
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build, check, mixing_layers
+from shoal.prepare import load_data, with_noise
 from shoal.privacy.random import Streams
 
 TOGETHER = 256  # victims that are searched for at once
@@ -76,7 +77,7 @@ class Outcome:
     truth: Tensor  # [V, B, ...]
     found: Found
     quality: Quality
-    reached: Tensor  # [V, B]: the iteration at which the attacker's best first was a success; the limit if never
+    reached: Tensor  # [V, B]: from which iteration on the attacker's best was a success; the limit if it was none
     seconds: float
 
     def row(self) -> dict[str, Any]:
@@ -108,10 +109,11 @@ class Outcome:
 def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None, progress: Progress | None = None,
            ) -> Outcome:  # fmt: skip
     """Run a recipe against the config's algorithm, data and model (`auto`: the papers' attack network)."""
-    dataset = data or load(config.data.name, label=config.data.label, test_fraction=config.data.test_fraction)
+    dataset = data or load_data(config)
     device, streams = pick_device(config.engine.device), Streams(config.seed)
     victims = choose(dataset, aim, streams, device)
     module = attacked_model(config, dataset, streams).to(device)
+    config = with_noise(config, dataset, module)
     started = time.perf_counter()
     seen = observe(
         config.algorithm, aim.kind, module, victims, streams,
@@ -158,7 +160,7 @@ def _search(
     recipe: Recipe, aim: Aim, module: nn.Module, seen: Seen, victims: Victims, streams: Streams,
     progress: Progress | None,
 ) -> tuple[Found, Tensor]:  # fmt: skip
-    """The search, a few hundred victims at a time; and when each first succeeded, which only we can tell."""
+    """The search, a few hundred victims at a time; and from when on each was a success, which only we can tell."""
     labels = None
     if recipe.labels != "joint":
         shape = (DUMMIES, *victims.x.shape[2:])

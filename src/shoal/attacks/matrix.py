@@ -11,7 +11,7 @@ from shoal.attacks.leakage import Aim, Outcome, attack
 from shoal.attacks.observe import Kind
 from shoal.attacks.recipes import Recipe
 from shoal.config import configure
-from shoal.data import load
+from shoal.prepare import load_data
 
 LEAKS = 0.5  # a method that gives away this share of the records is not resilient
 
@@ -76,7 +76,7 @@ def matrix(
             if on_cell is not None:
                 on_cell(method.label, kind)
             config = configure(base | {"algorithm": method.algorithm}, [*method.changes, *changes])
-            data = data or load(config.data.name, label=config.data.label, test_fraction=config.data.test_fraction)
+            data = data or load_data(config)
             yield method, attack(config, recipe, _of_kind(aim, kind), data)
 
 

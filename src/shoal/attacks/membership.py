@@ -6,7 +6,10 @@
 
 Every model is trained as the configuration says, by the simulator, on a random half of a pool of records; each in
 turn is the target and all the others are its shadows (online LiRA with one pooled variance, as the authors advise
-for few shadows). Advantage is max(TPR - FPR).
+for few shadows). A model is trained for as many rounds as `budget.epsilon` pays for, as a run would be.
+
+Advantage is max(TPR - FPR) over all thresholds. As the best of many on the same scores it is above 0 even where
+scores know nothing: `guessing` is the mean that they reach when membership is shuffled.
 """
 
 from __future__ import annotations
@@ -20,15 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.accounting import calibration
+from shoal.accounting.events import Compose
+from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.charges import event
 from shoal.config import Config
-from shoal.data import Dataset, load
+from shoal.data import Dataset
+from shoal.engine.spending import Limit, refuse_budget
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
-from shoal.prepare import prepare
+from shoal.prepare import limit_of, load_data, prepare, with_features
 from shoal.privacy.random import Streams
 
 LEAST_MODELS = 4
 FEW_FALSE = 0.01
+SHUFFLES = 200
+MOST_POINTS = 200
 
 
 @dataclass(frozen=True)
@@ -36,25 +46,44 @@ class Roc:
     """How well scores part members from the others."""
 
     advantage: float
+    guessing: float  # the advantage that scores without information would reach
     auc: float
-    tpr_at_1_percent_fpr: float
+    tpr_at_1_percent_fpr: float | None  # None where 1% of those that are no members is not even one
     points: list[tuple[float, float]]
 
     @classmethod
-    def of(cls, scores: np.ndarray, member: np.ndarray) -> Roc:
+    def of(cls, scores: np.ndarray, member: np.ndarray, streams: Streams) -> Roc:
         """Higher scores mean membership; equal scores are told apart by nobody."""
         order = np.argsort(-scores, kind="stable")
-        true, false = np.cumsum(member[order]), np.cumsum(~member[order])
         last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the end of each run of equal scores
-        tpr = np.concatenate([[0.0], true[last] / max(member.sum(), 1)])
-        fpr = np.concatenate([[0.0], false[last] / max((~member).sum(), 1)])
-        thin = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
+        fpr, tpr = _rates(member[order], last)
+        generator = streams.generator("guessing")
+        shuffled = [_advantage(*_rates(generator.permutation(member), last)) for _ in range(SHUFFLES)]
+        enough = (~member).sum() * FEW_FALSE >= 1
         return cls(
-            advantage=float((tpr - fpr).max()),
+            advantage=_advantage(fpr, tpr),
+            guessing=float(np.mean(shuffled)),
             auc=float(np.trapezoid(tpr, fpr)),
-            tpr_at_1_percent_fpr=float(tpr[fpr <= FEW_FALSE].max()),
-            points=[(float(fpr[i]), float(tpr[i])) for i in thin],
+            tpr_at_1_percent_fpr=float(tpr[fpr <= FEW_FALSE].max()) if enough else None,
+            points=[(float(fpr[i]), float(tpr[i])) for i in _thin(fpr)],
         )
+
+
+def _rates(member: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """FPR and TPR after each run of equal scores; `member` is in the order of falling scores."""
+    false, true = (np.append(0, np.cumsum(side)[last]) / max(side.sum(), 1) for side in (~member, member))
+    return false, true
+
+
+def _advantage(fpr: np.ndarray, tpr: np.ndarray) -> float:
+    return float((tpr - fpr).max())
+
+
+def _thin(fpr: np.ndarray) -> np.ndarray:
+    """Places of a few points, evenly in log FPR, for what matters is at few false positives; with both ends."""
+    least = fpr[fpr > 0].min(initial=1.0)
+    wanted = np.append(0.0, np.geomspace(least, 1.0, MOST_POINTS - 3) * (1 + 1e-9))
+    return np.unique([0, *np.searchsorted(fpr, wanted, side="right") - 1, len(fpr) - 1])
 
 
 @dataclass(frozen=True)
@@ -65,6 +94,7 @@ class Membership:
     dataset: str
     models: int
     records: int
+    rounds: int  # that were played, by the model with the most
     train_accuracy: float
     test_accuracy: float
     threshold: Roc
@@ -77,6 +107,7 @@ class Membership:
                 "algorithm": self.algorithm,
                 "attack": name,
                 "advantage": roc.advantage,
+                "guessing": roc.guessing,
                 "auc": roc.auc,
                 "tpr_at_1_percent_fpr": roc.tpr_at_1_percent_fpr,
             }
@@ -84,7 +115,7 @@ class Membership:
         ]
 
     def facts(self) -> dict[str, Any]:
-        names = ("algorithm", "dataset", "models", "records", "train_accuracy", "test_accuracy", "seconds")
+        names = ("algorithm", "dataset", "models", "records", "rounds", "train_accuracy", "test_accuracy", "seconds")
         rocs = {"threshold": self.threshold.points, "lira": self.lira.points}
         return {name: getattr(self, name) for name in names} | {"roc": rocs}
 
@@ -101,15 +132,18 @@ def membership(
     if models < LEAST_MODELS:
         raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
     started = time.perf_counter()
-    dataset = data or load(config.data.name, label=config.data.label, test_fraction=config.data.test_fraction)
-    pool = _pool(dataset, records, Streams(config.seed))
-    member = _halves(models, len(pool), Streams(config.seed))
-    losses, accuracies = [], []
+    dataset = with_features(data or load_data(config), config.data.features)
+    config = replace(config, data=replace(config.data, features="none"))  # they are in the data set now
+    streams = Streams(config.seed)
+    pool = _pool(dataset, records, streams)
+    member = _halves(models, len(pool), streams)
+    losses, accuracies, rounds = [], [], 0
     for place in range(models):
-        one = replace(config, seed=Streams(config.seed).number("shadow", place) % 2**31, baseline=False)
-        loss, accuracy = _trained(one, dataset, pool, member[place])
+        one = replace(config, seed=streams.number("shadow", place) % 2**31, baseline=False)
+        loss, accuracy, played = _trained(one, dataset, pool, member[place])
         losses.append(loss)
         accuracies.append(accuracy)
+        rounds = max(rounds, played)
         if progress is not None:
             progress(place + 1, models)
     loss = np.stack(losses)
@@ -118,10 +152,11 @@ def membership(
         dataset=dataset.name,
         models=models,
         records=len(pool),
+        rounds=rounds,
         train_accuracy=float(np.mean([a for a, _ in accuracies])),
         test_accuracy=float(np.mean([a for _, a in accuracies])),
-        threshold=Roc.of(-loss.ravel(), member.ravel()),
-        lira=Roc.of(likelihood_ratios(confidence(loss), member).ravel(), member.ravel()),
+        threshold=Roc.of(-loss.ravel(), member.ravel(), streams),
+        lira=Roc.of(likelihood_ratios(confidence(loss), member).ravel(), member.ravel(), streams),
         seconds=round(time.perf_counter() - started, 2),
     )
 
@@ -181,14 +216,15 @@ def _halves(models: int, records: int, streams: Streams) -> np.ndarray:
 
 def _trained(
     config: Config, dataset: Dataset, pool: np.ndarray, member: np.ndarray
-) -> tuple[Any, tuple[float, float]]:
-    """One model's losses [n] on the pool, and its accuracy on its members and on held-out rows."""
+) -> tuple[Any, tuple[float, float], int]:
+    """One model's losses [n] on the pool, its accuracy on its members and on held-out rows, and its rounds."""
     rows = torch.from_numpy(pool[member])
     owners = None if dataset.owners is None else dataset.owners[pool[member]]
     part = replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=owners)
-    _, simulator = prepare(config, part, None)
+    config, simulator = prepare(config, part, None)
     try:
-        while simulator.done < simulator.rounds:
+        rounds = _affordable(config.algorithm, simulator.setting, limit_of(config))
+        while simulator.done < rounds:
             simulator.play(0)
         test, _ = simulator.evaluate()
         layout: Layout = simulator.stage.network.layout
@@ -198,7 +234,17 @@ def _trained(
         losses, hits = _losses(simulator.module, x, y)
     finally:
         simulator.close()
-    return losses, (float(hits[member].mean()), test)
+    return losses, (float(hits[member].mean()), test), rounds
+
+
+def _affordable(algorithm: Algorithm, setting: Setting, limit: Limit) -> int:
+    """The rounds that a run would play: all, or as many as its budget pays for; refused where a run would be."""
+    refuse_budget(algorithm, setting, limit)
+    budget = limit.budget()
+    if budget is None:
+        return setting.rounds
+    ahead = [event(algorithm, setting, t, limit.unit, limit.observer) for t in range(setting.rounds)]
+    return int(calibration.rounds(lambda n: Compose(tuple(ahead[:n])), budget, most=setting.rounds).value)
 
 
 @torch.inference_mode()

@@ -5,9 +5,10 @@
     type 2   inside the client: one record's gradient in the first local step, as it moves the local model
 
 Types 0 and 1 are played as in the paper: the mean gradient of a few records at the first local step, with a step of
-length 1; or, `honest`, as a real update after all of the method's local steps. Noise and clips are those of the
-engine (engine.local, privacy.*), in the same order. What is public and certain (a clip's bound, which coordinates
-were sent) the attacker replays on its own dummies; noise it cannot.
+length 1 and a batch of these records; or, `honest`, as a real update after all of the method's local steps, with its
+own batch. Noise and clips are those of the engine (engine.local, privacy.*), in the same order. What is public and
+certain (a clip's bound, the batch that a sum is divided by, which coordinates were sent and their cap) the attacker
+replays on its own dummies; noise it cannot.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def observe(
         left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams))
     clip = _record_clip(played, module, rounds) if knowing else None
     shown, unit = _map(played, module, victims.y.shape[1], rounds, clip)
-    replay = _update_replay(per_update, bound * abs(unit)) if knowing else _nothing
+    replay = _update_replay(per_update, bound, abs(unit)) if knowing else _nothing
     return Seen((left * unit).detach(), shown, replay)
 
 
@@ -153,14 +154,16 @@ def _map(
     local, examples = algorithm.local, algorithm.examples
     lr = parse(local.lr).value(0, rounds)
     steps = local.steps or examples.steps(records, local.epochs)
+    held = min(examples.batch, records)
+    divisor = examples.batch if algorithm.per_example is not None else None  # as the engine's sums: the public batch
+    unit = -(divisor or held) / held / (lr * steps)
     if steps == 1 and examples.batch >= records:
         alone = gradients(module)
-        return (clipped(alone, clip) if clip else alone), -1 / lr
+        return (clipped(alone, clip) if clip else alone), unit
     # Which records a batch held nobody outside knows: the attacker takes them as they lie.
     order = Examples("fixed-order", examples.batch).draw(Streams(0).generator("order"), records, steps)
     batches = [[int(place) for place in row if place >= 0] for row in order]
-    whole = updates(module, batches, lr=lr, momentum=local.momentum, clip=clip)
-    unit = -1 / (lr * steps)
+    whole = updates(module, batches, lr=lr, momentum=local.momentum, clip=clip, divisor=divisor)
     return (lambda x, y: unit * whole(x, y)), unit
 
 
@@ -170,7 +173,7 @@ def _record_clip(algorithm: Algorithm, module: nn.Module, rounds: int) -> Shrink
     layout = Layout.of(module)
     if per_example is None:
         return None
-    if isinstance(per_example, AdaClip):  # in the first step its coordinates are all alike: one ball
+    if isinstance(per_example, AdaClip):  # in the first step its coordinates are all alike: one ball, kept
         spread = (per_example.h1 * per_example.h2) ** 0.5 * layout.size**0.5
         return lambda vectors: _into_ball(vectors, spread)
     assert isinstance(per_example, ExampleClipping)
@@ -189,17 +192,25 @@ def _record_clip(algorithm: Algorithm, module: nn.Module, rounds: int) -> Shrink
     return shrink
 
 
-def _update_replay(per_update: object, bound: float) -> Replay:
-    """What happened to the whole update, as far as it is public."""
+def _update_replay(per_update: object, bound: float, unit: float) -> Replay:
+    """What happened to the whole update, as far as it is public; `unit`: what is seen of an update of length 1."""
     if isinstance(per_update, Clipping):
-        return lambda shown, _seen: _into_ball(shown, bound)
-    if isinstance(per_update, Prune | Select):
+        return lambda shown, _seen: _into_ball(shown, bound * unit)
+    if isinstance(per_update, Prune):
         return lambda shown, seen: shown * (seen != 0)
+    if isinstance(per_update, Select):
+        return lambda shown, seen: _up_to(shown, seen, per_update.cap * unit) * (seen != 0)
     return _nothing
 
 
 def _nothing(shown: Tensor, _seen: Tensor) -> Tensor:
     return shown
+
+
+def _up_to(shown: Tensor, seen: Tensor, cap: float) -> Tensor:
+    """A number at its cap says no more than "at least so much", on its side: a dummy that is beyond is as good."""
+    side = seen.sign()
+    return torch.where(seen.abs() > cap * (1 - 1e-5), side * (side * shown).clamp(max=cap), shown)
 
 
 def _into_ball(vectors: Tensor, radius: float) -> Tensor:

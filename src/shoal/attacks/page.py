@@ -15,9 +15,12 @@ from shoal.errors import RunError
 COLUMNS = {
     "method": "method",
     "algorithm": "algorithm",
+    "model": "model",
     "type": "type",
     "attack": "attack",
     "records": "records",
+    "honest": "honest",
+    "naive": "naive",
     "success": "success",
     "rmse": "RMSE",
     "psnr": "PSNR",
@@ -27,9 +30,12 @@ COLUMNS = {
     "iterations_to_success": "to success",
     "seconds": "seconds",
     "advantage": "advantage",
+    "guessing": "guessing reaches",
     "auc": "area",
     "tpr_at_1_percent_fpr": "TPR at 1% FPR",
 }
+
+PROVES_NOTHING = "An attack that fails proves nothing: only an epsilon does."
 
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -37,12 +43,11 @@ _TEMPLATE = """<!doctype html>
 <meta name="color-scheme" content="light dark"><title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
 <style>
 :root {
-  --paper: #fbfbf9; --card: #fff; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314; --good: #0f6b5c;
+  --paper: #fbfbf9; --card: #fff; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #111417; --card: #181c20; --ink: #e8eaec; --soft: #a3adb8; --rule: #2a3037; --bad: #ff9a7c;
-    --good: #6fd3bf;
   }
 }
 body {
@@ -63,7 +68,7 @@ th, td {
   text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var(--rule);
   font-weight: 400; white-space: nowrap;
 }
-thead th { color: var(--soft); } .leaks { color: var(--bad); } .holds { color: var(--good); }
+thead th { color: var(--soft); } .leaks { color: var(--bad); }
 pre {
   overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 12px;
   font-size: 12.5px;
@@ -94,8 +99,17 @@ def shown(value: object) -> str:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The columns that some row has something to say in."""
-    return {key: name for key, name in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    """The columns that some row has; a figure that could not be had is a dash."""
+    return {key: name for key, name in COLUMNS.items() if any(key in row for row in rows)}
+
+
+def caveats(model: str) -> str:
+    """What every page of a reconstruction says of itself."""
+    return (
+        f"The model attacked, {model}, is an untrained one that is easy to attack, not one of your runs. "
+        f"Types 0 and 1 are one step of length 1 on 3 records, unless --honest or --records says otherwise. "
+        f"{PROVES_NOTHING}"
+    )
 
 
 def html(
@@ -142,6 +156,5 @@ def write(
 
 
 def _tone(row: Mapping[str, Any]) -> str:
-    if row.get("success") is None:
-        return ""
-    return "leaks" if row["success"] >= 0.5 else "holds"
+    """Red where anything leaked; never green, for what withstood one attack may not withstand the next."""
+    return "leaks" if row.get("success") else ""

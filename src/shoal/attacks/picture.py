@@ -52,7 +52,7 @@ def grid(cells: list[tuple[Method, Outcome]], victim: int = 0) -> bytes:
             outcome = of_kind[label]
             _show(axes[row, column], outcome.quality.x[victim, 0])
             success = float(outcome.quality.success.float().mean())
-            axes[row, column].set_xlabel(f"{100 * success:.0f}% leak", color=_tone(success >= 0.5), fontsize=8)
+            axes[row, column].set_xlabel(f"{100 * success:.0f}% leak", color=_tone(success > 0), fontsize=8)
     for column, label in enumerate(["original", *labels]):
         axes[0, column].set_title(_two_lines(label), fontsize=8)
     return _png(figure)
@@ -65,8 +65,8 @@ def curve(rocs: dict[str, list[tuple[float, float]]]) -> bytes:
     figure = Figure(figsize=(4.6, 4.2), layout="constrained")
     axes = figure.subplots()
     for (name, points), colour in zip(rocs.items(), ("#c2560c", "#1668c7"), strict=False):
-        false, true = np.array(points).T
-        axes.plot(np.maximum(false, 1e-3), np.maximum(true, 1e-3), color=colour, label=name)
+        false, true = np.array([point for point in points if point[0] > 0]).T  # 0 has no place on these axes
+        axes.plot(false, np.maximum(true, 1e-3), color=colour, label=name)
     axes.plot([1e-3, 1], [1e-3, 1], color="#8b949e", linestyle=":", label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
     axes.set(xlabel="false positives", ylabel="true positives")
@@ -93,7 +93,7 @@ def _two_lines(label: str) -> str:
 
 
 def _tone(leaks: bool) -> str:
-    return "#a63314" if leaks else "#0f6b5c"
+    return "#a63314" if leaks else "#5b6470"
 
 
 def _png(figure: Figure) -> bytes:

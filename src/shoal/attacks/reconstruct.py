@@ -78,9 +78,10 @@ class _Search:
         self._diverged = torch.zeros(count, dtype=torch.bool, device=device)
 
     def run(self, watch: Watch | None) -> Found:
-        counted = self._recipe.counted
-        for iteration in range(counted, self._recipe.iterations + counted, counted):
-            for _ in range(self._recipe.inner):
+        counted, most = self._recipe.counted, self._recipe.iterations
+        for done in range(0, most, counted):
+            iteration = min(done + counted, most)
+            for _ in range(self._recipe.inner * (iteration - done) // counted):
                 self._evaluate()
             self._iterations[self._victims] = iteration
             if watch is not None:

@@ -45,11 +45,14 @@ class Point:
 
 
 def points(without: Array, with_unit: Array, thresholds: Array, alpha: float = ALPHA) -> list[Point]:
-    """The test 'score > threshold' at each threshold; all bounds hold together but for a probability of alpha."""
+    """The test 'score > threshold' at each threshold; all bounds hold together but for a probability of alpha.
+
+    A score that is NaN is above nothing.
+    """
     share = alpha / (2 * len(thresholds))
     found = []
     for threshold in thresholds:
-        wrong, missed = int((without > threshold).sum()), int((with_unit <= threshold).sum())
+        wrong, missed = int((without > threshold).sum()), int((~(with_unit > threshold)).sum())
         found.append(
             Point(
                 wrong / len(without),

@@ -27,6 +27,7 @@ from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.round import State, play_round
 from shoal.privacy.adaclip import AdaClip
+from shoal.privacy.clip import FARTHEST
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 
@@ -79,7 +80,8 @@ def _enough(noisy: Sequence[Seen], bare: Sequence[Seen], noise: np.ndarray, need
         return float(np.sqrt(np.square(numbers).sum() / chi2.ppf(ALPHA, numbers.size)))
 
     losses = [(moved / max(most(noise), 1e-12)) ** 2]
-    if extras.std() > 0:
+    read = not np.isclose(np.abs(noisy[0].extras), FARTHEST, rtol=0, atol=1e-6).any()  # else clips end at their limit
+    if extras.std() > 0 and read:
         losses.append((counted / most(extras)) ** 2)
     there = 1 / math.sqrt(sum(losses)) if sum(losses) > 0 else math.inf
     ratio = there / needed
@@ -162,7 +164,10 @@ def _step_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tupl
     updates, _ = train(stage, sim.state.model, np.arange(3 * pairs), Moment(0, 1), {})
     whole, gone, swapped = updates.double().view(3, pairs, -1) * (BATCH / 1000.0)
     unit = _declared(charged, len(sim.state.model))
-    return float((whole - gone).norm(dim=1).max()) / unit, float((whole - swapped).norm(dim=1).max()) / unit
+    left, changed = (float((whole - other).norm(dim=1).max()) / unit for other in (gone, swapped))
+    if charged.examples.sampling == "with-replacement":  # a record may be all of a batch, and each side draws its own
+        return 0.0, max(left, changed) / BATCH
+    return left, changed
 
 
 def _declared(charged: Algorithm, size: int) -> float:

@@ -8,11 +8,11 @@ released; it learns the likelihood ratio from one half of the trials, and is jud
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, Local
 from shoal.audit import bounds
 from shoal.audit.bounds import Array, Point
 from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, Case
@@ -21,6 +21,7 @@ from shoal.engine.moment import Moment
 from shoal.engine.round import State, play_round
 from shoal.engine.simulator import Simulator
 from shoal.privacy.random import Streams
+from shoal.privacy.sampling import Clients
 
 WIDTH = 50
 FAR = 10.0  # how far beyond the clip a record reaches that wants to move as much as it can
@@ -43,8 +44,8 @@ class Game:
     @property
     def best_possible(self) -> float:
         """What so many trials could show at most, had every guess been right."""
-        perfect = bounds.at_most(0, self.trials, bounds.ALPHA / (4 * len(bounds.TARGETS)))
-        return float(np.log((1 - perfect) / perfect))
+        perfect = bounds.at_most(0, self.trials, bounds.ALPHA / (2 * len(self.points)))
+        return Point(0.0, 0.0, perfect, perfect).epsilon(0.0)
 
 
 def play(case: Case, played: Algorithm, trials: int, streams: Streams) -> Game:
@@ -88,8 +89,9 @@ def step_neighbours(case: Case, streams: Streams) -> tuple[Holder, Holder]:
 
 
 def step_radius(record: Algorithm, streams: Streams, width: int = WIDTH) -> float:
-    """The clip, as the method has it: how far a huge record moves the sum of a batch."""
-    quiet = silent(record)
+    """The clip, as the method has it: how far a huge record moves the sum of a batch that it is in once."""
+    once = replace(record.examples, sampling="fixed-order")
+    quiet = replace(silent(record), clients=Clients("all"), examples=once, local=Local(steps=1, lr=1.0))
     huge = steps_of(federation(quiet, [[Row(1e4)]], width, streams), quiet)
     return float(np.linalg.norm(huge.vectors[0])) * record.examples.batch
 
@@ -104,7 +106,7 @@ def sum_neighbours(case: Case, played: Algorithm, streams: Streams) -> list[tupl
 
     if case.where == "drift":
         rows = DRIFT_STEPS * DRIFT_BATCH
-        nothing, everything = [Row(0.0)] * rows, [Row(100.0)] * rows
+        nothing, everything = [Row(0.0)] * rows, [Row(FAR * step_radius(case.record, streams))] * rows
         others = [nothing] * (count - 1)
         return [(made([*others, nothing]), played), (made([*others, everything]), played)]
     still = [[Row(0.0, 1 + k)] for k in range(count - 1)]

@@ -25,7 +25,8 @@ from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.schedules import parse
 
-ALPHA = 0.01  # with the canaries of one run a smaller one has no power; what is right is flagged far more rarely
+ALPHA = 0.01  # with the canaries of one run a smaller one has no power
+AGAIN = 0.1  # of a second run, which must say the same before anything is flagged: by chance once in a thousand times
 SHARES = (0.02, 0.05, 0.1, 0.25)  # of all canaries, guessed at each end
 
 
@@ -40,8 +41,8 @@ class Guesses:
     estimate: float
 
 
-def guess(broken: Broken, canaries: int) -> Guesses:
-    """Play one run with so many canaries, and guess."""
+def guess(broken: Broken, canaries: int, alpha: float = ALPHA) -> Guesses:
+    """Play one run with so many canaries, and guess; the bound is wrong with a probability of alpha at most."""
     case = broken.case
     coins = broken.streams.generator("coins").integers(2, size=canaries) * 2 - 1
     scores = (_of_records if case.where == "steps" else _of_clients)(broken, coins)
@@ -51,7 +52,7 @@ def guess(broken: Broken, canaries: int) -> Guesses:
     for share in SHARES:
         k = max(1, int(share * canaries))
         right = int((coins[order[-k:]] > 0).sum() + (coins[order[:k]] < 0).sum())
-        epsilon = bounds.one_run_epsilon(canaries, 2 * k, right, delta, ALPHA / len(SHARES))
+        epsilon = bounds.one_run_epsilon(canaries, 2 * k, right, delta, alpha / len(SHARES))
         if epsilon >= best.epsilon:
             best = replace(best, epsilon=epsilon, guesses=2 * k, right=right)
     return best

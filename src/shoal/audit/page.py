@@ -17,6 +17,7 @@ from shoal.audit.bounds import CONFIDENCE
 from shoal.audit.cases import DELTA
 from shoal.audit.picture import COLOURS, picture
 from shoal.errors import RunError
+from shoal.report.claims import at_least
 
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -44,9 +45,9 @@ pre { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; paddi
 </style></head><body><main>
 <h1>{{ title }}</h1>
 <p>A claim is an upper bound on epsilon; an audit finds a lower bound, by attack on the code that runs. “At least”
-holds with a confidence of {{ confidence }} (canaries: 99%), whatever the mechanism. The audit plays a small setting
-of its own, in which that epsilon is claimed: it tells whether the code keeps such claims, not how large the epsilon
-of a run is.</p>
+holds with a confidence of {{ confidence }}, or 99% where canaries were asked too, whatever the mechanism. The audit
+plays a small setting of its own, in which that epsilon is claimed: it tells whether the code keeps such claims, not
+how large the epsilon of a run is.</p>
 <div class="scroll"><table><thead><tr>
 {% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
@@ -69,17 +70,18 @@ def cells(outcome: Outcome) -> list[str]:
     """One claim as a row of a table, the verdict left out."""
     row = outcome.row()
     claimed = row["kind"] if row["claimed"] is None else f"{row['kind']} {row['claimed']:.3g}"
-    return [outcome.algorithm, row["unit"], claimed, f"{row['measured']:.2f}"]
+    return [outcome.algorithm, row["unit"], claimed, at_least(row["measured"])]
 
 
 def words(outcome: Outcome) -> list[str]:
     """Which parts of the audit spoke, and what they would have caught."""
     told = outcome.game
-    said = [f"game: {told.trials:,} trials of each kind, epsilon at least {told.epsilon(DELTA):.2f}"]
+    said = [f"game: {told.trials:,} trials of each kind, epsilon at least {at_least(told.epsilon(DELTA))}"]
     said += [f"{check.name}: {check.words}" for check in outcome.checks]
     if outcome.guesses is not None:
         found = outcome.guesses
-        said.append(f"canaries: {found.right} of {found.guesses} guesses right, epsilon at least {found.epsilon:.2f}")
+        least = at_least(found.epsilon)
+        said.append(f"canaries: {found.right} of {found.guesses} guesses right, epsilon at least {least}")
     if outcome.case.true is not None:
         said.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
         said.append(f"the true bound for this setting is {outcome.case.true:.0f}")

@@ -17,7 +17,7 @@ from rich.table import Table
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from shoal.attacks.leakage import Aim
+    from shoal.attacks.leakage import Aim, Outcome
     from shoal.attacks.recipes import Recipe
     from shoal.config import Config
 
@@ -29,6 +29,7 @@ WHERE = {
 
 
 def command(
+    context: typer.Context,
     algorithm: Annotated[str, typer.Option(help="The method that is attacked; `shoal algorithms` lists them.")] = (
         "fedavg"
     ),
@@ -37,7 +38,11 @@ def command(
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Victims.")] = 20,
     records: Annotated[
-        int | None, typer.Option(help="Records that one update is made of; 3 at types 0 and 1, as in 004.")
+        int | None,
+        typer.Option(
+            help="Records that one update is made of; 3 at types 0 and 1, as in 004. With --membership: the pool, of "
+            "which each model is trained on a random half; all records by itself."
+        ),
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="At most so many; the attack's own limit by itself.")] = None,
     honest: Annotated[
@@ -69,27 +74,60 @@ def command(
         raise ConfigError("--all and --membership are two questions: ask one of them")
     if every and algorithm != "fedavg":
         raise ConfigError(f"--all attacks the methods of 004's tables: leave out --algorithm {algorithm}")
+    _refuse_idle(context, every, membership)
+    base: dict[str, Any] = {"data.name": dataset, "engine.device": device}
+    config = configure(base | {"algorithm": algorithm}, change or [])
+    if not membership:
+        _refuse_unseen(config, every or kind == 0)
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{runs} cannot be made: {error.strerror or error}; choose another --runs") from None
     console = Console(stderr=as_json)
-    base: dict[str, Any] = {"data.name": dataset, "engine.device": device}
     if every:
         chosen, aim = _limited(recipe(attack), iterations), Aim(0, count, records, honest, not naive)
-        folder, told = _matrix(console, base, chosen, aim, change or [], runs)
+        folder, told = _matrix(console, base, config, chosen, aim, change or [], runs)
     elif membership:
-        config = configure(base | {"algorithm": algorithm}, change or [])
         folder, told = _membership(console, config, models, records, runs)
     else:
         aim = Aim(kind, count, records, honest, not naive)  # type: ignore[arg-type]
-        config = configure(base | {"algorithm": algorithm}, change or [])
         folder, told = _one(console, config, _limited(recipe(attack), iterations), aim, runs)
     if as_json:
         json.dump({"run": str(folder)} | told, sys.stdout)
         print()
     else:
         console.print(f"\npicture and page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+IDLE = {
+    "--membership": ("kind", "attack", "count", "iterations", "honest", "naive"),
+    "--all": ("kind", "models"),
+    "a reconstruction": ("models",),
+}
+
+
+def _refuse_idle(context: typer.Context, every: bool, membership: bool) -> None:
+    """Refuse options that were given and would do nothing."""
+    asked = "--membership" if membership else "--all" if every else "a reconstruction"
+    for name in IDLE[asked]:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--type" if name == "kind" else f"--{name}"
+            raise ConfigError(f"{option} does nothing with {asked}: leave it out")
+
+
+def _refuse_unseen(config: Config, at_server: bool) -> None:
+    """Refuse to reconstruct what the attacker of this place does not see."""
+    if config.data.features != "none":
+        raise ConfigError(
+            f"data.features={config.data.features}: a reconstruction would attack pixels, not features; leave it "
+            f"out, or ask --membership"
+        )
+    if at_server and config.federation.aggregation == "secure":
+        raise ConfigError(
+            "federation.aggregation=secure: that coordinator sees only sums, no client's update; leave out type 0 "
+            "(--type 1 or --type 2)"
+        )
 
 
 def _limited(chosen: Recipe, iterations: int | None) -> Recipe:
@@ -109,15 +147,19 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
             status.update(f"iteration {iteration} of at most {chosen.iterations}, {left} victims not done")
 
         outcome = attack(config, chosen, aim, progress=progress)
-    row = outcome.row()
+    row = _row(outcome, config)
     show([row], console)
     verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.each} records were reconstructed"
-    console.print(f"{verdict} (RMSE below .15{' and SSIM above .5' if row['ssim'] is not None else ''}).")
+    console.print(f"{verdict} ({_success(outcome)}).")
     folder = page.write(
         runs,
         f"{name}-type{aim.kind}-{chosen.name}",
-        title=f"{chosen.name} against {name}, type {aim.kind}",
-        words=[f"Attacker {WHERE[aim.kind]}. {verdict}.", config.algorithm.summary],
+        title=f"{chosen.name} against {name} on {outcome.dataset}, type {aim.kind}",
+        words=[
+            f"Attacker {WHERE[aim.kind]}. {verdict} ({_success(outcome)}).",
+            config.algorithm.summary,
+            page.caveats(row["model"]),
+        ],
         rows=[row],
         png=picture(outcome),
         about="Records above, what the attacker made of them below, with the error of each",
@@ -127,11 +169,31 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
     return folder, {"rows": [row]}
 
 
+def _row(outcome: Outcome, config: Config) -> dict[str, Any]:
+    """The outcome's figures, with the model that was attacked and what its attacker reckons with."""
+    model = config.model
+    if model == "auto":
+        model = "attack-cnn" if outcome.truth.dim() == 5 else "attack-mlp"
+    return outcome.row() | {"model": str(model), "naive": not outcome.aim.knowing}
+
+
+def _success(outcome: Outcome) -> str:
+    if outcome.quality.ssim is not None:
+        return "RMSE below .15 and SSIM above .5"
+    return "RMSE below .15" + (", and below half of the mean record's" if outcome.quality.typical is not None else "")
+
+
 def _matrix(
-    console: Console, base: dict[str, Any], chosen: Recipe, aim: Aim, changes: list[str], runs: Path
+    console: Console,
+    base: dict[str, Any],
+    config: Config,
+    chosen: Recipe,
+    aim: Aim,
+    changes: list[str],
+    runs: Path,
 ) -> tuple[Path, dict[str, Any]]:
     from shoal.attacks import page
-    from shoal.attacks.matrix import cell, matrix
+    from shoal.attacks.matrix import LEAKS, cell, matrix
     from shoal.attacks.picture import grid
 
     with console.status("starting") as status:
@@ -144,14 +206,19 @@ def _matrix(
                 on_cell=lambda label, kind: status.update(f"{label}, type {kind}"),
             )
         )
-    rows = [cell(method, outcome) for method, outcome in cells]
+    rows = [cell(method, outcome) | _row(outcome, config) for method, outcome in cells]
     show(rows, console)
-    name = cells[0][1].dataset
+    name, labels = cells[0][1].dataset, {method.label for method, _ in cells}
     folder = page.write(
         runs,
         f"all-{name}-{chosen.name}",
-        title=f"Who withstands {chosen.name} on {name}",
-        words=[f"Type {kind}: {where}." for kind, where in WHERE.items()],
+        title=f"{chosen.name} against {len(labels)} methods on {name}, types 0, 1 and 2",
+        words=[
+            *(f"Type {kind}: {where}." for kind, where in WHERE.items()),
+            f"Success: {_success(cells[0][1])}. A method is called resilient where fewer than {100 * LEAKS:.0f}% of "
+            f"the records are reconstructed, a limit of our own; here anything above 0% is red.",
+            page.caveats(rows[0]["model"]),
+        ],
         rows=rows,
         png=grid(cells),
         about="A column a method, a row a type of attacker, always the same victim",
@@ -179,13 +246,23 @@ def _membership(
         )
     rows = found.rows()
     show(rows, console)
+    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
+    trained = f"{models} models, each trained for {rounds} on a random half of {found.records} records"
+    if found.rounds < config.rounds:
+        trained += f" (budget.epsilon {config.budget.epsilon:g} pays for no more)"
     accuracy = f"accuracy {found.train_accuracy:.3f} on members, {found.test_accuracy:.3f} on held-out data"
-    console.print(accuracy)
+    console.print(f"{trained}; {accuracy}", highlight=False)
     folder = page.write(
         runs,
         f"{name}-membership",
-        title=f"Membership inference against {name}",
-        words=[f"{models} models, each trained on a random half of {found.records} records; {accuracy}."],
+        title=f"Membership inference against {name} on {found.dataset}",
+        words=[
+            f"{trained}; {accuracy}.",
+            f"Scores that know nothing have an advantage too, as the best of all thresholds: guessing reaches "
+            f"{page.shown(found.threshold.guessing)} (threshold) and {page.shown(found.lira.guessing)} (lira).",
+            f"The models (model={config.model}) were trained for this page; none is one of your runs. "
+            f"{page.PROVES_NOTHING}",
+        ],
         rows=rows,
         png=curve({"loss threshold": found.threshold.points, "LiRA": found.lira.points}),
         about="True positives against false positives",
@@ -195,8 +272,8 @@ def _membership(
     return folder, {"rows": rows} | found.facts()
 
 
-BRIEF = ("method", "attack", "type", "success", "rmse", "ssim", "label_hits", "iterations", "advantage", "auc",
-         "tpr_at_1_percent_fpr")  # fmt: skip
+BRIEF = ("method", "attack", "type", "success", "rmse", "ssim", "label_hits", "iterations", "advantage", "guessing",
+         "auc", "tpr_at_1_percent_fpr")  # fmt: skip
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:

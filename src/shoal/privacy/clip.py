@@ -23,7 +23,7 @@ from shoal.privacy.schedules import parse
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
 
-_FARTHEST = 80.0  # an adaptive bound's logarithm stays this near to 0: float32 has such numbers
+FARTHEST = 80.0  # an adaptive bound's logarithm stays this near to 0: float32 has such numbers
 _PIECE = 128  # squares that are summed in float32 before float64 takes over
 
 
@@ -114,7 +114,7 @@ class QuantileClip(Clipping):
     def move(self, memory: Memory, share: float) -> None:
         """C <- C exp(-rate (share - quantile)), kept from 0, where there would be no noise, and from infinity."""
         power = math.log(self.bound(memory, 0, 1, None)) - self.rate * (share - self.quantile)
-        memory["clip"] = torch.tensor(math.exp(min(max(power, -_FARTHEST), _FARTHEST)), dtype=torch.float64)
+        memory["clip"] = torch.tensor(math.exp(min(max(power, -FARTHEST), FARTHEST)), dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,11 @@ def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def at_least(bound: float) -> str:
+    """A lower bound in two digits: never rounded up."""
+    return f"{math.floor(100 * bound) / 100:.2f}" if math.isfinite(bound) else str(bound)
+
+
 def audit_rows(audit: list[dict[str, Any]]) -> list[dict[str, str]]:
     """What an audit of the run's method measured, in a small setting of its own."""
     tones = {"consistent": "yes", "VIOLATED": "no"}
@@ -75,7 +80,7 @@ def audit_rows(audit: list[dict[str, Any]]) -> list[dict[str, str]]:
             "unit": UNITS.get(str(row.get("unit")), str(row.get("unit"))),
             "kind": str(row.get("kind")),
             "claimed": "–" if (claimed := number(row.get("claimed"))) is None else f"{claimed:.3g}",
-            "measured": f"{number(row.get('measured')) or 0:.2f}",
+            "measured": at_least(number(row.get("measured")) or 0.0),
             "verdict": str(row.get("verdict")),
             "setting": str(row.get("setting")),
             "tone": tones.get(str(row.get("verdict")), "weak"),
