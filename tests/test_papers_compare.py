@@ -12,7 +12,9 @@ from shoal.cli.main import app
 from shoal.papers import table, tables
 from shoal.papers.base import Cell, Claim, Table
 from shoal.papers.comparing import PROVEN, compare, lights
-from shoal.papers.render import cells, summary, to_csv, to_html, to_markdown
+from shoal.papers.frontier import BEYOND, Series, _points
+from shoal.papers.pages import to_block
+from shoal.papers.render import cells, curves, summary, to_csv, to_html, to_markdown
 from shoal.papers.running import read_lines
 from shoal.papers.work import Run
 
@@ -259,3 +261,81 @@ def test_a_failed_cell_gives_the_exit_code_4_and_is_named(tmp_path, monkeypatch)
     assert done.exit_code == 4
     assert "failed  private/100, seed 0: ZeroDivisionError: no reason" in done.stdout
     assert "failed: ZeroDivisionError" in shell("compare", *words).stdout
+
+
+def test_a_note_of_several_lines_breaks_no_table():
+    found = one_cell()
+    crash = {"key": found.cells[0].work.key(False), "seed": 0, "failed": "no data\n  tried a\n  mend: b"}
+    rows = compare(found, [crash])
+    for text in (to_markdown(found, rows), to_block(found, rows)):
+        assert "failed: no data tried a mend: b |\n" in text
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "word", "shown", "light"),
+    [
+        ((2.0, 2.5, 2.25), "a record: 2.5", "2.5", "reproduced"),
+        ((2.0, 3.0, 2.5), "a record: 3", "3", "not reproduced"),
+        ((2.0, None, 2.5), "none", "none", "not reproduced"),
+    ],
+)
+def test_what_is_proven_of_a_cell_is_proven_of_its_worst_seed(epsilons, word, shown, light):
+    found = one_cell(claim=Claim("example", "server", 2.93))
+    lines = [
+        line(found, seed=seed, proven=[["example", "server", epsilon, None]]) for seed, epsilon in enumerate(epsilons)
+    ]
+    accuracy, privacy = compare(found, lines)
+    assert accuracy.proven == word
+    assert (cells(privacy)[3], privacy.light) == (shown, light)
+    written = next(csv.DictReader(io.StringIO(to_csv([privacy]))))
+    if None not in epsilons:
+        assert (float(written["least"]), float(written["greatest"])) == (2.0, max(epsilons))
+
+
+def test_the_frontier_draws_the_worst_seed():
+    key = next(cell for cell in table("geyer-table1").cells if cell.name == "private/1000").work.key(False)
+    series = Series("x", ("geyer-table1",), "^private/1000$", "black")
+    for epsilons, expected in (((2.0, 3.0), 3.0), ((2.0, None), BEYOND)):
+        lines = [
+            {"key": key, "seed": seed, "accuracy": 0.9, "proven": [["client", "release", epsilon, None]]}
+            for seed, epsilon in enumerate(epsilons)
+        ]
+        ((found, *_),) = _points(series, ("client", "release"), lines)
+        assert found == expected
+
+
+def test_where_nothing_was_measured_the_text_says_how_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hint = "nothing measured yet: shoal papers run alphacdp-table6"
+    assert f"{hint} (or run this in the repository's root" in shell("compare", "alphacdp-table6").stdout
+    assert shell("compare", "alphacdp-table6", "--quick").stdout.endswith(f"{hint} --quick\n")
+    assert "nothing measured" not in shell("compare", "geyer-figure1").stdout
+    assert (
+        "nothing measured" not in shell("compare", "geyer-table1", "--results", RESULTS / "geyer-table1.jsonl").stdout
+    )
+    assert "Compare its small version." in shell("compare", "--help").stdout
+
+
+def test_the_legend_covers_no_curve(monkeypatch):
+    sheets = []
+
+    def keep(self, *args, **more):
+        self.draw_without_rendering()
+        sheets.append(self)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
+    for name, kept in (("thesis-figure4.5", "thesis-table4.4"), ("geyer-figure3", "geyer-table1")):
+        found, lines = table(name), kept_lines(kept)
+        curves(found, compare(found, lines), lines)
+        (legend,) = sheets[-1].legends
+        assert all(axes.get_legend() is None for axes in sheets[-1].axes)
+        assert legend.get_window_extent().x0 > sheets[-1].axes[-1].get_window_extent().x1
+
+
+def test_times_are_compared_by_their_ratio():
+    cell = Cell("Fed-CDP", "MNIST", Run({"rounds": 1}), ("step_seconds",))
+    found = Table("alphacdp-table9", (), 0, (cell,))
+    published = found.published["step_seconds"]["Fed-CDP"]["MNIST"]
+    for ours, words in ((1 / 1050, "1,050 x faster"), (2, "2 x slower"), (1.001, "the same"), (0, "")):
+        (row,) = compare(found, [{"key": cell.work.key(False), "step_seconds": published * ours}])
+        assert cells(row)[5] == words

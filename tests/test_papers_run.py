@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 import shoal
-from shoal.errors import ConfigError, RunError
-from shoal.papers import alphacdp, table
-from shoal.papers.base import Cell, Job, Table
+from shoal.errors import ConfigError, DataError, RunError
+from shoal.papers import alphacdp, running, table, tables
+from shoal.papers.base import Cell, Job, Table, begun
 from shoal.papers.running import chosen, plan, play, read_lines
 from shoal.papers.work import Account, Leak, Run
 
@@ -198,7 +201,11 @@ class Killer:
     def key(self, quick):
         return self.name
 
+    def needs(self, quick):
+        return ""
+
     def measure(self, job):
+        begun(job.unfinished, self.name, job.seed).mkdir()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def figures(self, line):
@@ -212,3 +219,145 @@ def test_where_a_process_is_killed_the_lines_say_so(tmp_path):
     assert sorted(line["cell"] for line in lines) == ["one/x", "two/x"]
     assert all("killed" in line["failed"] and "--jobs" in line["failed"] for line in lines)
     assert read_lines(tmp_path / "found.jsonl") == lines
+    assert list((tmp_path / "unfinished").iterdir())  # they go on from their checkpoints
+
+
+def test_a_line_that_lacks_a_measure_of_a_cell_does_not_count_for_it():
+    (cell,) = chosen(table("alphacdp-table9"), "^non-private/Cancer")
+    line = {"key": cell.work.key(False), "seed": 0, "accuracy": 0.9, "rounds": 3}
+    assert plan([cell], 1, False, [line]) == [(cell, 0)]
+    assert plan([cell], 1, False, [line | {"step_seconds": 0.1}]) == []
+    assert plan([replace(cell, measures=("accuracy",))], 1, False, [line]) == []
+    assert plan([Cell("x", "x", Run(SMALL, at=3))], 1, False, [{"key": Run(SMALL).key(False)}])
+    timed = [cell for each in tables().values() for cell in each.cells if "step_seconds" in cell.measures]
+    assert timed
+    assert all(cell.work.settings(quick)["local.steps"] for cell in timed for quick in (True, False))
+
+
+def test_a_line_without_a_seed_is_of_seed_0():
+    cell = Cell("good", "x", Run(SMALL))
+    assert plan([cell], 2, False, [{"key": cell.work.key(False), "accuracy": 0.9}]) == [(cell, 1)]
+
+
+def test_times_are_not_measured_side_by_side(tmp_path):
+    found, path = table("alphacdp-table9"), tmp_path / "found.jsonl"
+    todo = plan(chosen(found, "Cancer"), 1, True, [])
+    with pytest.raises(ConfigError, match=r"--jobs 8: 'non-private/Cancer/step_seconds' measures .* give --jobs 1"):
+        play(todo, found, path, "cpu", True, nobody, jobs=8)
+    (line,) = play(todo[:1], found, path, "cpu", True, nobody, jobs=8)  # alone it has the machine for itself
+    assert line["step_seconds"] > 0
+
+
+def never(self, job):
+    raise AssertionError("nothing may be measured")
+
+
+def test_a_results_file_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "measure", never)
+    found = small_table()
+    todo = plan(found.cells[:1], 1, False, [])
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "found.jsonl"):
+        with pytest.raises(RunError, match=r"results file .* cannot be written: .*; choose another --results"):
+            play(todo, found, path, "cpu", False, nobody)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(running.tempfile, "TemporaryFile", lambda dir: full)
+        with pytest.raises(RunError, match="No space left"):
+            play(todo, found, tmp_path / "found.jsonl", "cpu", False, nobody)
+    assert play([], found, tmp_path, "cpu", False, nobody) == []
+
+
+def test_what_was_measured_is_not_lost_with_a_line_that_cannot_be_written(tmp_path, monkeypatch):
+    found, path, shares = small_table(), tmp_path / "found.jsonl", []
+    todo = plan(found.cells[:1], 1, False, [])
+
+    def full(path, line):
+        lost.append(line)
+        raise RunError("no space left")
+
+    lost = []
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_append", full)
+        with pytest.raises(RunError):
+            play(todo, found, path, "cpu", False, nobody)
+    (line,) = play(todo, found, path, "cpu", False, lambda cell, done, share: shares.append(share))
+    assert set(shares) == {0, 1}  # not a round was played again
+    varies = ("when", "seconds")
+    assert {**line, **dict.fromkeys(varies)} == {**lost[0], **dict.fromkeys(varies)}
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_line_that_the_disk_refuses_is_told_in_a_sentence(tmp_path):
+    with pytest.raises(RunError, match="cannot be written: Is a directory; choose another --results"):
+        running._append(tmp_path, {"key": "a"})
+
+
+PARENT = """
+import os, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+from shoal.papers.base import Cell, Table
+from shoal.papers.running import play
+
+@dataclass(frozen=True)
+class Sleeper:
+    name: str
+    seeded, instant = False, False
+
+    def key(self, quick):
+        return self.name
+
+    def needs(self, quick):
+        return ""
+
+    def measure(self, job):
+        print("begun", flush=True)
+        time.sleep(60)
+
+if __name__ == "__main__":
+    cells = tuple(Cell(row, "x", Sleeper(row)) for row in "ab")
+    todo = [(cell, 0) for cell in cells]
+    play(todo, Table("pfl-table2", (), 1, cells), Path(sys.argv[1]), "cpu", True, lambda *told: None, jobs=2)
+"""
+
+
+def test_processes_end_with_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    words = [sys.executable, script, tmp_path / "found.jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as parent:
+        assert [parent.stdout.readline() for _ in range(2)] == [b"begun\n"] * 2
+        parent.kill()
+        assert parent.communicate(timeout=30) == (b"", None)  # the pipe closes when the last of them has ended
+
+
+def test_a_wrong_device_is_refused_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "measure", never)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = small_table()
+    for device, words in (("tpu", "no device 'tpu'"), ("cuda", "sees no GPU")):
+        with pytest.raises(RunError, match=words):
+            play(plan(found.cells, 1, False, []), found, tmp_path / "found.jsonl", device, False, nobody)
+    assert not (tmp_path / "found.jsonl").exists()
+
+
+def test_data_that_are_missing_are_told_of_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "measure", never)
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SHOAL_MIRROR", "no address")
+    found = table("pfl-table2")
+    with pytest.raises(DataError, match=r"mnist/.*not found in"):
+        play(plan(found.cells, 1, False, []), found, tmp_path / "found.jsonl", "cpu", False, nobody)
+    assert not (tmp_path / "found.jsonl").exists()
+
+
+def test_rows_may_name_a_data_set_that_no_cell_names():
+    found = table("pfl-table2")
+    assert chosen(found, "mnist") == chosen(found, "^pfl-table2/MNIST$") == list(found.cells)
+    assert len(chosen(table("pfl-table5"), "^cifar10$")) == 20
+    names = [cell.name for cell in chosen(table("alphacdp-table6"), "mnist")]
+    assert names
+    assert all("MNIST" in name for name in names)
+    with pytest.raises(ConfigError, match="no cell of pfl-table2 matches 'lfw'"):
+        chosen(found, "lfw")

@@ -76,7 +76,9 @@ def show_command(name: Name, quick: Quick = False, as_json: Json = False) -> Non
 @app.command("run")
 def run_command(
     name: Name,
-    rows: Annotated[str, typer.Option(metavar="REGEX", help="Only cells whose names match.")] = "",
+    rows: Annotated[
+        str, typer.Option(metavar="REGEX", help="Only cells whose names match; if none does, whose data set does.")
+    ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to this, less one.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quick: Quick = False,
@@ -109,7 +111,7 @@ def run_command(
 
     try:
         with progress:
-            written = play(todo, table, path, device, quick, told, min(jobs, max(1, len(todo))))
+            written = play(todo, table, path, device, quick, told, jobs)
     except KeyboardInterrupt:
         raise Stopped("stopped; what is done is kept: give the same command again to go on") from None
     failed = [line for line in written if "failed" in line]
@@ -132,7 +134,7 @@ def compare_command(
         list[Path] | None,
         typer.Option(help="Files of results, several if need be; docs/results/*.jsonl and papers/NAME.jsonl."),
     ] = None,
-    quick: Quick = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare its small version.")] = False,
     to: Annotated[Path | None, typer.Option(help="Write it there, not to standard output.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All tables; with --write.")] = False,
     write: Annotated[
@@ -141,7 +143,7 @@ def compare_command(
 ) -> None:
     """Published, ours and the difference for every figure, what is proven, and how each claim stands."""
     from shoal.papers import table as find
-    from shoal.papers.comparing import compare
+    from shoal.papers.comparing import compare, measured
     from shoal.papers.render import to_csv, to_html, to_markdown
     from shoal.papers.running import known_files, read_lines
 
@@ -160,6 +162,11 @@ def compare_command(
     found = compare(table, lines, quick)
     if form == "text" and to is None:
         _tell(table, found)
+        own = [each for cell, each in measured(table, lines, quick) if not cell.work.instant]
+        if own and not any(own):
+            more = "" if quick or results else " (or run this in the repository's root, whose docs/results it reads)"
+            hint = f"nothing measured yet: shoal papers run {name}{' --quick' * quick}{more}"
+            _console().print(hint, highlight=False)
         return
     forms = {"markdown": to_markdown, "text": to_markdown}
     text = (

@@ -30,10 +30,15 @@ class Job:
     told: Callable[[float], None] = _nobody
 
 
+def begun(unfinished: Path, key: str, seed: int) -> Path:
+    """The folder of a measurement until its line is written: one that was stopped goes on from there."""
+    return unfinished / f"{key}-{seed}"
+
+
 class Work(Protocol):
     """How a cell is measured. Works with the same key measure the same thing, and share their lines.
 
-    `seeded`: other seeds give other figures. `instant`: arithmetic, done when it is looked at.
+    `seeded`: other seeds give other figures. `instant`: arithmetic, done when it is looked at. `needs`: its data set.
     """
 
     @property
@@ -43,6 +48,8 @@ class Work(Protocol):
     def instant(self) -> bool: ...
 
     def key(self, quick: bool) -> str: ...
+
+    def needs(self, quick: bool) -> str: ...
 
     def measure(self, job: Job) -> Line: ...
 

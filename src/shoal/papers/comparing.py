@@ -65,7 +65,10 @@ class Compared:
 
     @property
     def ours(self) -> float | None:
-        return fmean(self.values) if self.values else None
+        """The mean of the seeds; of what is proven the greatest, since a mean of bounds is no bound."""
+        if not self.values:
+            return None
+        return max(self.values) if self.measure == PROVEN else fmean(self.values)
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -149,9 +152,9 @@ def _privacy(cell: Cell, lines: list[Line]) -> Compared:
     claim = cell.claim
     assert claim is not None
     found = [_proven(cell, line) for line in lines]
-    values = tuple(epsilon for epsilon, _ in found if epsilon is not None)
+    values = _bounds(cell, lines)
     whom = f"for {UNITS[claim.unit]}, against the {claim.observer}"
-    if len(values) == len(found) and max(values) <= claim.epsilon * 1.001:
+    if values and max(values) <= claim.epsilon * 1.001:
         return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED)
     if claim.comes is not None and (epsilon := claim.comes()) <= claim.epsilon * 1.001:
         note = f"for a record that comes or goes {epsilon:.3g} is proven"
@@ -172,11 +175,17 @@ def _proven(cell: Cell, line: Line) -> tuple[float | None, str]:
     return None, ""
 
 
+def _bounds(cell: Cell, lines: list[Line]) -> tuple[float, ...]:
+    """What is proven of each seed; nothing, if one of them has no proof."""
+    found = [_proven(cell, line)[0] for line in lines]
+    return () if None in found else tuple(epsilon for epsilon in found if epsilon is not None)
+
+
 def _proven_words(cell: Cell, lines: list[Line]) -> str:
     if cell.protects is None or not lines:
         return ""
-    epsilon, _ = _proven(cell, lines[0])
-    return f"{UNITS[cell.protects[0]]}: {epsilon:.3g}" if epsilon is not None else "none"
+    bounds = _bounds(cell, lines)
+    return f"{UNITS[cell.protects[0]]}: {max(bounds):.3g}" if bounds else "none"
 
 
 def _with_change(row: Compared, rows: list[Compared]) -> Compared:

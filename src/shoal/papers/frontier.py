@@ -108,7 +108,8 @@ def _points(
             if cell.work.instant or not good or not re.search(series.rows, cell.name):
                 continue
             accuracy = fmean(line["accuracy"] for line in good)
-            yield _epsilon(good[0], pair), accuracy, None if cell.change else _printed(series, table, cell)
+            epsilon = max(_epsilon(line, pair) for line in good)
+            yield epsilon, accuracy, None if cell.change else _printed(series, table, cell)
 
 
 def _printed(series: Series, table: Table, cell: Cell) -> tuple[float, float] | None:

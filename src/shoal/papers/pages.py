@@ -114,7 +114,7 @@ def _name(row: Compared) -> tuple[str, str, str]:
 
 
 def _line(words: Iterable[str]) -> str:
-    return "| " + " | ".join(word.replace("|", "\\|").strip() for word in words) + " |"
+    return "| " + " | ".join(" ".join(word.split()).replace("|", "\\|") for word in words) + " |"
 
 
 def _left_out(rows: list[Compared]) -> list[str]:

@@ -29,6 +29,7 @@ NUMBERS = (
     *("proven", "claim", "note", "quick"),
 )
 COLOURS = {REPRODUCED: "green", EXCEEDED: "green", WITH: "yellow", NOT: "red", CONTRADICTED: "red", FAILED: "magenta"}
+LEGEND = 2.5  # inches, on the right of a figure's curves
 QUICK = "quick version: small data, few clients and rounds; the published figures are not what it should reach"
 
 
@@ -61,10 +62,12 @@ def figure(value: float | None, measure: str) -> str:
 
 
 def _ours(row: Compared) -> str:
-    """Mean, and half of the way from the least to the greatest seed."""
+    """Mean, and half of the way from the least to the greatest seed; of what is proven the greatest."""
     if row.ours is None:
-        return "none" if row.light in (CONTRADICTED, NOT) else ""
+        return "none" if row.measure == PROVEN else ""
     mean = figure(row.ours, row.measure)
+    if row.measure == PROVEN:
+        return mean
     if row.spread is None or math.isinf(row.spread[1]) or math.isclose(*row.spread, rel_tol=1e-6):
         return mean
     return f"{mean} ± {figure((row.spread[1] - row.spread[0]) / 2, row.measure)}"
@@ -73,8 +76,19 @@ def _ours(row: Compared) -> str:
 def _signed(row: Compared) -> str:
     if row.difference is None or row.measure in ("resilient", PROVEN):
         return ""
+    if row.measure == "step_seconds":
+        return _times(row)
     text = figure(abs(row.difference), row.measure)
     return ("+" if row.difference >= 0 else "-") + text
+
+
+def _times(row: Compared) -> str:
+    """How much faster ours is: seconds of another machine are no figure to be near to."""
+    if not row.published or not row.ours:
+        return ""
+    ratio = row.published / row.ours
+    text = f"{float(f'{max(ratio, 1 / ratio):.3g}'):,.10g}"
+    return "the same" if text == "1" else f"{text} x {'faster' if ratio > 1 else 'slower'}"
 
 
 def summary(rows: Iterable[Compared]) -> str:
@@ -86,7 +100,7 @@ def summary(rows: Iterable[Compared]) -> str:
 
 def to_markdown(table: Table, rows: list[Compared]) -> str:
     def line(words: Iterable[str]) -> str:
-        return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
+        return "| " + " | ".join(" ".join(word.split()).replace("|", "\\|") for word in words) + " |"
 
     head = [f"## {table.name}: {table.title}", ""]
     head += [f"*Published:* {table.about}", ""] if table.about else []
@@ -156,7 +170,7 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
         return None
     from matplotlib.figure import Figure
 
-    sheet = Figure(figsize=(5.5 * len(table.plots), 3.6), layout="constrained")
+    sheet = Figure(figsize=(5.5 * len(table.plots) + LEGEND, 3.6), layout="constrained")
     for axes, quantity in zip(sheet.subplots(1, len(table.plots), squeeze=False)[0], table.plots, strict=True):
         place = ("round", "accuracy", "v_c", "u_s").index(quantity)
         for name, curve in drawn.items():
@@ -164,7 +178,7 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
         axes.set(xlabel="round", ylabel=quantity, xscale="log" if quantity != "accuracy" else "linear")
         if quantity != "accuracy":
             axes.set_yscale("log")
-    sheet.axes[0].legend(fontsize=8)
+    sheet.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     file = io.BytesIO()
     sheet.savefig(file, format="png", dpi=120)
     return file.getvalue()

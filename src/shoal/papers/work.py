@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from shoal.papers.base import Job, Line
+from shoal.papers.base import Job, Line, begun
 
 EVALUATIONS = 20  # over a long run; each costs as much as a round
 EVERY_ROUND = 100  # runs up to this long are evaluated in every round: some figures are about a certain one
@@ -36,8 +35,14 @@ class Run:
     def key(self, quick: bool) -> str:
         return _digest(self.settings(quick))
 
+    def needs(self, quick: bool) -> str:
+        return str(self.settings(quick).get("data.name", ""))
+
     def measure(self, job: Job) -> Line:
-        """The run; one that was stopped half way goes on from its checkpoint."""
+        """The run; one that was stopped half way goes on from its checkpoint.
+
+        Its folder is for the caller to remove, once the line is written.
+        """
         import shoal
 
         given = self.settings(job.quick)
@@ -45,21 +50,16 @@ class Run:
         often = 1 if rounds <= EVERY_ROUND else rounds // EVALUATIONS
         given |= {"seed": job.seed, "engine.evaluate_every": often}
         given |= {"engine.checkpoint_every": max(1, rounds // EVALUATIONS)}
-        folder = job.unfinished / f"{self.key(job.quick)}-{job.seed}"
-        begun = sorted(path.parent for path in folder.glob("*/checkpoint"))
-        source: dict[str, Any] = {"resume": begun[-1]} if begun else {"config": given}
-        try:
-            result = shoal.run(
-                **source,
-                device=job.device,
-                runs=folder,
-                no_guarantee=True,
-                on_round=lambda line: job.told(line["round"] / rounds),
-            )
-        except Exception:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = begun(job.unfinished, self.key(job.quick), job.seed)
+        kept = sorted(path.parent for path in folder.glob("*/checkpoint"))
+        source: dict[str, Any] = {"resume": kept[-1]} if kept else {"config": given}
+        result = shoal.run(
+            **source,
+            device=job.device,
+            runs=folder,
+            no_guarantee=True,
+            on_round=lambda line: job.told(line["round"] / rounds),
+        )
         return _kept(result, given.get("local.steps"))
 
     def figures(self, line: Line) -> dict[str, float]:
@@ -69,7 +69,7 @@ class Run:
         curve = [point for point in line.get("curve", ()) if point[1] is not None]
         if self.at is not None:
             within = [accuracy for number, accuracy, *_ in curve if number <= self.at]
-            found["accuracy"] = within[-1] if within else found["accuracy"]
+            found |= {"accuracy": within[-1]} if within else {}
         if self.target is not None:
             reached = [number for number, accuracy, *_ in curve if accuracy >= self.target]
             found["rounds"] = reached[0] if reached else float("inf")
@@ -115,6 +115,9 @@ class Account:
     def key(self, quick: bool) -> str:
         return f"{self.recipe.__name__}{self.arguments}"
 
+    def needs(self, quick: bool) -> str:
+        return ""
+
     def measure(self, job: Job | None = None) -> Line:
         return {self.measure_name: float(self.recipe(*self.arguments))}
 
@@ -134,15 +137,19 @@ class Leak:
     seeded, instant = False, False
 
     def key(self, quick: bool) -> str:
-        given = [self.attack, self.algorithm, *self.changes, "digits" if quick else self.data, self.kind]
+        given = [self.attack, self.algorithm, *self.changes, self.needs(quick), self.kind]
         return _digest({"attack": given})
+
+    def needs(self, quick: bool) -> str:
+        return "digits" if quick else self.data
 
     def measure(self, job: Job) -> Line:
         from shoal.attacks import Aim, attack, recipe
         from shoal.config import configure
 
-        name, victims = ("digits", QUICK_VICTIMS) if job.quick else (self.data, VICTIMS)
-        given = {"algorithm": self.algorithm, "data.name": name, "seed": job.seed, "engine.device": job.device}
+        victims = QUICK_VICTIMS if job.quick else VICTIMS
+        named = {"algorithm": self.algorithm, "data.name": self.needs(job.quick)}
+        given = named | {"seed": job.seed, "engine.device": job.device}
         outcome = attack(configure(given, self.changes), recipe(self.attack), Aim(self.kind, victims))
         return outcome.row()
 
