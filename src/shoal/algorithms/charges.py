@@ -179,10 +179,13 @@ def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, o
     return Compose(tuple(event(algorithm, setting, t, unit, observer) for t in range(rounds)))
 
 
+SOMEWHERE = Setting(10**6, 100, sizes=(1000,))
+"""A federation that is like none in particular, where a method proves something if it ever does."""
+
+
 def proves(algorithm: Algorithm) -> str:
     """In a few words, for tables: for whom and against whom the method proves something."""
-    some = Setting(10**6, 100, sizes=(1000,))
-    found = {pair: _decided(algorithm, some, 0, *pair) for pair in PAIRS}
+    found = {pair: _decided(algorithm, SOMEWHERE, 0, *pair) for pair in PAIRS}
     bounded = {pair: source for pair, (source, what) in found.items() if not isinstance(what, Unbounded)}
     if not bounded:
         return f"nothing: {next(what.because for _, what in found.values() if isinstance(what, Unbounded))}"

@@ -72,6 +72,7 @@ class Outcome:
 
     algorithm: str
     dataset: str
+    model: str
     recipe: Recipe
     aim: Aim
     truth: Tensor  # [V, B, ...]
@@ -88,9 +89,11 @@ class Outcome:
             "type": self.aim.kind,
             "attack": self.recipe.name,
             "dataset": self.dataset,
+            "model": self.model,
             "victims": self.aim.count,
             "records": self.aim.each,
             "honest": self.aim.honest,
+            "naive": not self.aim.knowing,
             "success": _mean(quality.success),
             "rmse": _mean(quality.rmse),
             "psnr": _mean(quality.psnr),
@@ -109,6 +112,7 @@ class Outcome:
 def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None, progress: Progress | None = None,
            ) -> Outcome:  # fmt: skip
     """Run a recipe against the config's algorithm, data and model (`auto`: the papers' attack network)."""
+    _refuse_unseen(config, aim)
     dataset = data or load_data(config)
     device, streams = pick_device(config.engine.device), Streams(config.seed)
     victims = choose(dataset, aim, streams, device)
@@ -122,7 +126,22 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
     found, reached = _search(recipe, aim, module, seen, victims, streams, progress)
     quality = judge(found.x, found.labels, victims.x, victims.y)
     seconds = time.perf_counter() - started
-    return Outcome(config.algorithm.name, dataset.name, recipe, aim, victims.x, found, quality, reached, seconds)
+    names = config.algorithm.name, dataset.name, str(model_name(config, dataset))
+    return Outcome(*names, recipe, aim, victims.x, found, quality, reached, seconds)
+
+
+def _refuse_unseen(config: Config, aim: Aim) -> None:
+    """Refuse to reconstruct what the attacker of this place does not see."""
+    if config.data.features != "none":
+        raise ConfigError(
+            f"data.features={config.data.features}: a reconstruction would attack pixels, not features; leave it "
+            f"out, or ask --membership"
+        )
+    if aim.kind == 0 and config.federation.aggregation == "secure":
+        raise ConfigError(
+            "federation.aggregation=secure: that coordinator sees only sums, no client's update; leave out type 0 "
+            "(--type 1 or --type 2)"
+        )
 
 
 def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -> Victims:
@@ -144,12 +163,18 @@ def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -
     return Victims(x.unflatten(0, each).to(device), y.view(each).to(device), dataset.classes)
 
 
+def model_name(config: Config, dataset: Dataset) -> str:
+    """`auto` is the papers' attack network."""
+    if config.model != "auto":
+        return config.model
+    return "attack-cnn" if len(dataset.input_shape) == 3 else "attack-mlp"
+
+
 def attacked_model(config: Config, dataset: Dataset, streams: Streams) -> nn.Module:
     """The global model of the first round."""
-    name = config.model
-    if name == "auto":
-        name = "attack-cnn" if len(dataset.input_shape) == 3 else "attack-mlp"
-    module = build(name, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
+    module = build(
+        model_name(config, dataset), dataset.input_shape, dataset.class_count, seed=streams.number("model")
+    )
     check(module, dataset.input_shape, dataset.class_count, example_level=config.algorithm.per_example is not None)
     if found := mixing_layers(module):
         raise ModelError(f"layer '{found[0]}' mixes the records of a batch; attacks take models without BatchNorm")

@@ -23,13 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.accounting import calibration
-from shoal.accounting.events import Compose
-from shoal.algorithms.base import Algorithm, Setting
-from shoal.algorithms.charges import event
 from shoal.config import Config
 from shoal.data import Dataset
-from shoal.engine.spending import Limit, refuse_budget
+from shoal.engine.spending import affordable, refuse_budget
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.prepare import limit_of, load_data, prepare, with_features
@@ -223,7 +219,8 @@ def _trained(
     part = replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=owners)
     config, simulator = prepare(config, part, None)
     try:
-        rounds = _affordable(config.algorithm, simulator.setting, limit_of(config))
+        refuse_budget(config.algorithm, simulator.setting, limit_of(config))
+        rounds = affordable(config.algorithm, simulator.setting, limit_of(config))
         while simulator.done < rounds:
             simulator.play(0)
         test, _ = simulator.evaluate()
@@ -235,16 +232,6 @@ def _trained(
     finally:
         simulator.close()
     return losses, (float(hits[member].mean()), test), rounds
-
-
-def _affordable(algorithm: Algorithm, setting: Setting, limit: Limit) -> int:
-    """The rounds that a run would play: all, or as many as its budget pays for; refused where a run would be."""
-    refuse_budget(algorithm, setting, limit)
-    budget = limit.budget()
-    if budget is None:
-        return setting.rounds
-    ahead = [event(algorithm, setting, t, limit.unit, limit.observer) for t in range(setting.rounds)]
-    return int(calibration.rounds(lambda n: Compose(tuple(ahead[:n])), budget, most=setting.rounds).value)
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.accounting.pld import Neighbours
 from shoal.algorithms.base import Algorithm, Local, Server, Setting
-from shoal.algorithms.charges import NEIGHBOURS, calibrated, whole_run
+from shoal.algorithms.charges import NEIGHBOURS, SOMEWHERE, calibrated, whole_run
 from shoal.algorithms.charges import event as first_event
 from shoal.algorithms.recipes import thesis_both
 from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
@@ -31,8 +31,6 @@ Where = Literal["steps", "sum", "drift"]
 Kind = Literal["proven", "published", "none"]
 BATCH = 4
 DELTA = 1e-5
-SOMEWHERE = Setting(10**6, 100, sizes=(1000,))
-"""A federation that is like none in particular, where a method proves something if it ever does."""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,6 @@ def command(
     _refuse_idle(context, every, membership)
     base: dict[str, Any] = {"data.name": dataset, "engine.device": device}
     config = configure(base | {"algorithm": algorithm}, change or [])
-    if not membership:
-        _refuse_unseen(config, every or kind == 0)
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -86,7 +84,7 @@ def command(
     console = Console(stderr=as_json)
     if every:
         chosen, aim = _limited(recipe(attack), iterations), Aim(0, count, records, honest, not naive)
-        folder, told = _matrix(console, base, config, chosen, aim, change or [], runs)
+        folder, told = _matrix(console, base, chosen, aim, change or [], runs)
     elif membership:
         folder, told = _membership(console, config, models, records, runs)
     else:
@@ -116,20 +114,6 @@ def _refuse_idle(context: typer.Context, every: bool, membership: bool) -> None:
             raise ConfigError(f"{option} does nothing with {asked}: leave it out")
 
 
-def _refuse_unseen(config: Config, at_server: bool) -> None:
-    """Refuse to reconstruct what the attacker of this place does not see."""
-    if config.data.features != "none":
-        raise ConfigError(
-            f"data.features={config.data.features}: a reconstruction would attack pixels, not features; leave it "
-            f"out, or ask --membership"
-        )
-    if at_server and config.federation.aggregation == "secure":
-        raise ConfigError(
-            "federation.aggregation=secure: that coordinator sees only sums, no client's update; leave out type 0 "
-            "(--type 1 or --type 2)"
-        )
-
-
 def _limited(chosen: Recipe, iterations: int | None) -> Recipe:
     return chosen if iterations is None else replace(chosen, iterations=iterations)
 
@@ -147,7 +131,7 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
             status.update(f"iteration {iteration} of at most {chosen.iterations}, {left} victims not done")
 
         outcome = attack(config, chosen, aim, progress=progress)
-    row = _row(outcome, config)
+    row = outcome.row()
     show([row], console)
     verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.each} records were reconstructed"
     console.print(f"{verdict} ({_success(outcome)}).")
@@ -169,14 +153,6 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
     return folder, {"rows": [row]}
 
 
-def _row(outcome: Outcome, config: Config) -> dict[str, Any]:
-    """The outcome's figures, with the model that was attacked and what its attacker reckons with."""
-    model = config.model
-    if model == "auto":
-        model = "attack-cnn" if outcome.truth.dim() == 5 else "attack-mlp"
-    return outcome.row() | {"model": str(model), "naive": not outcome.aim.knowing}
-
-
 def _success(outcome: Outcome) -> str:
     if outcome.quality.ssim is not None:
         return "RMSE below .15 and SSIM above .5"
@@ -184,13 +160,7 @@ def _success(outcome: Outcome) -> str:
 
 
 def _matrix(
-    console: Console,
-    base: dict[str, Any],
-    config: Config,
-    chosen: Recipe,
-    aim: Aim,
-    changes: list[str],
-    runs: Path,
+    console: Console, base: dict[str, Any], chosen: Recipe, aim: Aim, changes: list[str], runs: Path
 ) -> tuple[Path, dict[str, Any]]:
     from shoal.attacks import page
     from shoal.attacks.matrix import LEAKS, cell, matrix
@@ -206,7 +176,7 @@ def _matrix(
                 on_cell=lambda label, kind: status.update(f"{label}, type {kind}"),
             )
         )
-    rows = [cell(method, outcome) | _row(outcome, config) for method, outcome in cells]
+    rows = [cell(method, outcome) for method, outcome in cells]
     show(rows, console)
     name, labels = cells[0][1].dataset, {method.label for method, _ in cells}
     folder = page.write(

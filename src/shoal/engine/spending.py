@@ -13,7 +13,7 @@ from typing import Any
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Proven, Unit, prove
-from shoal.accounting.events import Compose, Event, Repeat, Unbounded
+from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.algorithms.base import Algorithm
@@ -49,15 +49,10 @@ class Spending:
 
     def affordable(self, done: int) -> int:
         """The last round that the budget pays for, given what was charged before; rounds count from 1."""
-        budget, rounds = self.limit.budget(), self._setting.rounds
-        if budget is None:
-            return rounds
-        pair = (self.limit.unit, self.limit.observer)
-        self._kept = pair
-        spent = self._ledger.charged_event(*pair)
-        ahead = [event(self._algorithm, self._setting, t, *pair, t < self._furthest) for t in range(done, rounds)]
-        found = calibration.rounds(lambda n: Compose((spent, *ahead[:n])), budget, most=max(1, len(ahead)))
-        return done + min(int(found.value), len(ahead))
+        if self.limit.epsilon is not None:
+            self._kept = (self.limit.unit, self.limit.observer)
+        spent = self._ledger.charged_event(self.limit.unit, self.limit.observer)
+        return affordable(self._algorithm, self._setting, self.limit, done, spent, self._furthest)
 
     def intend(self, first: int, last: int) -> int:
         """Charge the rounds first..last (from 1), on the disk; how many attempts at them came before."""
@@ -130,6 +125,18 @@ class Spending:
                     self._running[pair].add(charge.event)
             except ConfigError:  # RDP does not know this event: what it costs is told at the end, by PLD
                 del self._running[pair]
+
+
+def affordable(
+    algorithm: Algorithm, setting: Setting, limit: Limit, done: int = 0, spent: Event = NOTHING, furthest: int = 0
+) -> int:
+    """The last round that a budget pays for, after `done` that cost `spent`; up to `furthest` rounds come again."""
+    budget, rounds = limit.budget(), setting.rounds
+    if budget is None:
+        return rounds
+    ahead = [event(algorithm, setting, t, limit.unit, limit.observer, t < furthest) for t in range(done, rounds)]
+    found = calibration.rounds(lambda n: Compose((spent, *ahead[:n])), budget, most=max(1, len(ahead)))
+    return done + min(int(found.value), len(ahead))
 
 
 def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
