@@ -6,19 +6,24 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.engine import graphs
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
-from shoal.privacy.example_clip import ExampleClip
+from shoal.privacy.example_clip import ExampleClip, MaxClip
 from shoal.privacy.noise import StepNoise
+from shoal.privacy.sampling import Clients
 from small_federation import digits, parted, simulator, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def models(record, graphs):
-    return played(simulator(record, settings=Settings("cuda", graphs=graphs)))
+FALLING = replace(small("fed-cdp"), per_example=ExampleClip("linear:4:1"), per_step=StepNoise("linear:2:1"))
+
+
+def models(record, recorded):
+    return played(simulator(record, settings=Settings("cuda", graphs=recorded)))
 
 
 def played(sim):
@@ -33,7 +38,8 @@ def played(sim):
     "record",
     [
         small("fed-cdp"),
-        replace(small("fed-cdp"), per_example=ExampleClip("linear:4:1"), per_step=StepNoise("linear:2:1")),
+        FALLING,
+        replace(FALLING, per_example=MaxClip("linear:4:1")),
         small("fed-alpha-cdp-private"),
         small("adaclip"),
         small("pfl"),
@@ -43,6 +49,16 @@ def played(sim):
 )
 def test_recorded_steps_equal_the_steps(record):
     torch.testing.assert_close(models(record, True), models(record, False), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("record", [FALLING, small("fed-alpha-cdp-private")], ids=lambda record: record.name)
+def test_a_recording_is_kept_while_clip_and_noise_change(record, monkeypatch):
+    made = []
+    right = graphs.Recording.__init__
+    monkeypatch.setattr(graphs.Recording, "__init__", lambda self, *given: made.append(right(self, *given)))
+    record = replace(record, clients=Clients("all"), examples=replace(record.examples, sampling="shuffled"))
+    models(record, True)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("name", ["fed-cdp", "fedavg"])

@@ -15,6 +15,8 @@ from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip, clippe
 from shoal.privacy.random import Streams
 from small_federation import ROUNDS, of_one_length, plain_server, play, silent, simulator, small, stubbed, total
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 
 def streams(row):
     return Streams(1).generator("test", row)
@@ -156,12 +158,16 @@ def test_a_round_moves_the_clip_by_the_norms_that_it_saw(monkeypatch):
         assert told["clip"] == pytest.approx(math.exp(-0.1 * t))
 
 
-def test_noise_at_each_client_is_its_own_and_of_the_clips_size():
-    """Chi-square on 10^5 numbers a client and correlations, both far beyond what chance does (1e-6)."""
-    clip = NoisyClip(clip=2.0, noise=3.0)
-    leaving = left(clip, torch.zeros(4, 100_000), 2.0).double().numpy()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_noise_at_each_client_is_its_own_and_of_the_clips_size(device):
+    """10^5 numbers a client: their size, that they have nothing in common (alpha 1e-6), whoever is beside it."""
+    clip, zeros = NoisyClip(clip=2.0, noise=3.0), torch.zeros(4, 100_000, device=device)
+    leaving = left(clip, zeros, 2.0).cpu().double().numpy()
     assert leaving.std(axis=1) == pytest.approx([6.0] * 4, rel=0.011)
+    assert np.abs(leaving.mean(axis=1)).max() < 6 * 5.3 / math.sqrt(100_000)
     assert np.abs(np.corrcoef(leaving) - np.eye(4)).max() < 5.3 / math.sqrt(100_000)
+    alone = left(clip, zeros[:1], 2.0).cpu().double().numpy()
+    assert (alone[0] == leaving[0]).all()
 
 
 def test_noise_is_added_after_the_clip_not_before():

@@ -1,7 +1,8 @@
 """CUDA graphs: a local step is recorded once and replayed, for starting its kernels costs more than they do.
 
-A recording holds numbers such as the clip and the learning rate as they were, so that it is used again only where all
-of them are the same (`_values`), and made anew otherwise. `-c engine.graphs=false` turns it off.
+A recording holds numbers such as the learning rate as they were, so that it is used again only where all of them are
+the same (`_values`), and made anew otherwise. Clip and noise lie on the device: it reads what they are in each round.
+`-c engine.graphs=false` turns it off.
 """
 
 from __future__ import annotations

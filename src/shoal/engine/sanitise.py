@@ -30,10 +30,10 @@ class Sanitiser(Protocol):
 
     @property
     def values(self) -> tuple[object, ...]:
-        """The numbers that do not change within a round, such as the clip and the noise."""
+        """All that must be the same for one to take another's place."""
 
     def begin(self, other: Sanitiser) -> None:
-        """Take the place of another one for a new round: its random numbers, and nothing told yet."""
+        """Take the place of another one for a new round: its numbers, its streams, and nothing told yet."""
 
     def spoilt(self, tape: ExampleTape) -> Tensor:
         """Which gradients [K, B] have no norm: they hold NaN or Inf, or are too great for a float."""
@@ -83,7 +83,8 @@ def sanitiser(
     if isinstance(per_example, QuantileExampleClip):
         noise = per_example.update_noise(noise, batch)
         count = normals(streams, "step count", numbers, clients.tolist(), params[:, :1], kernels=stage.kernels)
-    return ClippedByFactors(per_example, bound, noise, batch, source, count, Told.nothing(params))
+    scale = params.new_tensor(noise) if noise else None
+    return ClippedByFactors(per_example, params.new_tensor(bound), scale, batch, source, count, Told.nothing(params))
 
 
 def step_noise(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, size: int) -> float:
@@ -101,11 +102,14 @@ def step_noise(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, 
 
 @dataclass
 class ClippedByFactors:
-    """Clips that only shrink gradients: a factor for each record, never the gradient itself."""
+    """Clips that only shrink gradients: a factor for each record, never the gradient itself.
+
+    Bound and noise change from round to round, and lie on the device: a step that was recorded there reads them anew.
+    """
 
     clip: ExampleClip | QuantileExampleClip
-    bound: float
-    noise: float
+    bound: Tensor
+    noise: Tensor | None
     batch: float
     source: Normals
     count: Normals | None
@@ -113,10 +117,13 @@ class ClippedByFactors:
 
     @property
     def values(self) -> tuple[object, ...]:
-        return self.clip, self.bound, self.noise, self.batch
+        return self.clip, self.noise is None, self.batch
 
     def begin(self, other: Sanitiser) -> None:
         assert isinstance(other, ClippedByFactors)
+        self.bound.copy_(other.bound)
+        if self.noise is not None and other.noise is not None:
+            self.noise.copy_(other.noise)
         self.source.begin(other.source)
         if self.count is not None and other.count is not None:
             self.count.begin(other.count)
@@ -129,7 +136,7 @@ class ClippedByFactors:
         squares = tape.squares()
         factors = self.clip.factors(squares, self.bound)
         scales = None
-        if self.noise:
+        if self.noise is not None:
             scales = self.noise * self.clip.sensitivity(squares, factors, self.bound) * moving
         self.told.spoilt += (~squares.sum(0).isfinite()).sum()
         self.told.records += real.sum()
@@ -137,7 +144,7 @@ class ClippedByFactors:
         self.told.steps += moving
         if self.count is not None and isinstance(self.clip, QuantileExampleClip):
             drawn = squares.new_zeros(squares.shape[1], 1)
-            if self.noise:
+            if self.noise is not None:
                 self.count.add(drawn, moving)
             self.told.shares += moving * self.clip.shares(squares, real, self.bound, self.batch, drawn.squeeze(1))
         return _Noisy(tape, factors, scales, self.batch, self.source)

@@ -170,7 +170,7 @@ def compared(name: str, minutes: float) -> Table:
                 continue
             config = federated(algorithm, clients, cohort, noise, rounds, delta, kind)
             cells.append(Cell(row, split, run(config), claim=claim))
-            if row == "trusted curator":
+            if row == "trusted curator" and clients < 10_000:  # with those it agrees as stated
                 own = config | {"local.lr": 0.1}
                 cells.append(Cell(row, split, run(own), change="lr .1", claim=claim))
                 falling = own | {"per_update.clip": FALLING}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.noise import Memory, add_to_update, multiplier
+from shoal.privacy.noise import Memory, add_to_updates, multiplier
 from shoal.privacy.schedules import parse
 
 Draw = Callable[[int], np.random.Generator]
@@ -136,10 +136,8 @@ class NoisyClip(Clip):
         return multiplier("per_update.noise", self.noise, t, total)
 
     def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
-        updates = clipped(updates, norms, bound)
-        for row, update in enumerate(updates):
-            updates[row] = add_to_update(update, self.multiplier(t, total) * bound, draw(row))
-        return updates
+        scale = self.multiplier(t, total) * bound
+        return add_to_updates(clipped(updates, norms, bound), scale, [draw(row) for row in range(len(updates))])
 
 
 def row_norms(updates: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from shoal.privacy.noise import Memory
 from shoal.privacy.schedules import parse
 
 Layers = Literal["flat", "split", "each"]
+Bound = float | Tensor
+"""C as a number, or as one that lies on a device."""
 
 
 class ExampleClipping:
@@ -32,16 +34,16 @@ class ExampleClipping:
     layers: Layers
     unproven: ClassVar[str | None] = None
 
-    def factors(self, squares: Tensor, bound: float) -> Tensor:
+    def factors(self, squares: Tensor, bound: Bound) -> Tensor:
         """min(1, bound/norm) of every record, of the whole gradient or of each layer."""
         norms = squares.sum(0, keepdim=True).sqrt() if self.layers == "flat" else squares.sqrt()
         if self.layers == "split":
             bound = bound / math.sqrt(len(squares))
         return (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
 
-    def sensitivity(self, squares: Tensor, factors: Tensor, bound: float) -> Tensor:
+    def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
         """What the noise is scaled to, for each client: [K]."""
-        return squares.new_full((squares.shape[1],), bound)
+        return squares.new_ones(squares.shape[1]) * bound
 
     def excess(self, layers: int) -> float:
         """By how much one record can move the sum, in units of what the noise is scaled to."""
@@ -73,7 +75,7 @@ class MaxClip(ExampleClip):
         "the noise is scaled to the greatest norm in the batch (l2-max), which depends on the data: its amount tells"
     )
 
-    def sensitivity(self, squares: Tensor, factors: Tensor, bound: float) -> Tensor:
+    def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
         if self.layers == "flat":
             squares = squares.sum(0, keepdim=True)
         return (squares.sqrt() * factors).amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
@@ -93,7 +95,7 @@ class QuantileExampleClip(ExampleClipping, QuantileClip):
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None = None) -> float:
         return QuantileClip.bound(self, memory, t, total, norms)
 
-    def shares(self, squares: Tensor, real: Tensor, bound: float, batch: float, drawn: Tensor) -> Tensor:
+    def shares(self, squares: Tensor, real: Tensor, bound: Bound, batch: float, drawn: Tensor) -> Tensor:
         """Of each client [K], the noisy share of records below the bound; `drawn` holds standard normal numbers.
 
         `real` [K, B] is 0 where a batch is only filled up.

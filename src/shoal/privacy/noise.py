@@ -7,7 +7,7 @@ is added and what is accounted cannot drift apart.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -85,11 +85,23 @@ def add_to_sum(total: Tensor, scale: float, clip: float, generator: np.random.Ge
     return total.add_(gaussian_like(total, scale, generator))
 
 
-def add_to_update(update: Tensor, scale: float, generator: np.random.Generator) -> Tensor:
-    """An update as it leaves its client, plus N(0, scale^2); in secure mode a discrete Gaussian on its grid."""
-    if isinstance(generator, SecureGenerator):
-        return discrete_on_grid(update, scale, generator)
-    return update.add_(gaussian_like(update, scale, generator))
+def add_to_updates(updates: Tensor, scale: float, generators: Sequence[np.random.Generator]) -> Tensor:
+    """Updates [k, P] as they leave their clients, each plus N(0, scale^2) of its own generator.
+
+    In secure mode it is a discrete Gaussian on the update's grid. On CUDA all get it at once.
+    """
+    if updates.is_cuda and not any(isinstance(generator, SecureGenerator) for generator in generators):
+        from shoal.privacy.philox import Philox
+
+        keys = torch.tensor([int(generator.integers(2**63)) for generator in generators], device=updates.device)
+        Philox(keys).add(updates, updates.new_full((len(updates),), scale))
+        return updates
+    for row, generator in enumerate(generators):
+        if isinstance(generator, SecureGenerator):
+            updates[row] = discrete_on_grid(updates[row], scale, generator)
+        else:
+            updates[row] += gaussian_like(updates[row], scale, generator)
+    return updates
 
 
 def gaussian_like(vector: Tensor, scale: float, generator: np.random.Generator) -> Tensor:

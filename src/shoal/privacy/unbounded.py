@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.privacy.clip import Draw
-from shoal.privacy.noise import Memory, gaussian_like
+from shoal.privacy.noise import Memory, add_to_updates, gaussian_like
 
 
 class Unclipped:
@@ -59,9 +59,7 @@ class RandomNoise(Unclipped):
             raise ConfigError(f"per_update.scale must be >= 0, got {self.scale}")
 
     def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
-        for row, update in enumerate(updates):
-            update += gaussian_like(update, self.scale, draw(row))
-        return updates
+        return add_to_updates(updates, self.scale, [draw(row) for row in range(len(updates))])
 
 
 @dataclass(frozen=True)
