@@ -316,7 +316,8 @@ def test_where_nothing_was_measured_the_text_says_how_to(tmp_path, monkeypatch):
     assert "Compare its small version." in shell("compare", "--help").stdout
 
 
-def test_the_legend_covers_no_curve(monkeypatch):
+def test_curves_have_panels_and_a_legend_that_covers_none(monkeypatch):
+    """IID and non-IID beside each other, with one colour a method; else a panel a quantity."""
     sheets = []
 
     def keep(self, *args, **more):
@@ -324,10 +325,16 @@ def test_the_legend_covers_no_curve(monkeypatch):
         sheets.append(self)
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
-    for name, kept in (("thesis-figure4.5", "thesis-table4.4"), ("geyer-figure3", "geyer-table1")):
+    for name, kept, titles in (
+        ("thesis-figure4.5", "thesis-table4.4", ["IID", "non-IID"]),
+        ("geyer-figure3", "geyer-table1", ["", "", ""]),
+    ):
         found, lines = table(name), kept_lines(kept)
         curves(found, compare(found, lines), lines)
+        assert [axes.get_title() for axes in sheets[-1].axes] == titles
         (legend,) = sheets[-1].legends
+        shown = {line.get_color() for axes in sheets[-1].axes for line in axes.lines}
+        assert len(legend.get_texts()) == len({text.get_text() for text in legend.get_texts()}) == len(shown)
         assert all(axes.get_legend() is None for axes in sheets[-1].axes)
         assert legend.get_window_extent().x0 > sheets[-1].axes[-1].get_window_extent().x1
 

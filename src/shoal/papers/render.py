@@ -8,6 +8,7 @@ import math
 from base64 import b64encode
 from collections.abc import Iterable
 from html import escape
+from typing import Any
 
 from shoal.papers.base import Line, Table
 from shoal.papers.comparing import (
@@ -158,27 +159,41 @@ img {{ max-width: 100%; }}
 
 def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | None:
     """A figure's quantities over the rounds, one line a cell (its first seed)."""
-    if not table.plots:
-        return None
-    quick = any(row.quick for row in rows)
-    found = {line.get("key", line.get("cell")): line for line in reversed(lines) if "curve" in line}
-    drawn = {}
-    for cell in table.cells:
-        if line := found.get(cell.work.key(quick)) or found.get(cell.attacked):
-            drawn[cell.name] = line["curve"]
-    if not drawn:
+    panels = _panels(table, any(row.quick for row in rows), lines)
+    if not panels:
         return None
     from matplotlib.figure import Figure
 
-    sheet = Figure(figsize=(5.5 * len(table.plots) + LEGEND, 3.6), layout="constrained")
-    for axes, quantity in zip(sheet.subplots(1, len(table.plots), squeeze=False)[0], table.plots, strict=True):
+    names = list(dict.fromkeys(name for _, _, drawn in panels for name in drawn))
+    sheet = Figure(figsize=(5.5 * len(panels) + LEGEND, 3.6), layout="constrained")
+    every = sheet.subplots(1, len(panels), squeeze=False, sharey=len(table.plots) == 1)[0]
+    legend = {}
+    for axes, (quantity, title, drawn) in zip(every, panels, strict=True):
         place = ("round", "accuracy", "v_c", "u_s").index(quantity)
         for name, curve in drawn.items():
-            axes.plot([point[0] for point in curve], [point[place] for point in curve], label=name)
-        axes.set(xlabel="round", ylabel=quantity, xscale="log" if quantity != "accuracy" else "linear")
+            points = [point[0] for point in curve], [point[place] for point in curve]
+            (legend[name],) = axes.plot(*points, color=f"C{names.index(name)}")
+        axes.set(xlabel="round", ylabel=quantity, title=title)
         if quantity != "accuracy":
-            axes.set_yscale("log")
-    sheet.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+            axes.set(xscale="log", yscale="log")
+    sheet.legend(legend.values(), legend.keys(), loc="outside right upper", fontsize=8)
     file = io.BytesIO()
     sheet.savefig(file, format="png", dpi=120)
     return file.getvalue()
+
+
+def _panels(table: Table, quick: bool, lines: list[Line]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Of each panel the quantity, a title, and curves by name.
+
+    Columns with several curves each have panels of their own, where it is one quantity alone.
+    """
+    found = {line.get("key", line.get("cell")): line for line in reversed(lines) if "curve" in line}
+    columns: dict[str, dict[str, Any]] = {}
+    for cell in table.cells:
+        if line := found.get(cell.work.key(quick)) or found.get(cell.attacked):
+            name = f"{cell.row} ({cell.change})" if cell.change else cell.row
+            columns.setdefault(cell.column, {})[name] = line["curve"]
+    if len(table.plots) == 1 and all(len(drawn) > 1 for drawn in columns.values()):
+        return [(table.plots[0], column, drawn) for column, drawn in columns.items()]
+    together = {f"{name}/{column}": curve for column, drawn in columns.items() for name, curve in drawn.items()}
+    return [(quantity, "", together) for quantity in table.plots] if together else []
