@@ -10,7 +10,7 @@ run: setup
 	$(PY) -m shoal run
 
 test: setup-dev lint
-	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --ignore=tests/browser
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --ignore=tests/browser --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The report in a real Chromium; apt brings one where it can, and the tests skip, saying so, where it cannot.
 test-browser: setup-dev
