@@ -206,6 +206,15 @@ def test_the_release_tells_of_a_client_where_its_noise_is_missing_with_it(change
     assert reason in why_not(record, "client", setting=replace(SETTING, sizes=(60, 66)))
 
 
+@pytest.mark.parametrize("observer", ["server", "inside"])
+@pytest.mark.parametrize("changes", [{"local": Local(epochs=1)}, {"aggregate": Aggregate("size")}])
+def test_who_sees_an_update_sees_its_clients_size_where_sizes_differ(observer, changes):
+    """By the amount of noise, one for each step, or because the size is sent along."""
+    record = cdp(examples=Examples("shuffled", 6), **changes)
+    assert "tell their sizes" in why_not(record, "client", observer, setting=replace(SETTING, sizes=(60, 66)))
+    assert charged(record, "client", observer, setting=replace(SETTING, sizes=(60,))).noise > 0
+
+
 def test_noise_of_each_clients_own_tells_how_many_came_also_where_a_fixed_size_takes_all():
     record = replace(algorithm("fed-sdp"), clients=Clients("fixed-size", 100), per_update=NoisyClip(1.0, 3.0))
     assert "its amount tells how many came" in why_not(record, "client")

@@ -68,6 +68,14 @@ def test_the_halves_of_a_vector_are_independent():
         assert abs(float(torch.corrcoef(pair)[0, 1])) < 6 / 100_000**0.5
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("scale", [1e-25, 1e-30, 1e30])
+def test_a_scale_may_be_small_or_great(scale, kernels):
+    """Its square would be 0, or infinite, in float32."""
+    found = drawn([0], 100_000, scales=[scale], kernels=kernels).double() / scale
+    assert float(found.std()) == pytest.approx(1.0, rel=0.02)
+
+
 def test_scales_are_each_clients_own_and_zero_draws_nothing():
     first = drawn([0, 1, 2], 1001, steps=2, scales=[2.0, 0.0, 0.5])
     plain = drawn([0, 1, 2], 1001, steps=2)
@@ -100,7 +108,7 @@ def test_vectors_that_lie_otherwise_in_memory(like):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("-2 * scale", "-1.99f * scale"),
+        ("-2 * logarithm", "-1.99f * logarithm"),
         ("quarters & 2 ?", "quarters & 1 ?"),
         ("0x7fffffff", "0x7fffff7f"),
         ("+ half, u", ", u"),

@@ -88,6 +88,8 @@ def _of_a_client(algorithm: Algorithm, setting: Setting, rate: float, z: float, 
         return Unbounded("how many records a client has is not known, nor how far all of them move a step")
     most = max(1, *sizes) if poisson else algorithm.examples.batch
     steps = {steps for _, steps in _uses(algorithm, setting)}
+    if len(steps) > 1 or (algorithm.aggregate.weights == "size" and len(sizes) != 1):
+        return Unbounded("clients of several sizes add noise of several amounts, which tell their sizes")
     if observer != "release":
         return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
     if algorithm.clients.sampling != "fixed-size" or rate == 1:
@@ -95,8 +97,6 @@ def _of_a_client(algorithm: Algorithm, setting: Setting, rate: float, z: float, 
         return Unbounded("each client adds noise of its own, so that its amount tells how many came")
     if not setting.all_answer:
         return Unbounded(WITH_ITS_NOISE)
-    if len(steps) > 1 or (algorithm.aggregate.weights == "size" and len(sizes) != 1):
-        return Unbounded("clients of several sizes add noise of several amounts, which tell who came")
     if algorithm.local.remembers:
         return Unbounded(ONE_FOR_ANOTHER)
     return Sampled("fixed-size", rate, Repeat(Gaussian(z / most), max(steps)))

@@ -23,6 +23,8 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.privacy.clip import NoisyClip
 from shoal.privacy.sampling import Clients
 
+SEEDED = "its noise follows from a seed that everybody is sent, so that it hides nothing"
+
 
 class Refused(ShoalError):
     """The site's owner has not agreed to this; the message says to what."""
@@ -52,7 +54,7 @@ class Wishes:
 
     @property
     def any(self) -> bool:
-        return self.epsilon is not None or self.noise is not None
+        return self.epsilon is not None or self.noise is not None or self.observer != "release"
 
 
 def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
@@ -73,6 +75,7 @@ class Purse:
 
     def __init__(self, path: Path, site: str, wishes: Wishes, unit: Unit) -> None:
         self.wishes, self._pair = wishes, (wishes.unit or unit, wishes.observer)
+        self._seeded = False
         self._ledger = Ledger(path)
         try:
             self._ledger.begin(site, "every run that this site took part in", "")
@@ -88,6 +91,11 @@ class Purse:
         """Charged so far."""
         return len(self._ledger.charged)
 
+    @property
+    def head(self) -> str:
+        """The hash of the ledger's last line."""
+        return self._ledger.head
+
     def epsilon(self) -> float | None:
         """What is spent for the owner's unit against the owner's observer, by RDP; None where nothing is proven."""
         return self._running.epsilon(self.wishes.delta)
@@ -96,26 +104,30 @@ class Purse:
         """Refused where the plan itself breaks a wish of the owner."""
         unit, observer = self._pair
         if seeded and self.wishes.any:
-            raise Refused("its noise follows from a seed that the coordinator knows, so that it hides nothing")
+            raise Refused(SEEDED)
         if self.wishes.noise is not None:
             found = least_noise(algorithm, setting, unit)
             if found < self.wishes.noise:
                 raise Refused(f"its least noise for a {unit} is {found:g}, the owner requires {self.wishes.noise:g}")
-        if self.wishes.epsilon is None:
+        self._seeded = seeded
+        if not self.wishes.any:
             return
-        event = _wanted(_charged(algorithm, setting, 0, asked=True), self._pair)
-        if isinstance(event, Unbounded):
-            raise Refused(f"for a {unit} against the {observer} nothing is proven: {event.because}")
-        self._refuse_over_budget(event)
+        planned = [self._charged(algorithm, setting, t, asked=True) for t in range(setting.rounds)]
+        wanted = [_wanted(each, self._pair) for each in planned]
+        for each in wanted:
+            if isinstance(each, Unbounded):
+                raise Refused(f"for a {unit} against the {observer} nothing is proven: {each.because}")
+        if self.wishes.epsilon is not None:
+            self._refuse_over_budget(wanted[0])
 
     def charge(self, algorithm: Algorithm, setting: Setting, missed: range, asked: int | None = None) -> None:
         """Charge rounds that the site was not asked for, and one that it is, on the disk.
 
         Refused, and nothing charged, where the budget does not pay.
         """
-        together = [_charged(algorithm, setting, t, asked=False) for t in missed]
+        together = [self._charged(algorithm, setting, t, asked=False) for t in missed]
         if asked is not None:
-            together.append(_charged(algorithm, setting, asked, asked=True))
+            together.append(self._charged(algorithm, setting, asked, asked=True))
         if self.wishes.epsilon is not None:
             self._refuse_over_budget(Compose(tuple(_wanted(each, self._pair) for each in together)))
         for each in together:
@@ -124,6 +136,10 @@ class Purse:
 
     def close(self) -> None:
         self._ledger.close()
+
+    def _charged(self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
+        charged = _charged(algorithm, setting, t, asked=asked)
+        return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
     def _refuse_over_budget(self, event: Event) -> None:
         """RDP is quick and never too low; where it says no, PLD has the last word."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.config import Config, to_toml
+from shoal.config import Config
 from shoal.deploy.gate import Answer, Gate, Question, stacked
 from shoal.deploy.mail import Arrived, Mail
 from shoal.deploy.parcel import Parcel, Spoilt
@@ -29,7 +29,7 @@ from shoal.engine.round import State, Sum, Trained, invited, leaving, release
 from shoal.engine.simulator import OnRound, Simulator
 from shoal.engine.spending import Spending
 from shoal.errors import ConfigError
-from shoal.privacy.secure import SecureStreams
+from shoal.privacy.secure import SecureStreams, grid, toward_zero
 
 Tell = Callable[[str], None]
 Take = Callable[[Question, Parcel], None]
@@ -57,6 +57,11 @@ class Coordinator(Simulator):
     def connect(self, config: Config, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell) -> None:
         """Take up the post. `names` are those of sites whose keys are known, all who may come if there are any."""
         section = self.section = config.federation
+        if self.settings.checkpoint_every != 1:
+            raise ConfigError(
+                f"engine.checkpoint_every must be 1 in a federation, got {self.settings.checkpoint_every}: "
+                f"after a crash rounds would be played again whose models sites have seen"
+            )
         if not section.seeded:
             if config.noise_seed is not None:
                 raise ConfigError(
@@ -66,7 +71,7 @@ class Coordinator(Simulator):
         elif config.random == "secure":
             raise ConfigError("federation.seeded and random=secure contradict each other: leave one of them out")
         seed = config.noise_seed if config.noise_seed is not None else config.seed
-        self._config, self._seed = config, seed if section.seeded else None
+        self._seed = seed if section.seeded else None
         self._gate = Gate(self.stage.algorithm, self.state.model.numel(), section.largest, section.most_records)
         self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
         self._greeted: dict[str, int] = {}
@@ -83,7 +88,7 @@ class Coordinator(Simulator):
         dataset = self.stage.federation.dataset
         self._terms = Terms(
             run=folder.path.resolve().name,
-            config=to_toml(self._config),
+            config=(folder.path / "config.toml").read_text(encoding="utf-8"),  # the same words after a resume
             setting=self.setting,
             classes=dataset.classes,
             shape=dataset.input_shape,
@@ -306,6 +311,8 @@ class Coordinator(Simulator):
                 bound = per_update.bound(memory, moment.t, moment.total, norms)
             part = Trained(np.array([answer.number for answer in answers]), updates, norms, [], None)
             updates = leaving(self.stage, part, bound, moment)
+        elif self.stage.streams.mode == "secure" and self.stage.algorithm.per_round is not None:
+            updates = toward_zero(updates, grid(bound))  # as they were sent, unless a site is up to something
         weights = updates.new_tensor([answer.weight for answer in answers])
         total = Sum(
             update=weights @ updates,

@@ -57,6 +57,7 @@ INTERVAL = 10.0  # what Flower is told of that; it takes no less
 SOON = 0.05  # seconds to wait for the rest of a letter
 IDLE = 0.5  # seconds to wait where a link does not hold a request for messages
 MOST_BYTES = 2**31
+MOST_WAIT = 600.0  # seconds for a part of a letter
 
 
 class JoinError(ShoalError):
@@ -168,6 +169,8 @@ class Link:
                 answer = site.answer(message.metadata.message_type, letter)
             except Spoilt as problem:
                 answer = Parcel({"refused": str(problem)})
+            except Exception as problem:  # whatever a letter holds, it must not end this site
+                answer = Parcel({"refused": f"it cannot be read: {type(problem).__name__}"})
             self._send(Message(pack(answer), reply_to=message))
 
     def pulled(self) -> Message | None:
@@ -189,15 +192,20 @@ class Link:
         contents = {}
         for each in iterate_object_tree(tree):
             asked = PullObjectRequest(node=self._me, run_id=run, object_id=each.object_id)
+            until = time.monotonic() + MOST_WAIT
             while not (found := self._client.PullObject(asked)).object_available:
-                if not found.object_found:
+                if not found.object_found or time.monotonic() > until:
                     return None  # given up by its sender
                 time.sleep(SOON)  # the sender is not through yet
             contents[each.object_id] = found.object_content
         confirmed = ConfirmMessageReceivedRequest(node=self._me, run_id=run, message_object_id=name)
         self._client.ConfirmMessageReceived(confirmed)
-        message = inflate_object_from_contents(name, contents)
-        assert isinstance(message, Message)
+        try:
+            message = inflate_object_from_contents(name, contents)
+        except Exception:  # as if it had been given up
+            return None
+        if not isinstance(message, Message):
+            return None
         message.metadata.__dict__["_message_id"] = name
         return message
 

@@ -7,10 +7,12 @@ with its own. Nothing that the coordinator sends is run: models come by name fro
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shoal.accounting.ledger import verify
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
@@ -32,8 +35,9 @@ from shoal.engine.moment import Moment
 from shoal.engine.round import leaving, trained
 from shoal.engine.simulator import Simulator
 from shoal.engine.stage import Stage
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.models import build, check
+from shoal.privacy.clip import FARTHEST
 from shoal.privacy.random import Streams
 from shoal.privacy.secure import SecureStreams
 
@@ -89,8 +93,9 @@ class Site:
             if kind == END:
                 return self._finish(letter)
             raise Spoilt(f"letters of kind {kind[:40]!r} are not known here")
-        except (ShoalError, OSError) as error:
-            self._tell(f"refused: {error}")
+        except Exception as error:  # whatever a letter does, it must not end this site
+            known = isinstance(error, ShoalError | OSError)
+            self._tell(f"refused: {error}" if known else f"refused: {type(error).__name__}: {error}")
             self.refused = str(error) if kind == TERMS else None
             repeated = {key: letter.values[key] for key in ("nonce",) if key in letter.values}
             may_cross = isinstance(error, Spoilt | Refused | ConfigError) and not isinstance(error, Unfit)
@@ -105,10 +110,15 @@ class Site:
         """Read the terms, check them against data, model and the owner's wishes."""
         letter.require({"terms", "round"}, {})
         terms = Terms.read(letter.text("terms"))
-        if self._terms is None or self._terms.digest != terms.digest:
+        if not 0 <= (begun := letter.number("round")) <= terms.setting.rounds:
+            raise Spoilt(f"there is no round {begun}")
+        if self._terms is not None and self._terms.digest != terms.digest:
+            # Whether data fit is told by yes or no: one answer a join, not as many as it takes to find out.
+            raise Refused("other terms were agreed to here: a site joins again for another run")
+        if self._terms is None:
             self._take(terms)
             write_whole(self.owner.folder / AGREED, terms.text.encode())
-            self._keep_progress(terms, self._progress(terms, letter.number("round")))
+            self._keep_progress(terms, self._progress(terms, begun))
             self._tell(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
         return Parcel({"agreed": terms.digest, "name": self.owner.name})
 
@@ -117,8 +127,11 @@ class Site:
         algorithm = settings.algorithm
         if ":" in settings.model and settings.model != self.owner.model:
             raise Refused(f"it wants to import {settings.model!r} here; if you agree: --model {settings.model}")
+        if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
+            raise Refused("its terms count other clients or rounds than its configuration")
         if self._purse is None:
             path = self.owner.folder / LEDGER
+            self._refuse_cut(path)
             self._purse = Purse(path, self.owner.name, self.owner.wishes, settings.budget.unit)
         self._purse.agree(algorithm, terms.setting, seeded=terms.seed is not None)
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
@@ -179,6 +192,9 @@ class Site:
         stage = self._staged(terms, number)
         if terms.seed is None:
             stage = replace(stage, streams=SecureStreams())  # a round that is asked for twice has no noise twice
+        clip = letter.real("clip") if "clip" in letter.values else 1.0
+        if not (clip > 0 and abs(math.log(clip)) <= FARTHEST + 1e-9):
+            raise Spoilt(f"a clip of {clip:g} cannot come of the method")
         if self._desk is not None:
             self._desk.take(letter, moment, number)
         assert self._purse is not None
@@ -264,13 +280,27 @@ class Site:
 
     def _progress(self, terms: Terms, otherwise: int) -> int:
         """The first round of this run that is not charged yet: from the one in which this site joined."""
-        path = self.owner.folder / PROGRESS
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        kept = self._kept_progress()
         return int(kept["next"]) if kept.get("run") == terms.run else otherwise
+
+    def _kept_progress(self) -> dict[str, Any]:
+        path = self.owner.folder / PROGRESS
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
     def _keep_progress(self, terms: Terms, following: int) -> None:
         """After the charge: a kill in between makes that round charged twice, never not at all."""
-        write_whole(self.owner.folder / PROGRESS, json.dumps({"run": terms.run, "next": following}).encode())
+        assert self._purse is not None
+        kept = {"run": terms.run, "next": following, "ledger": self._purse.head}
+        write_whole(self.owner.folder / PROGRESS, json.dumps(kept).encode())
+
+    def _refuse_cut(self, ledger: Path) -> None:
+        """A ledger that lost its last lines, or was put back from a copy, would let the budget be spent twice."""
+        head = self._kept_progress().get("ledger")
+        if head is not None and not (ledger.exists() and verify(ledger, str(head)).whole):
+            raise LedgerError(
+                f"the ledger {ledger} is not the one that was written here last: it was cut, or an older one was put "
+                f"in its place; put the last one back"
+            )
 
     def _kept_memory(self, terms: Terms) -> dict[str, Tensor]:
         path = self.owner.folder / MEMORY

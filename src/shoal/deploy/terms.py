@@ -46,7 +46,7 @@ class Terms:
             config = configure(tomllib.loads(self.config))
             refuse_turns(config.algorithm)
             return config
-        except (ShoalError, tomllib.TOMLDecodeError) as error:
+        except (ShoalError, ValueError, RecursionError) as error:
             raise Spoilt(f"the configuration cannot be used here: {error}") from None
 
     @cached_property
@@ -66,6 +66,8 @@ class Terms:
                 raise Spoilt("the coordinator speaks another version of the protocol: use the same Shoal everywhere")
             setting = {field.name: found["setting"].pop(field.name) for field in fields(Setting)}
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
+            if any(type(setting[name]) is not int for name in ("clients", "rounds", "multiplicity", "layers")):
+                raise TypeError
             told = cls(
                 run=str(found.pop("run")),
                 config=str(found.pop("config")),

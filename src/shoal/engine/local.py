@@ -61,7 +61,7 @@ def train(
         steps = stage.graphs.play(steps, inputs) if stage.graphs else steps.play(inputs)
         if steps.sanitised and steps.sanitised.told.spoilt:
             steps = _first(stage, model, clients, moment, memory).play_carefully(inputs)
-    if local.keep_momentum and steps.velocity is not None:
+    if local.remembers and steps.velocity is not None:
         memory.update({f"{VELOCITY}{client}": row.cpu() for client, row in zip(clients, steps.velocity, strict=True)})
     return steps.params.sub_(model), steps.sanitised.told if steps.sanitised else None
 
@@ -70,7 +70,9 @@ def _first(stage: Stage, model: Tensor, clients: np.ndarray, moment: Moment, mem
     """Before the first step: everyone has the model."""
     local = stage.algorithm.local
     params = aligned(model.expand(len(clients), -1))
-    velocity = _velocity(params, clients, memory) if local.momentum else None
+    # One after the other, a gradient could be rounded into a great parameter and the noise behind it be lost there.
+    together = stage.streams.mode == "secure" and stage.algorithm.per_step is not None
+    velocity = _velocity(params, clients, memory) if local.momentum or together else None
     sanitised = sanitiser(stage, params, clients, moment, memory)
     lr = parse(local.lr).value(moment.t, moment.total)
     return LocalSteps(stage.network, stage.federation, model, params, velocity, sanitised, lr, local.momentum)

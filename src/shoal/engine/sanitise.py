@@ -16,11 +16,12 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.engine.moment import Moment
 from shoal.engine.stage import Stage
+from shoal.errors import ConfigError
 from shoal.gradients import ExampleTape, Tape
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
 from shoal.privacy.normals import Normals, Product, normals
-from shoal.privacy.schedules import parse
+from shoal.privacy.schedules import LEAST, parse
 
 
 class Sanitiser(Protocol):
@@ -74,6 +75,11 @@ def sanitiser(
         return None
     batch, numbers = algorithm.examples.batch, (moment.t, moment.attempt)
     noise = per_step.multiplier(moment.t, moment.total, batch) if per_step is not None else 0.0
+    if 0 < (left := step_noise(algorithm, memory, moment, params.shape[1])) < LEAST:
+        raise ConfigError(
+            f"local.lr x per_step.noise x clip / batch is {left:g}, too little for float32 to hold its noise: "
+            f"raise local.lr or per_example.clip"
+        )
     fused, spread = stage.graphs is not None, stage.workers.spread
     source = normals(streams, "step noise", numbers, clients.tolist(), params, spread, fused, stage.kernels)
     if isinstance(per_example, AdaClip):

@@ -28,8 +28,8 @@ static inline float logarithm(float u) {
 /* One 31-bit number and one angle of 32 bits, two independent normal numbers. */
 static inline void add_pair(float *first, float *second, int32_t number, int32_t angle, float scale) {
     float u = ((float)(number & 0x7fffffff) + 0.5f) * 0x1p-31f;
-    float square = -2 * scale * scale * logarithm(u);
-    float r = __builtin_sqrtf(square > 0 ? square : 0);
+    float square = -2 * logarithm(u);
+    float r = scale * __builtin_sqrtf(square > 0 ? square : 0);
     uint32_t whole = (uint32_t)angle, quarters = (whole + (1u << 29)) >> 30;
     float t = (float)(int32_t)(whole - (quarters << 30)) * (3.14159265358979f * 0x1p-31f), z = t * t;
     float sine = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
@@ -45,7 +45,7 @@ void add_normals(
 ) {
     int64_t half = (size + 1) / 2, pairs = size - half;
     for (int64_t k = 0; k < rows; k++) {
-        float *restrict first = into + k * stride, *restrict second = first + half, unused = 0, scale = scales[k];
+        float *restrict first = into + k * stride, *restrict second = first + half, unused = 0, scale = __builtin_fabsf(scales[k]);
         const int32_t *restrict numbers = bits + 2 * half * k, *restrict angles = numbers + half;
         for (int64_t i = 0; i < pairs; i++) add_pair(first + i, second + i, numbers[i], angles[i], scale);
         if (half > pairs) add_pair(first + pairs, &unused, numbers[pairs], angles[pairs], scale);

@@ -151,7 +151,7 @@ def by_operations(into: Tensor, scales: Tensor, bits: Tensor) -> None:
     half = (size + 1) // 2
     radius, angle, cosine = _memory("floats", 3 * rows * half, torch.float32).view(3, rows, half)
     radius.copy_(bits[:, :half].bitwise_and_(0x7FFFFFFF)).add_(0.5).mul_(2.0**-31).log_()
-    radius.mul_(-2 * scales.float().square().unsqueeze(1)).sqrt_()
+    radius.mul_(-2).sqrt_().mul_(scales.float().abs().unsqueeze(1))  # a square of the scale would be 0 too early
     angle.copy_(bits[:, half:]).mul_(math.pi * 2.0**-31)
     into[:, :half].addcmul_(torch.cos(angle, out=cosine).to(into.dtype), radius.to(into.dtype))
     rest = size - half

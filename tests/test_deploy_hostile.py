@@ -1,0 +1,252 @@
+"""A coordinator, or a site, that is up to something: what it is told is no more than the ledgers say."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+from loopback import with_sites
+from shoal.accounting.events import Unbounded
+from shoal.accounting.ledger import Ledger
+from shoal.algorithms.base import Setting
+from shoal.config import configure, to_toml
+from shoal.data import load
+from shoal.deploy.consent import Wishes
+from shoal.deploy.coordinator import Coordinator
+from shoal.deploy.gate import Gate, Question
+from shoal.deploy.parcel import Parcel
+from shoal.deploy.records import reader
+from shoal.deploy.site import AT_HOME, Owner, Site
+from shoal.deploy.terms import ROUND, TERMS, Terms
+from shoal.engine.moment import Moment
+from shoal.errors import ConfigError
+from shoal.privacy.noise import add_to_sum
+from shoal.privacy.secure import SecureStreams, grid, toward_zero
+from test_deploy_consent import asked, curator
+from test_deploy_loopback import served, settings
+
+RECORDS = 200
+SAID = {
+    "algorithm": "dp-sgd",
+    "model": "linear",
+    "rounds": 1,
+    "data.name": "digits",
+    "data.clients": 2,
+    "clients.sampling": "all",
+    "examples.batch": RECORDS,
+    "local.steps": 1,
+    "per_step.noise": 8.0,
+    "engine.threads": 1,
+    "engine.device": "cpu",
+    "random": "secure",
+    "federation.fewest_records": RECORDS,
+    "federation.most_records": RECORDS,
+}
+
+
+def terms(**changes):
+    config = configure(SAID | {key.replace("__", "."): value for key, value in changes.items()})
+    digits = load("digits")
+    setting = Setting(2, 1, 1, 1, (RECORDS,), False)
+    return Terms("run", to_toml(config), setting, digits.classes, digits.input_shape, 650, None)
+
+
+def some(_terms):
+    digits = load("digits")
+    return replace(digits, train_x=digits.train_x[:RECORDS], train_y=digits.train_y[:RECORDS])
+
+
+STRICT = Wishes(epsilon=50.0, noise=1.0, unit="example", observer="server")
+
+
+def answers(folder, agreed, model, times, wishes=STRICT):
+    site = Site(Owner("site", folder, some, wishes))
+    assert "agreed" in site.answer(TERMS, Parcel({"terms": agreed.text, "round": 0})).values
+    letters = (Parcel(Question("run", agreed.digest, 0, Moment(0, 1)).names, {"model": model}) for _ in range(times))
+    found = [site.answer(ROUND, letter) for letter in letters]
+    site.close()
+    return found
+
+
+def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
+    """A bias of 2^20 rounds what is added to it to a 16th: gradient and noise must be added as one.
+
+    The attacker plays the site without noise, to find the rate at which the gradient alone is about half of that.
+    """
+    model = torch.zeros(650)
+    model[640] = 2.0**20
+
+    def moved(lr, noise, times=1, wishes=STRICT):
+        agreed = terms(local__lr=lr, per_step__noise=noise)
+        found = answers(tmp_path / f"{lr} {noise}", agreed, model, times, wishes)
+        return [float(answer.vectors["update"][640]) for answer in found]
+
+    low, high = 1e-3, 1.0
+    for _ in range(25):
+        rate = math.sqrt(low * high)
+        low, high = (low, rate) if moved(rate, 0.0, wishes=Wishes())[0] else (rate, high)
+    assert high < 0.1, "so that noise alone, 8 high/200, is far from half a 16th"
+    assert {0.0, -0.0625} <= set(moved(low, 8.0, 30))
+
+
+@pytest.mark.parametrize("lr", [1e-16, 1e-20])
+def test_steps_too_small_for_their_noise_are_refused(tmp_path, lr):
+    found = answers(tmp_path, terms(local__lr=lr, per_example__clip=1e-15), torch.zeros(650), 1)
+    assert "too little for float32" in found[0].values["refused"]
+    assert not found[0].vectors
+
+
+def test_small_steps_have_their_noise(tmp_path):
+    found = answers(tmp_path, terms(local__lr=1e-12, per_example__clip=1e-12), torch.zeros(650), 2)
+    one, other = (answer.vectors["update"].double() for answer in found)
+    assert float((one - other).std()) == pytest.approx(math.sqrt(2) * 8e-24 / RECORDS, rel=0.2, abs=0)
+
+
+@pytest.fixture
+def heard(tmp_path):
+    """Terms and a round's letter of an earlier run, and a site that has agreed to nothing yet."""
+    _, wire = served(tmp_path, curator(3))
+    told = []
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)), told.append)
+    yield site, asked(wire, TERMS), asked(wire, ROUND), told
+    site.close()
+
+
+def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(heard):
+    site, first, _, _ = heard
+    said = json.loads(first.values["terms"])
+    said["config"] += "[federation]\nfewest_records = 20\n"
+    said["setting"]["sizes"] = [20]
+    other = Parcel({"terms": json.dumps(said, sort_keys=True), "round": 0})
+    assert "agreed" in site.answer(TERMS, first).values
+    assert "agreed" in site.answer(TERMS, first).values
+    assert "other terms were agreed to" in site.answer(TERMS, other).values["refused"]
+
+
+def test_noise_from_a_seed_is_charged_as_none(tmp_path):
+    served(tmp_path, settings("trusted-curator"))
+    with Ledger(tmp_path / "site-0" / "ledger.jsonl") as ledger:
+        assert ledger.charged
+        for unit, observer in (("client", "release"), ("example", "server")):
+            assert all(isinstance(event, Unbounded) for event in ledger.charged_event(unit, observer).events)
+
+
+@pytest.mark.parametrize("how", ["cut", "old", "gone"])
+def test_a_ledger_that_is_not_the_last_one_is_noticed(heard, tmp_path, how):
+    site, first, letter, _ = heard
+    path = tmp_path / "new" / "ledger.jsonl"
+    site.answer(TERMS, first)
+    site.answer(ROUND, letter)
+    old = path.read_bytes()
+    site.answer(ROUND, letter)
+    site.close()
+    kept = {"cut": path.read_bytes()[:-1].rsplit(b"\n", 1)[0] + b"\n", "old": old, "gone": None}[how]
+    path.unlink()
+    if kept is not None:
+        path.write_bytes(kept)
+    told = []
+    again = Site(site.owner, told.append)
+    assert again.answer(TERMS, first).values["refused"] == AT_HOME
+    assert "is not the one that was written here last" in told[0]
+    again.close()
+    assert path.exists() == (how != "gone")
+
+
+def test_a_federation_commits_every_round(tmp_path):
+    with pytest.raises(ConfigError, match=r"engine.checkpoint_every must be 1 in a federation, got 4"):
+        served(tmp_path, curator(2) | {"engine.checkpoint_every": 4})
+
+
+def test_numbers_off_the_grid_do_not_make_others_count_for_more():
+    """Half a step everywhere would make the sum's rounding depend on whether another's number is odd."""
+    bound, size = 2.0, 1_000_000
+    step = grid(bound)
+    honest = torch.full((size,), step)
+    left = math.floor(math.sqrt((bound / step) ** 2 - size + 1))
+    honest[0] = (left - 1 + left % 2) * step
+    assert torch.equal(honest, toward_zero(honest, step))
+    record = configure({"algorithm": "trusted-curator", "per_update.clip": bound}).algorithm
+    gate = Gate(record, size, 1e4, None)
+    checked = []
+    for number, update in enumerate((torch.full((size,), step / 2), honest)):
+        question = Question("run", "terms", number, Moment(0, 1))
+        checked.append(gate.check(question, Parcel(question.names, {"update": update}), bound))
+    stage = SimpleNamespace(algorithm=record, streams=SecureStreams())
+    here = SimpleNamespace(_gate=gate, stage=stage, state=SimpleNamespace(model=torch.zeros(size)))
+
+    def total(answers):
+        found, _ = Coordinator._sum(here, answers, {}, bound, Moment(0, 1))
+        return add_to_sum(found.update, 0.0, bound, SecureStreams().generator("noise"))
+
+    moved = (total(checked) - total(checked[:1])).double().norm()
+    assert float(moved) <= bound * (1 + 1e-6)
+
+
+def told_otherwise(first, **changes):
+    said = json.loads(first.values["terms"])
+    said["config"] = changes.pop("config", lambda text: text)(said["config"])
+    said["setting"] |= changes
+    return json.dumps(said, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": lambda text: text.replace("seed = 0", "seed = " + "1" * 5000)},
+        {"config": lambda text: text.replace("seed = 0", "seed = " + "[" * 5000 + "]" * 5000)},
+        {"rounds": "x"},
+        {"rounds": 10**15},
+        {"clients": 10**13},
+        {"clients": 4.5},
+        {"layers": None},
+    ],
+    ids=["digits", "deep", "word", "rounds", "clients", "half", "none"],
+)
+def test_terms_that_cannot_be_are_refused_and_the_site_lives(heard, changes):
+    site, first, letter, _ = heard
+    site.owner = replace(site.owner, wishes=Wishes(noise=1.0))
+    refused = site.answer(TERMS, Parcel({"terms": told_otherwise(first, **changes), "round": 0}))
+    assert refused.values["refused"]
+    for number in (-(10**12), 10**12):
+        assert f"no round {number}" in site.answer(TERMS, Parcel(first.values | {"round": number})).values["refused"]
+    assert "agreed" in site.answer(TERMS, first).values
+    assert "refused" not in site.answer(ROUND, letter).values
+
+
+@pytest.mark.parametrize("clip", [math.nan, math.inf, 0.0, -1.0, 5e-324])
+def test_a_clip_that_cannot_be_is_refused_before_it_is_charged(tmp_path, clip):
+    _, wire = served(tmp_path, settings("geyer-private", federation__seeded=False))
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    site.answer(TERMS, asked(wire, TERMS))
+    letter = asked(wire, ROUND)
+    answer = site.answer(ROUND, Parcel(letter.values | {"clip": clip}, letter.vectors))
+    assert answer.values["refused"]
+    site.close()
+    with Ledger(tmp_path / "new" / "ledger.jsonl") as ledger:
+        assert not ledger.charged
+
+
+def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(heard, monkeypatch):
+    site, first, letter, told = heard
+    site.answer(TERMS, first)
+
+    def broken(*_):
+        raise ZeroDivisionError("29.3 in row 7")
+
+    monkeypatch.setattr(site, "_learn", broken)
+    assert site.answer(ROUND, letter).values["refused"] == AT_HOME
+    assert "ZeroDivisionError: 29.3 in row 7" in told[-1]
+
+
+@pytest.mark.parametrize("noise", [1.0, None])
+def test_sites_refuse_a_method_that_shows_the_server_their_updates(tmp_path, noise):
+    wire = with_sites(tmp_path, 1, wishes=Wishes(noise=noise, observer="server"))
+    (site,) = wire.sites.values()
+    _, other = served(tmp_path / "other", curator(3))
+    assert "each update reaches the server" in site.answer(TERMS, asked(other, TERMS)).values["refused"]
+    site.close()
