@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.ledger import app as ledger_app
+from shoal.cli.runs import app as runs_app
 from shoal.report import page, record
 from shoal.report.claims import main_claim, proven_rows
 from shoal.report.folder import CHECKPOINT, read_run
@@ -215,8 +216,25 @@ def test_a_ledger_that_was_edited_shows(tmp_path):
     ledger.write_text(ledger.read_text().replace('"noise":1.5', '"noise":9.5', 1))
     said = Text(write_report(run).read_text()).said
     assert "Broken: line 2 was edited" in said
+    assert {claim["because"] for claim in read_run(run).proven} == {"the ledger is broken"}
     ledger.unlink()
     assert "There is no ledger: nothing can be proven" in Text(write_report(run).read_text()).said
+    assert all(claim["epsilon"] is None for claim in read_run(run).proven)
+
+
+def test_a_result_that_was_edited_shows(tmp_path):
+    """What is proven stands in the ledger's last line too."""
+    run = play(tmp_path, PRIVATE).run
+    told = json.loads((run / "result.json").read_text())
+    told["proven"][0]["epsilon"] = 0.1
+    (run / "result.json").write_text(json.dumps(told))
+    found = read_run(run)
+    assert not found.ledger.whole
+    assert all(claim["epsilon"] is None for claim in found.proven)
+    assert "result.json says something else is proven" in Text(write_report(run).read_text()).said
+    shown = CliRunner().invoke(ledger_app, ["verify", str(run)])
+    assert shown.exit_code == 3
+    assert "result.json says something else" in shown.stdout
 
 
 def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
@@ -402,3 +420,10 @@ def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(
     assert main_claim(replace(run, config=config, result=run.result | {"proven": loose}))["unit"] == "example"
     tight = [claim("client", "release", 8.0), claim("example", "release", 2.0)]
     assert main_claim(replace(run, config=config, result=run.result | {"proven": tight}))["unit"] == "client"
+
+
+def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
+    run = stopped_after(tmp_path, PRIVATE, 3)
+    shown = CliRunner().invoke(runs_app, ["show", str(run)])
+    assert shown.exit_code == 0, shown.output
+    assert "(rdp)" in shown.stdout

@@ -139,10 +139,10 @@ def run(
             if stopped == "stopped":
                 raise Interrupted(folder.path, simulator.done, simulator.rounds)
             folder.write_tensors("model.safetensors", simulator.model_tensors(), {"round": str(simulator.done)})
-            if ledger.closed is None:
-                ledger.end(stopped)
-            metrics = folder.metrics()
             proven = spending.proven()
+            if ledger.closed is None:
+                ledger.end(stopped, [claim.to_json() for claim in proven])
+            metrics = folder.metrics()
             plain = _without_privacy(simulator) if settings.baseline else []
             result = Result(
                 run=folder.path,

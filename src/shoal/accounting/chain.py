@@ -53,13 +53,19 @@ def seal(number: int, kind: str, before: str, body: dict[str, Any]) -> tuple[Lin
     return Line(number, kind, before, own, body), _canonical({**content, "hash": own}) + b"\n"
 
 
-def verify(path: Path | str, head: str | None = None) -> Verification:
-    """Check the whole chain; `head` is a hash that must be in it, for example the one a checkpoint holds."""
+def verify(
+    path: Path | str, head: str | None = None, each: Callable[[Line], None] = lambda _line: None
+) -> Verification:
+    """Check the whole chain; `head` is a hash that must be in it, for example the one a checkpoint holds.
+
+    Every good line is handed to `each`.
+    """
     seen_head = head is None or head == START
 
     def look(line: Line) -> None:
         nonlocal seen_head
         seen_head = seen_head or line.hash == head
+        each(line)
 
     try:
         with open(path, "rb") as file:

@@ -145,9 +145,9 @@ class Ledger:
         self._append("commit", {"round": round, "attempt": last.attempt, "model": model})
         return self.commits[-1]
 
-    def end(self, stopped: str) -> None:
-        """Say that the run is over, and why it stopped."""
-        self._append("close", {"stopped": stopped})
+    def end(self, stopped: str, proven: Sequence[dict[str, Any]] = ()) -> None:
+        """Say that the run is over, why it stopped, and what is proven of it: whoever tells it otherwise is found."""
+        self._append("close", {"stopped": stopped, "proven": list(proven)})
 
     def charged_event(self, unit: Unit, observer: Observer) -> Event:
         """Everything charged to a unit as an observer sees it; a round that does not say proves nothing."""

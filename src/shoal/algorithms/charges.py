@@ -18,7 +18,7 @@ from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, Sampled, 
 from shoal.accounting.ledger import Charge
 from shoal.accounting.pld import Neighbours
 from shoal.algorithms.base import Algorithm, Setting
-from shoal.algorithms.charges_examples import IN_TURN, ONE_FOR_ANOTHER, WITH_ITS_NOISE, in_steps
+from shoal.algorithms.charges_examples import HOW_MANY, IN_TURN, ONE_FOR_ANOTHER, WITH_ITS_NOISE, in_steps
 from shoal.errors import ConfigError
 from shoal.privacy import noise
 from shoal.privacy.clip import NoisyClip
@@ -122,7 +122,7 @@ def _noisy_updates(
     sampling = "all" if _rate(algorithm, setting, t) == 1 else algorithm.clients.sampling
     if observer == "release" and (sampling == "poisson" or (sampling == "all" and unit == "client")):
         # Only under fixed-size sampling does somebody else's noise take the place of a client that is not there.
-        return Unbounded("each client adds noise of its own, so that its amount tells how many came")
+        return Unbounded(HOW_MANY)
     if observer == "release" and not setting.all_answer:
         # A record is in one update, whose own noise is there; its client's absence would show.
         return Unbounded(WITH_ITS_NOISE) if unit == "client" else _on_the_sum(algorithm, setting, t, unit, own)

@@ -20,6 +20,10 @@ KINDS: dict[str, SamplingKind] = {
     "fixed-order": "shuffled",  # a known order is no worse than an unknown one: neither is amplified
 }
 ONE_FOR_ANOTHER = "clients keep their momentum: who comes in a fixed-size sample shows in later updates of others"
+HOW_MANY = (
+    "each update has noise of its own, so that its amount tells how many came; a fixed-size cohort of fewer than all "
+    "clients hides it"
+)
 WITH_ITS_NOISE = "each client adds noise of its own, and one that does not answer takes it along"
 IN_TURN = "clients that come in turn are accounted only where the noise is on their sum"
 _UNKNOWN = "how many records a client has is not known, so neither is how often one is used"
@@ -94,7 +98,7 @@ def _of_a_client(algorithm: Algorithm, setting: Setting, rate: float, z: float, 
         return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
     if algorithm.clients.sampling != "fixed-size" or rate == 1:
         # Only under fixed-size sampling does somebody else's noise take the place of a client that is not there.
-        return Unbounded("each client adds noise of its own, so that its amount tells how many came")
+        return Unbounded(HOW_MANY)
     if not setting.all_answer:
         return Unbounded(WITH_ITS_NOISE)
     if algorithm.local.remembers:

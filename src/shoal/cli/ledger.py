@@ -37,10 +37,11 @@ def verify_command(
 ) -> None:
     """Check the chain: an edited, dropped or reordered line is found and named, with exit code 3."""
     from shoal.accounting.chain import verify
-    from shoal.report.folder import checkpoint_head
+    from shoal.report.folder import check
 
     path = _ledger(run)
-    found = verify(path, checkpoint_head(run) if head is None else head)
+    found = check(run) if head is None and run.is_dir() else None
+    found = found or verify(path, head)
     if as_json:
         sys.stdout.write(json.dumps({"ledger": str(path), **found.to_json()}) + "\n")
     else:

@@ -41,7 +41,7 @@ def command(
         page = write_page(to, run_page(read_run(folders[0]))) if to else write_report(folders[0])
     else:
         few = len(folders) <= MOST_LINES
-        compared = [read_run(path, check_ledger=False, every_round=few) for path in folders]
+        compared = [read_run(path, every_round=few) for path in folders]
         page = write_comparison(to or Path("comparison.html"), compared, unit, observer)
     if as_json:
         json.dump({"report": str(page), "runs": [str(path) for path in folders]}, sys.stdout)

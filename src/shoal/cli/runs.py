@@ -81,7 +81,7 @@ def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the b
     for key, value in _told(found):
         table.add_row(key, escape(value))
     console.print(table)
-    if found.result is not None:
+    if found.proven:
         from shoal.cli.run import privacy_table
 
         console.print()

@@ -227,5 +227,5 @@ def _enough(rows: int, needed: int, what: str) -> None:
     if needed > rows:
         raise ConfigError(
             f"{what} is {needed}, but there are only {rows} records; "
-            "use fewer clients, or set records so that records are repeated (iid, shards)"
+            "use fewer clients, or set data.records so that records are repeated (iid, shards)"
         )

@@ -141,7 +141,7 @@ def _number(column: pa.ChunkedArray, where: str, bounds: tuple[float, float] | N
     if column.null_count:
         raise DataError(
             f"{where}: {column.null_count} of {len(column)} numbers are missing; fill them in with a public "
-            "value, or leave the column out (drop)"
+            "value, or leave the column out (drop=..., or `shoal data import --drop`)"
         )
     values = column.cast("float64", safe=False).to_numpy()
     if not np.isfinite(values).all():

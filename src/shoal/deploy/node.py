@@ -55,6 +55,7 @@ from shoal.errors import ShoalError
 BEAT = 2.0  # seconds between two signs of life
 INTERVAL = 10.0  # what Flower is told of that; it takes no less
 SOON = 0.05  # seconds to wait for the rest of a letter
+FIRST_WAIT = 0.2  # seconds until a link is tried again
 IDLE = 0.5  # seconds to wait where a link does not hold a request for messages
 MOST_BYTES = 2**31
 MOST_WAIT = 600.0  # seconds for a part of a letter
@@ -80,12 +81,12 @@ def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None])
 
     JoinError where nobody lets this site in, or where this site refuses the terms.
     """
-    last, wait, met = time.monotonic(), 0.2, False
+    last, wait, met = time.monotonic(), FIRST_WAIT, False
     while site.ended is None:
         try:
             with Link(door) as link:
                 tell(f"connected to {door.address} as node {link.node}")
-                met, wait = True, 0.2
+                met, wait = True, FIRST_WAIT
                 while site.ended is None:
                     link.once(site)
                     last = time.monotonic()
@@ -93,6 +94,8 @@ def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None])
                         raise JoinError(f"this site takes no part in the run: {site.refused}")
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             _refuse_hopeless(error, door, met)
+            if not met and wait == FIRST_WAIT:
+                tell(f"{door.address} does not answer; trying for {patience:g} s")
             if time.monotonic() - last > patience:
                 raise JoinError(f"{door.address} cannot be reached since {patience:g} s: {_words(error)}") from None
             time.sleep(wait)

@@ -202,8 +202,9 @@ class Site:
         self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t)
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, moment, number)
-        spent = self._purse.epsilon()
-        self._tell(f"round {moment.t + 1}: answered" + (f", epsilon {spent:.3g} spent" if spent is not None else ""))
+        spent, delta = self._purse.epsilon(), self.owner.wishes.delta
+        cost = "" if spent is None else f", epsilon {spent:.3g} spent at delta {delta:g}"
+        self._tell(f"round {moment.t + 1}: answered{cost}")
         return answer
 
     def _finish(self, letter: Parcel) -> Parcel:

@@ -102,7 +102,7 @@ class QuantileClip(Clipping):
         if spent <= 0:
             raise ConfigError(
                 f"{self.section}.count_noise {self.count_noise} x {cohort:g} is too little noise for the count "
-                f"beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
+                f"of {cohort:g} beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
             )
         return float(spent**-0.5)
 

@@ -8,14 +8,14 @@ import math
 import os
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from shoal.accounting.chain import Verification, verify
+from shoal.accounting.chain import Line, Verification, verify
 from shoal.errors import LedgerError, RunError
 
 State = Literal["finished", "running", "stopped"]
@@ -25,7 +25,7 @@ AUDIT, CHECKPOINT = "audit/audit.json", "checkpoint/state.safetensors"
 
 @dataclass(frozen=True)
 class Run:
-    """All that is known of a run. `result` is what it wrote at its end: None before that."""
+    """All that is known of a run. `result` is what it wrote at its end, None before; `checked`: the ledger was."""
 
     path: Path
     state: State
@@ -35,6 +35,7 @@ class Run:
     result: dict[str, Any] | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)
     ledger: Verification | None = None
+    checked: bool = False
     audit: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -81,13 +82,22 @@ class Run:
     def proven(self) -> list[dict[str, Any]]:
         """By PLD for every unit and observer; while the run goes on, by RDP, where something is proven.
 
-        Of a run that a private selection chose, what holds is what that says, which is more.
+        Of a run that a private selection chose, what holds is what that says, which is more. Nothing is proven from
+        a ledger that is broken.
         """
+        if not self.checked or (self.ledger is not None and self.ledger.whole):
+            return self._claimed
+        why = "there is no ledger" if self.ledger is None else "the ledger is broken"
+        return [claim | {"epsilon": None, "because": why} for claim in self._claimed]
+
+    @property
+    def _claimed(self) -> list[dict[str, Any]]:
         if self.selected is not None:
             return list(self.selected["proven"])
         if self.result is not None:
             return list(self.result.get("proven", []))
-        return list(self.metrics[-1].get("proven", [])) if self.metrics else []
+        so_far = self.metrics[-1].get("proven", []) if self.metrics else []
+        return [{"accountant": "rdp", "because": None} | claim for claim in so_far]
 
     @property
     def selected(self) -> dict[str, Any] | None:
@@ -145,6 +155,7 @@ def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True)
         result=result,
         environment=_read_environment(path / "environment.txt"),
         ledger=check(path) if check_ledger else None,
+        checked=check_ledger,
         audit=_read_audit(path / AUDIT),
     )
 
@@ -184,14 +195,24 @@ def is_running(path: Path) -> bool:
 
 
 def check(path: Path) -> Verification | None:
-    """Is the ledger whole? None where there is none."""
+    """Is the ledger whole, and does the result say what it says? None where there is none."""
     ledger = path / "ledger.jsonl"
     if not ledger.is_file():
         return None
+    last: dict[str, Any] = {}
+
+    def look(line: Line) -> None:
+        last.clear()
+        last.update(line.body if line.kind == "close" else {})
+
     try:
-        return verify(ledger, checkpoint_head(path))
+        found = verify(ledger, checkpoint_head(path), look)
     except LedgerError as error:
         return Verification(False, 0, "", because=str(error))
+    told = (_read_result(path / RESULT) or {}).get("proven")
+    if found.whole and told is not None and "proven" in last and told != last["proven"]:
+        return replace(found, whole=False, because=f"{RESULT} says something else is proven than its last line does")
+    return found
 
 
 def checkpoint_head(path: Path) -> str | None:
