@@ -21,6 +21,7 @@ from shoal.deploy.coordinator import Coordinator
 from shoal.deploy.gate import Gate, Question
 from shoal.deploy.parcel import Parcel
 from shoal.deploy.records import reader
+from shoal.deploy.roster import Roster
 from shoal.deploy.site import AT_HOME, Owner, Site
 from shoal.deploy.terms import ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
@@ -250,3 +251,20 @@ def test_sites_refuse_a_method_that_shows_the_server_their_updates(tmp_path, noi
     _, other = served(tmp_path / "other", curator(3))
     assert "each update reaches the server" in site.answer(TERMS, asked(other, TERMS)).values["refused"]
     site.close()
+
+
+def test_a_site_that_went_before_the_first_round_has_left_its_place(tmp_path):
+    roster = Roster(tmp_path, 2, 3)
+    assert roster.welcome("a", "a", 1)
+    assert roster.welcome("b", "b", 2)
+    assert roster.welcome("c", "c", 3) is None
+    assert len(roster.here({1: "a"})) == 1
+    assert roster.welcome("c", "c", 3)
+    roster.place()
+    roster.here({3: "c"})
+    assert roster.welcome("d", "d", 4) is None, "one that has a number keeps it"
+
+
+def test_data_that_are_not_there_are_told_of_before_anybody_is_called():
+    with pytest.raises(ConfigError, match=r"--data nothere.csv: there is no such file"):
+        reader("nothere.csv")

@@ -427,3 +427,13 @@ def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     shown = CliRunner().invoke(runs_app, ["show", str(run)])
     assert shown.exit_code == 0, shown.output
     assert "(rdp)" in shown.stdout
+
+
+def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
+    """Another accountant's last digits must not make its ledger look broken."""
+    run = play(tmp_path, PRIVATE).run
+    before = json.loads((run / "result.json").read_text())["proven"]
+    monkeypatch.setattr("shoal.engine.spending.Spending.proven", lambda _self: [])
+    go_on(run)
+    assert json.loads((run / "result.json").read_text())["proven"] == before
+    assert read_run(run).ledger.whole

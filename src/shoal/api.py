@@ -139,9 +139,10 @@ def run(
             if stopped == "stopped":
                 raise Interrupted(folder.path, simulator.done, simulator.rounds)
             folder.write_tensors("model.safetensors", simulator.model_tensors(), {"round": str(simulator.done)})
-            proven = spending.proven()
+            proven = [claim.to_json() for claim in spending.proven()]
             if ledger.closed is None:
-                ledger.end(stopped, [claim.to_json() for claim in proven])
+                ledger.end(stopped, proven)
+            proven = (ledger.closed or {}).get("proven", proven)  # of a run that had ended: what it said then
             metrics = folder.metrics()
             plain = _without_privacy(simulator) if settings.baseline else []
             result = Result(
@@ -154,7 +155,7 @@ def run(
                 stopped=stopped,
                 random=simulator.stage.streams.mode,
                 baseline=plain[-1]["accuracy"] if plain else None,
-                proven=[claim.to_json() for claim in proven],
+                proven=proven,
                 published=[claim.to_json() for claim in _published(settings, simulator)],
                 model=simulator.model_tensors(),
                 metrics=metrics,

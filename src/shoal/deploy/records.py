@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,8 @@ from shoal.prepare import parted, with_features
 
 def reader(name: str, label: str | None = None, part: int | None = None) -> Callable[[Terms], Dataset]:
     """What reads the data of this name for given terms; a site trains on all it has."""
+    if "." in name and not Path(name).is_file():
+        raise ConfigError(f"--data {name}: there is no such file")
 
     def read(terms: Terms) -> Dataset:
         section = terms.settings.data

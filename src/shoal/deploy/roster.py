@@ -41,14 +41,20 @@ class Roster:
                 raise RunError(f"{self._path} cannot be read: {error}; put the right one back") from None
 
     def welcome(self, identity: str, name: str, node: int) -> Member | None:
-        """A site has agreed; None where all places are taken."""
+        """A site has agreed; None where all places are taken (one that went before round 1 left its own)."""
         member = self.members.get(identity)
         if member is None:
+            if len(self.members) >= self.places and (left := self._left()) is not None:
+                del self.members[left]
             if len(self.members) >= self.places:
                 return None
             member = self.members[identity] = Member(name)
         member.node, member.agreed = node, True
         return member
+
+    def _left(self) -> str | None:
+        """Who came, and went before it had a number."""
+        return next((key for key, each in self.members.items() if each.number is None and not each.agreed), None)
 
     def place(self) -> None:
         """Give numbers to those who have none, by name, and keep the list."""
