@@ -235,6 +235,9 @@ def test_ones_own_model_and_table_are_taken_by_name(own_things, monkeypatch, cap
     assert code == 2
     assert "MyNt" in err
     assert "'MyNet'" in err
+    code, _, err = called(monkeypatch, capsys, "run", *words, "-c", "data.clients=10")
+    assert code == 2
+    assert "data.clients is 10, but the data name 8 clients; leave it out" in err
 
 
 def test_python_takes_arrays_a_client_and_a_module_and_leaves_both_alone(tmp_path):

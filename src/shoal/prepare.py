@@ -11,12 +11,13 @@ from torch import nn
 
 from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import calibrated
-from shoal.config import Config
+from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.sources import writable_folder
 from shoal.engine.simulator import Simulator, public_facts
 from shoal.engine.spending import Limit
+from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
 from shoal.privacy.random import Streams
@@ -116,7 +117,13 @@ def _resolved(config: Config, dataset: Dataset) -> Config:
     if section.partition == "auto":
         section = replace(section, partition="iid" if dataset.owners is None else "column")
     if section.partition == "column" and dataset.owners is not None:
-        section = replace(section, clients=len(dataset.owner_names))
+        named = len(dataset.owner_names)
+        if section.clients not in (DataSection.clients, named):
+            raise ConfigError(
+                f"data.clients is {section.clients}, but the data name {named} clients; leave it out, or deal the "
+                f"rows out anew with data.partition=iid"
+            )
+        section = replace(section, clients=named)
     return replace(config, data=section)
 
 
