@@ -168,6 +168,7 @@ def test_noise_at_each_client_is_its_own_and_of_the_clips_size(device):
     assert np.abs(np.corrcoef(leaving) - np.eye(4)).max() < 5.3 / math.sqrt(100_000)
     alone = left(clip, zeros[:1], 2.0).cpu().double().numpy()
     assert (alone[0] == leaving[0]).all()
+    assert left(clip, zeros[:0], 2.0).shape == (0, 100_000), "nobody came"
 
 
 def test_noise_is_added_after_the_clip_not_before():

@@ -231,7 +231,9 @@ def test_a_result_that_was_edited_shows(tmp_path):
     found = read_run(run)
     assert not found.ledger.whole
     assert all(claim["epsilon"] is None for claim in found.proven)
-    assert "result.json says something else is proven" in Text(write_report(run).read_text()).said
+    html = write_report(run).read_text()
+    assert "result.json says something else is proven" in Text(html).said
+    assert "proven for a client" not in html, "no full dot in the plot either"
     shown = CliRunner().invoke(ledger_app, ["verify", str(run)])
     assert shown.exit_code == 3
     assert "result.json says something else" in shown.stdout

@@ -112,13 +112,12 @@ class Purse:
         self._seeded = seeded
         if not self.wishes.any:
             return
-        planned = [self._charged(algorithm, setting, t, asked=True) for t in range(setting.rounds)]
-        wanted = [_wanted(each, self._pair) for each in planned]
-        for each in wanted:
-            if isinstance(each, Unbounded):
-                raise Refused(f"for a {unit} against the {observer} nothing is proven: {each.because}")
-        if self.wishes.epsilon is not None:
-            self._refuse_over_budget(wanted[0])
+        for t in range(setting.rounds):
+            planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
+            if isinstance(planned, Unbounded):
+                raise Refused(f"for a {unit} against the {observer} nothing is proven: {planned.because}")
+            if t == 0 and self.wishes.epsilon is not None:
+                self._refuse_over_budget(planned)
 
     def charge(self, algorithm: Algorithm, setting: Setting, missed: range, asked: int | None = None) -> None:
         """Charge rounds that the site was not asked for, and one that it is, on the disk.

@@ -90,7 +90,7 @@ def add_to_updates(updates: Tensor, scale: float, generators: Sequence[np.random
 
     In secure mode it is a discrete Gaussian on the update's grid. On CUDA all get it at once.
     """
-    if updates.is_cuda and not any(isinstance(generator, SecureGenerator) for generator in generators):
+    if updates.is_cuda and generators and not isinstance(generators[0], SecureGenerator):
         from shoal.privacy.philox import Philox
 
         keys = torch.tensor([int(generator.integers(2**63)) for generator in generators], device=updates.device)

@@ -104,7 +104,7 @@ def _epsilon(run: Run) -> Plot | None:
     budget = number(run.budget.get("epsilon"))
     if budget is not None:
         levels.append({"y": budget, "label": f"budget {budget:g}"})
-    for claim in (run.result or {}).get("proven", []):
+    for claim in run.proven if run.result is not None else []:
         pair = (str(claim.get("unit")), str(claim.get("observer")))
         value = number(claim.get("epsilon"))
         if value is not None and pair in tones:
