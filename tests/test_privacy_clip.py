@@ -97,6 +97,13 @@ def test_another_clip_in_the_same_process_takes_effect(monkeypatch):
         assert float(update.norm()) == pytest.approx(bound)
 
 
+class Drawn:
+    """A generator of one number."""
+
+    def __init__(self, number):
+        self.standard_normal = lambda: number
+
+
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
     """Fixed norms of 200 clients; the mean clip of rounds 200 to 400 lies within .05 of the quantile's place."""
@@ -106,7 +113,7 @@ def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
     for _ in range(400):
         bound = clip.bound(memory, 0, 1, None)
         found.append(bound)
-        clip.adapt(memory, int((norms <= bound).sum()), 200, 200, 1.0, float(random.standard_normal()))
+        clip.adapt(memory, int((norms <= bound).sum()), 200, 200, 1.0, random)
     assert abs((norms <= np.mean(found[200:])).mean() - quantile) < 0.05
 
 
@@ -114,7 +121,7 @@ def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
 def test_the_clip_moves_as_andrew_et_al_write_it(cohort):
     """b~ = (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)) + 1/2; C <- C exp(-rate (b~ - quantile)), m the expected."""
     clip, memory = QuantileClip(initial=2.0, quantile=0.5, rate=0.2, count_noise=0.3), {}
-    clip.adapt(memory, 3, 5, cohort, 1.0, -1.5)
+    clip.adapt(memory, 3, 5, cohort, 1.0, Drawn(-1.5))
     share = ((3 - 5 / 2) + 0.3 * cohort * -1.5) / cohort + 0.5
     assert clip.bound(memory, 1, 9, None) == pytest.approx(2 * math.exp(-0.2 * (share - 0.5)))
 
@@ -122,8 +129,8 @@ def test_the_clip_moves_as_andrew_et_al_write_it(cohort):
 def test_the_count_has_no_noise_only_where_the_round_has_none():
     clip = QuantileClip(initial=2.0)
     quiet, noisy = {}, {}
-    clip.adapt(quiet, 5, 10, 10, 0.0, 100.0)
-    clip.adapt(noisy, 5, 10, 10, 1e-9, 100.0)
+    clip.adapt(quiet, 5, 10, 10, 0.0, Drawn(100.0))
+    clip.adapt(noisy, 5, 10, 10, 1e-9, Drawn(100.0))
     assert clip.bound(quiet, 1, 9, None) == pytest.approx(2.0)
     assert clip.bound(noisy, 1, 9, None) != pytest.approx(2.0)
 

@@ -15,7 +15,7 @@ from shoal.errors import ConfigError
 from shoal.privacy.correlated import PAST, Correlated, coefficients, price, reach
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.random import Streams
-from shoal.privacy.secure import SecureStreams, grid
+from shoal.privacy.secure import STEPS, SecureStreams, grid
 from small_federation import ALPHA, chi_square_fits
 
 few = settings(max_examples=60, deadline=None)
@@ -211,10 +211,11 @@ def test_a_falling_clip_takes_its_noise_with_it():
     np.testing.assert_allclose(np.stack(found), drawn(Correlated(1.0, bands=3), 3, 100, Streams(3)), atol=1e-5)
 
 
-def test_in_secure_mode_what_is_released_lies_on_the_clips_grid():
-    noise, memory, streams, step = Correlated(3.0, bands=5, momentum=0.9), {}, SecureStreams(), grid(0.7)
+def test_in_secure_mode_what_is_released_lies_on_a_grid_of_the_noise():
+    noise, memory, streams = Correlated(3.0, bands=5, momentum=0.9), {}, SecureStreams()
+    step = 2.0 ** math.floor(math.log2(3.0 * 0.7 / STEPS))
     for t in range(4):
-        sum_on_grid = torch.arange(-500, 500) * step
+        sum_on_grid = torch.arange(-500, 500).double() * grid(0.7)
         released = noise.add(sum_on_grid.clone(), 3.0, 0.7, memory, streams.generator("noise", t)).double() / step
         assert torch.equal(released, released.round())
         assert memory[PAST].dtype == torch.float64

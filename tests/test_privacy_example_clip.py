@@ -118,25 +118,22 @@ def test_l2_max_follows_the_data_and_says_that_this_proves_nothing():
 # --- the quantile
 
 
-def test_the_share_below_the_bound_is_that_of_a_full_batch_whatever_came():
+def test_the_count_below_the_bound_is_that_of_a_full_batch_whatever_came():
     """A record adds 1/2 below the bound and takes 1/2 away above it; a place that is only filled up does nothing."""
     clip = QuantileExampleClip(count_noise=0.5)
     squares = torch.tensor([[[0.1, 4.0, 0.2, 0.0], [4.0, 4.0, 0.0, 0.0]]])
     real = torch.tensor([[1.0, 1, 1, 0], [1, 1, 0, 0]])
-    none = torch.zeros(2)
-    assert clip.shares(squares, real, 1.0, 4, none).tolist() == [0.5 + 0.5 / 4, 0.5 - 1 / 4]
-    assert clip.shares(squares, torch.zeros(2, 4), 1.0, 4, none).tolist() == [0.5, 0.5]
-    one = clip.shares(squares, real, 1.0, 4, torch.ones(2)) - clip.shares(squares, real, 1.0, 4, none)
-    assert one.tolist() == [0.5, 0.5], "noise of count_noise x batch on a count that is divided by the batch"
+    assert clip.counts(squares, real, 1.0).tolist() == [0.5, -1.0]
+    assert clip.counts(squares, torch.zeros(2, 4), 1.0).tolist() == [0.0, 0.0]
 
 
 def test_one_record_moves_the_count_by_a_half():
     clip, squares = QuantileExampleClip(), torch.tensor([[[0.5, 4.0, 0.2]]])
-    here = clip.shares(squares, torch.ones(1, 3), 1.0, 3, torch.zeros(1))
+    here = clip.counts(squares, torch.ones(1, 3), 1.0)
     for place in range(3):
         gone = torch.ones(1, 3)
         gone[0, place] = 0
-        assert abs(float(here - clip.shares(squares, gone, 1.0, 3, torch.zeros(1)))) * 3 == pytest.approx(0.5)
+        assert abs(float(here - clip.counts(squares, gone, 1.0))) == pytest.approx(0.5)
 
 
 def test_gradients_and_count_together_are_one_gaussian():

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
+
 from shoal.accounting.claims import Unit
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, game, one_run
@@ -22,6 +24,7 @@ from shoal.audit.cases import DELTA, Case, cases
 from shoal.audit.checks import Check, noise_checks, sensitivity_check
 from shoal.audit.game import Game
 from shoal.audit.one_run import Guesses
+from shoal.audit.tails import sampler_checks
 from shoal.privacy.random import Streams
 from shoal.privacy.secure import SecureStreams
 
@@ -143,6 +146,10 @@ def audit_case(
                 alike = _broken_alike(name, many, streams)
                 caught[name] = _play(broken, alike, effort.for_broken(), hurry=not power).flagged
     assert played.game is not None
+    if case.kind == "proven" and effort.pairs:
+        tails = sampler_checks(streams, torch.device("cpu"))
+        played.checks += tails
+        played.flagged += [check.name for check in tails if check.flagged]
     verdict: Verdict = "consistent"
     if case.claim is None:
         verdict = "no claim"

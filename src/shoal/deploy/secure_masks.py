@@ -17,7 +17,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from shoal.privacy.secure import Whole, toward_zero
+from shoal.privacy.discrete import Whole
+from shoal.privacy.secure import toward_zero
 
 Words = npt.NDArray[np.uint32]
 MODULUS = 2**32

@@ -26,8 +26,9 @@ from shoal.config import FederationSection
 from shoal.deploy.secure_masks import MODULUS
 from shoal.errors import ConfigError
 from shoal.privacy.clip import Clip, NoisyClip, QuantileClip
+from shoal.privacy.discrete import Whole, furthest
 from shoal.privacy.example_clip import QuantileExampleClip
-from shoal.privacy.secure import FURTHEST, Whole, grid
+from shoal.privacy.secure import grid
 
 FAINT = 1e-30  # an `excess` that is none
 COUNT_STEP = 2.0**-13  # of the count for a quantile: a site adds 1/2 or -1/2 to it
@@ -104,7 +105,7 @@ class Plan:
     @property
     def most(self) -> int:
         """The greatest number that a slot of an honest sum can hold."""
-        return self.cohort * max(self.greatest + _furthest(self.share), self.half + _furthest(self.count_share))
+        return self.cohort * max(self.greatest + furthest(self.share), self.half + furthest(self.count_share))
 
     def noise_of(self, senders: int) -> float:
         """The noise in a sum of so many, as it is told in metrics."""
@@ -147,11 +148,6 @@ class Plan:
 
     def _share(self, scale: float) -> float:
         return scale / math.sqrt(self.threshold - self.colluding)
-
-
-def _furthest(scale: float) -> int:
-    """The end of the table from which a share of noise is drawn."""
-    return math.ceil(FURTHEST * scale) + 1 if scale else 0
 
 
 def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Setting, parameters: int) -> None:

@@ -25,7 +25,8 @@ from shoal.deploy.secure_keys import Card, Keys, digest, mask_seed, seal, sign, 
 from shoal.deploy.secure_masks import Words, masked, quantised
 from shoal.deploy.secure_plan import Plan
 from shoal.deploy.secure_shamir import PRIME, SECRET, SHARE, split
-from shoal.privacy.secure import SecureGenerator, Whole, discrete_gaussian
+from shoal.privacy.discrete import Whole
+from shoal.privacy.secure import SecureGenerator
 
 STEPS = ("card", "deal", "take", "send", "vouch", "open")
 
@@ -34,12 +35,12 @@ def contribution(plan: Plan, update: Tensor, below: bool, generator: SecureGener
     """What a site adds to the sum: its clipped update in steps, was it within the clip, and its share of noise."""
     numbers = quantised(update, plan.bound, plan.step)
     if plan.share:
-        numbers = numbers + discrete_gaussian(plan.share, plan.parameters, generator)
+        numbers = numbers + generator.whole_normal(plan.share, plan.parameters)
     if plan.count_noise is None:
         return numbers
     count = np.array([plan.half if below else -plan.half])
     if plan.count_share:
-        count = count + discrete_gaussian(plan.count_share, 1, generator)
+        count = count + generator.whole_normal(plan.count_share, 1)
     return np.concatenate([numbers, count])
 
 

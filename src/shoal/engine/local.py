@@ -70,9 +70,7 @@ def _first(stage: Stage, model: Tensor, clients: np.ndarray, moment: Moment, mem
     """Before the first step: everyone has the model."""
     local = stage.algorithm.local
     params = aligned(model.expand(len(clients), -1))
-    # One after the other, a gradient could be rounded into a great parameter and the noise behind it be lost there.
-    as_one = stage.streams.mode == "secure" and stage.algorithm.per_step is not None
-    velocity = _velocity(params, clients, memory) if local.momentum or as_one else None
+    velocity = _velocity(params, clients, memory) if local.momentum else None
     sanitised = sanitiser(stage, params, clients, moment, memory)
     lr = parse(local.lr).value(moment.t, moment.total)
     return LocalSteps(stage.network, stage.federation, model, params, velocity, sanitised, lr, local.momentum)

@@ -16,11 +16,11 @@ from shoal.engine import server
 from shoal.engine.firewall import finite_or_zero
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
-from shoal.engine.sanitise import Told, step_noise
+from shoal.engine.sanitise import Told
 from shoal.engine.stage import Stage
 from shoal.privacy.clip import QuantileClip
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
-from shoal.privacy.secure import grid, rounded, toward_zero
+from shoal.privacy.secure import grid, toward_zero
 
 
 @dataclass
@@ -41,7 +41,8 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     # examples, local, per_example, per_step: each client trains on its own records
     # per_update: its update is checked, and clipped as it leaves
     bound, parts = _leave_clients(stage, state, memory, cohort, moment)
-    total = Total(torch.zeros_like(state.model), raw=torch.zeros_like(state.model))
+    exact = torch.float64 if stage.streams.mode == "secure" else state.model.dtype  # of sums on a grid
+    total = Total(torch.zeros_like(state.model, dtype=exact), raw=torch.zeros_like(state.model))
     for part in parts:
         total += part
 
@@ -82,15 +83,15 @@ def release(
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", moment.t, moment.attempt)
         total.update = algorithm.per_round.add(total.update, z, bound, memory, generator)
-    mean = total.update.div_(denominator)
+    mean = total.update.div_(denominator).to(model.dtype)
 
     # the server's step, after which everyone sees the model
     model = server.step(algorithm.server, model, mean, memory, moment)
 
     # adapt: the next round's clip
     if isinstance(algorithm.per_update, QuantileClip):
-        drawn = float(streams.generator("count noise", moment.t, moment.attempt).standard_normal())
-        algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, drawn)
+        generator = streams.generator("count noise", moment.t, moment.attempt)
+        algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, generator)
     if isinstance(algorithm.per_example, QuantileExampleClip):
         algorithm.per_example.move(memory, total.shares / expected + 0.5)
     return model, noise, signal
@@ -152,8 +153,6 @@ class Trained:
 def trained(stage: Stage, model: Tensor, memory: dict[str, Tensor], clients: np.ndarray, moment: Moment) -> Trained:
     """The client's half of a round: local training, and the firewall on what comes of it."""
     updates, told = train(stage, model, clients, moment, memory)
-    if stage.streams.mode == "secure" and stage.algorithm.per_step is not None:
-        updates = rounded(updates, grid(step_noise(stage.algorithm, memory, moment, updates.shape[1])))
     updates, norms, bad = finite_or_zero(updates)
     return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist(), told)
 
@@ -169,7 +168,7 @@ def leaving(stage: Stage, part: Trained, bound: float, moment: Moment) -> Tensor
         return part.updates
     left = per_update.leave(part.updates, part.norms, bound, moment.t, moment.total, draw)
     secure = stage.streams.mode == "secure" and stage.algorithm.per_round is not None
-    return toward_zero(left, grid(bound)) if secure else left
+    return toward_zero(left, grid(bound)).double() if secure else left
 
 
 def _leave_clients(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
@@ -90,7 +91,9 @@ def sanitiser(
         noise = per_example.update_noise(noise, batch)
         count = normals(streams, "step count", numbers, clients.tolist(), params[:, :1], kernels=stage.kernels)
     scale = params.new_tensor(noise) if noise else None
-    return ClippedByFactors(per_example, params.new_tensor(bound), scale, batch, source, count, Told.nothing(params))
+    sums = torch.zeros_like(params) if noise else None
+    told = Told.nothing(params)
+    return ClippedByFactors(per_example, params.new_tensor(bound), scale, batch, source, count, sums, told)
 
 
 def step_noise(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, size: int) -> float:
@@ -119,6 +122,7 @@ class ClippedByFactors:
     batch: float
     source: Normals
     count: Normals | None
+    sums: Tensor | None
     told: Told
 
     @property
@@ -149,11 +153,11 @@ class ClippedByFactors:
         self.told.clipped += ((factors < 1).any(0) * real).sum()
         self.told.steps += moving
         if self.count is not None and isinstance(self.clip, QuantileExampleClip):
-            drawn = squares.new_zeros(squares.shape[1], 1)
-            if self.noise is not None:
-                self.count.add(drawn, moving)
-            self.told.shares += moving * self.clip.shares(squares, real, self.bound, self.batch, drawn.squeeze(1))
-        return _Noisy(tape, factors, scales, self.batch, self.source)
+            counts = self.clip.counts(squares, real, self.bound).unsqueeze(1)
+            noisy = torch.zeros_like(counts)
+            self.count.add(noisy, moving * (self.clip.count_noise * self.batch * (scales is not None)), counts)
+            self.told.shares += moving * (noisy.squeeze(1) / self.batch + 0.5)
+        return _Noisy(tape, factors, scales, self.batch, self.source, self.sums)
 
 
 @dataclass
@@ -163,16 +167,22 @@ class _Noisy:
     scales: Tensor | None
     batch: float
     source: Normals
+    sums: Tensor | None
 
     def accumulate(self, into: Tensor, scale: float) -> None:
         scale /= self.batch
-        products: list[Product] = []
-        if self.scales is not None and self.source.fuses:
-            products = self.tape.accumulate_but(self.source.takes, into, scale, self.factors)
-        else:
+        if self.scales is None or self.sums is None:
             self.tape.accumulate(into, scale, self.factors)
-        if self.scales is not None:
-            self.source.add(into, self.scales * scale, products)
+            return
+        products = self._summed(self.sums, scale)  # what is left there from the step before is 0
+        self.source.add(into, self.scales * scale, self.sums, products)
+
+    def _summed(self, sums: Tensor, scale: float) -> list[Product]:
+        """The batch's clipped gradients, but for products that whoever draws the noise adds with it."""
+        if self.source.fuses:
+            return self.tape.accumulate_but(self.source.takes, sums, scale, self.factors)
+        self.tape.accumulate(sums, scale, self.factors)
+        return []
 
 
 class AdaptiveCoordinates:
@@ -199,10 +209,11 @@ class AdaptiveCoordinates:
 
     def __call__(self, tape: ExampleTape, real: Tensor, moving: Tensor) -> Tape:
         self.told.spoilt += self.spoilt(tape).sum()
-        total = self.clip.clipped_sum(self.at, tape.examples(), real)
+        noisy = total = self.clip.clipped_sum(self.at, tape.examples(), real)
         if self.noise:
-            self.source.add(total, self.noise * moving)
-        gradient = self.clip.gradient(self.at, total, self.noise, self.batch)
+            noisy = torch.zeros_like(total)
+            self.source.add(noisy, self.noise * moving, total)
+        gradient = self.clip.gradient(self.at, noisy, self.noise, self.batch)
         return _Vectors(gradient * moving.unsqueeze(1))
 
 

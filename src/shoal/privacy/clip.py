@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.noise import Memory, add_to_updates, multiplier
+from shoal.privacy.noise import Memory, add_to_number, add_to_updates, multiplier
 from shoal.privacy.schedules import parse
 
 Draw = Callable[[int], np.random.Generator]
@@ -106,10 +106,12 @@ class QuantileClip(Clipping):
             )
         return float(spent**-0.5)
 
-    def adapt(self, memory: Memory, below: float, clients: int, cohort: float, noise: float, drawn: float) -> None:
-        """The next round's bound, from how many norms were below it; `drawn` is a standard normal number."""
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+    ) -> None:
+        """The next round's bound, from how many norms were below it."""
         scale = self.count_noise * cohort if noise else 0.0
-        self.move(memory, (below - clients / 2 + scale * drawn) / cohort + 0.5)
+        self.move(memory, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
 
     def move(self, memory: Memory, share: float) -> None:
         """C <- C exp(-rate (share - quantile)), kept from 0, where there would be no noise, and from infinity."""

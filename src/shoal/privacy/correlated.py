@@ -16,6 +16,7 @@ forgotten leaves some sums out of the weighted one, which makes no reach longer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.privacy.noise import Gaussian, Memory, gaussian_like
-from shoal.privacy.secure import SecureGenerator, grid, rounded
+from shoal.privacy.secure import STEPS, SecureGenerator, grid, on_grid
 
 Array = npt.NDArray[np.float64]
 
@@ -54,20 +55,26 @@ class Correlated(Gaussian):
 
     def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, where the sum is already."""
-        own = _fresh(total, z, generator)
-        past = memory.get(PAST, own.new_zeros(0, own.numel())).to(own)
-        own -= torch.as_tensor(coefficients(self)[1 : len(past) + 1]).to(own) @ past
-        added = own * bound
-        if isinstance(generator, SecureGenerator):  # y_t = round(weighted sum + clip z_t - c_1 y_{t-1} - ...)
-            added = rounded(added, grid(bound))
+        secure = isinstance(generator, SecureGenerator) and z > 0
+        like = total.double() if secure else total
+        past = memory.get(PAST, like.new_zeros(0, like.numel())).to(like)
+        back = torch.as_tensor(coefficients(self)[1 : len(past) + 1]).to(like) @ past * -bound
+        if isinstance(generator, SecureGenerator) and secure:
+            added = _on_fine_grid(back, z * bound, grid(bound), generator)
+        else:
+            added = back + gaussian_like(like, z * bound, generator)
         memory[PAST] = torch.cat([added.unsqueeze(0) / bound, past])[: self.bands - 1]
         return (total + added).to(total.dtype)
 
 
-def _fresh(like: Tensor, z: float, generator: np.random.Generator) -> Tensor:
-    if isinstance(generator, SecureGenerator):
-        return torch.from_numpy(generator.standard_normal(like.numel()) * z).to(like.device)
-    return gaussian_like(like, z, generator)
+def _on_fine_grid(back: Tensor, scale: float, coarse: float, generator: SecureGenerator) -> Tensor:
+    """-c_1 w_{t-1} - ..., rounded down onto a grid of at least STEPS to the noise, plus a discrete Gaussian on it.
+
+    The sum lies on a coarser one: rounded with it, the weighted sum of which round t is the Gaussian mechanism comes
+    out the same, moved by up to a step in each coordinate.
+    """
+    step = min(coarse, 2.0 ** math.floor(math.log2(scale / STEPS)))
+    return on_grid(back.div(step).floor_().mul_(step), scale, step, generator)
 
 
 def coefficients(noise: Gaussian) -> Array:

@@ -95,13 +95,13 @@ class QuantileExampleClip(ExampleClipping, QuantileClip):
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None = None) -> float:
         return QuantileClip.bound(self, memory, t, total, norms)
 
-    def shares(self, squares: Tensor, real: Tensor, bound: Bound, batch: float, drawn: Tensor) -> Tensor:
-        """Of each client [K], the noisy share of records below the bound; `drawn` holds standard normal numbers.
+    def counts(self, squares: Tensor, real: Tensor, bound: Bound) -> Tensor:
+        """Of each client [K], how many more records than half of its batch are below the bound.
 
         `real` [K, B] is 0 where a batch is only filled up.
         """
-        below = ((squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5) * real
-        return (below.sum(1) + self.count_noise * batch * drawn) / batch + 0.5
+        below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
+        return (below * real).sum(1)
 
 
 def _require_bound(value: float, written: object) -> None:

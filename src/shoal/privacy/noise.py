@@ -19,7 +19,7 @@ from shoal.errors import ConfigError
 from shoal.privacy.normals import add_normals
 from shoal.privacy.random import Keystream
 from shoal.privacy.schedules import parse
-from shoal.privacy.secure import SecureGenerator, discrete_on_grid, gaussian_on_grid, grid
+from shoal.privacy.secure import SecureGenerator, discrete_on_grid, grid, on_grid, rounded_sum
 
 Memory = MutableMapping[str, Tensor]
 """What is remembered from round to round."""
@@ -80,9 +80,16 @@ def multiplier(key: str, noise: str | float, t: int, total: int) -> float:
 
 def add_to_sum(total: Tensor, scale: float, clip: float, generator: np.random.Generator) -> Tensor:
     """The sum of clipped updates plus N(0, scale^2); in secure mode both are on the grid of the clip."""
-    if isinstance(generator, SecureGenerator):
-        return gaussian_on_grid(total, scale, grid(clip), generator)
+    if isinstance(generator, SecureGenerator) and scale > 0:
+        return on_grid(total, scale, grid(clip), generator)
     return total.add_(gaussian_like(total, scale, generator))
+
+
+def add_to_number(value: float, scale: float, generator: np.random.Generator) -> float:
+    """A number plus N(0, scale^2); in secure mode it is rounded first, to a grid of 2^-20 of the noise."""
+    if isinstance(generator, SecureGenerator) and scale > 0:
+        return float(rounded_sum(torch.tensor([value], dtype=torch.float64), scale, generator))
+    return value + scale * float(generator.standard_normal())
 
 
 def add_to_updates(updates: Tensor, scale: float, generators: Sequence[np.random.Generator]) -> Tensor:
@@ -106,9 +113,12 @@ def add_to_updates(updates: Tensor, scale: float, generators: Sequence[np.random
 
 def gaussian_like(vector: Tensor, scale: float, generator: np.random.Generator) -> Tensor:
     """A vector of independent N(0, scale^2), of the shape and on the device of another."""
+    numbers = torch.zeros(1, vector.numel(), device=vector.device)
     if vector.is_cuda:
-        source = torch.Generator(vector.device).manual_seed(int(generator.integers(2**63)))
-        return torch.randn(vector.shape, generator=source, device=vector.device).mul_(scale)
-    numbers = torch.zeros(1, vector.numel())
+        from shoal.privacy.philox import Philox
+
+        key = torch.tensor([int(generator.integers(2**63))], device=vector.device)
+        Philox(key).add(numbers, torch.tensor([scale], device=vector.device))
+        return numbers.view(vector.shape)
     add_normals(numbers, torch.tensor([scale]), [Keystream(generator.bytes(16))])
     return numbers.view(vector.shape)

@@ -1,18 +1,22 @@
 /* Box and Muller's formula as in normals.py, in one pass over the memory: the compiler turns the loop into vector
    instructions of its own processor. Polynomials are those of Cephes (S. L. Moshier), right to float32's last digits. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* ln u for 0 < u <= 1: u = 2^e m with m in [sqrt(1/2), sqrt(2)). */
-static inline float logarithm(float u) {
+#define BLOCK 128
+#define RARE (1 << 20) /* numbers below this are extended by 64 more bits: normals.py, RARE */
+
+/* ln u for 0 < u < 1, where `upper` says that u = 1 - left is above 1/2: near 1 it is `left` that has the digits. */
+static inline float logarithm(float u, float left, int upper) {
     int32_t bits;
     memcpy(&bits, &u, 4);
-    int32_t e = (bits - 0x3f3504f3) >> 23;
+    int32_t e = (bits - 0x3f3504f3) >> 23; /* u = 2^e m with m in [sqrt(1/2), sqrt(2)) */
     bits -= e * (1 << 23);
     float m, k = (float)e;
     memcpy(&m, &bits, 4);
-    float f = m - 1, z = f * f, p = 7.0376836292e-2f;
+    float f = upper && e == 0 ? -left : m - 1, z = f * f, p = 7.0376836292e-2f;
     p = p * f - 1.1514610310e-1f;
     p = p * f + 1.1676998740e-1f;
     p = p * f - 1.2420140846e-1f;
@@ -25,29 +29,74 @@ static inline float logarithm(float u) {
     return f + p + 0.693359375f * k;
 }
 
-/* One 31-bit number and one angle of 32 bits, two independent normal numbers. */
-static inline void add_pair(float *first, float *second, int32_t number, int32_t angle, float scale) {
-    float u = ((float)(number & 0x7fffffff) + 0.5f) * 0x1p-31f;
-    float square = -2 * logarithm(u);
-    float r = scale * __builtin_sqrtf(square > 0 ? square : 0);
+/* sqrt(-2 ln u), u = (number + 1/2)/2^32. */
+static inline float radius_of(int32_t number) {
+    int upper = number < 0; /* as an unsigned number it is above 2^31 */
+    float nearer = ((float)(number ^ (number >> 31)) + 0.5f) * 0x1p-32f;
+    float u = upper ? 1 - nearer : nearer;
+    return __builtin_sqrtf(-2 * logarithm(u, nearer, upper));
+}
+
+/* The same for a number below RARE, of whose digits few are left: 64 more bits follow it. */
+static float extended_radius(int32_t number, const int32_t *more) {
+    double low = ((double)(uint32_t)more[0] * 0x1p32 + (double)(uint32_t)more[1] + 0.5) * 0x1p-64;
+    return (float)sqrt(-2 * log(((double)number + low) * 0x1p-32));
+}
+
+/* A radius and an angle of 32 bits, two independent normal numbers. */
+static inline void turn(float *first, float *second, float r, int32_t angle) {
     uint32_t whole = (uint32_t)angle, quarters = (whole + (1u << 29)) >> 30;
     float t = (float)(int32_t)(whole - (quarters << 30)) * (3.14159265358979f * 0x1p-31f), z = t * t;
     float sine = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * t + t;
     float cosine = ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1;
     float x = quarters & 1 ? sine : cosine, y = quarters & 1 ? cosine : sine;
-    *first += r * ((quarters + 1) & 2 ? -x : x);
-    *second += r * (quarters & 2 ? -y : y);
+    *first = r * ((quarters + 1) & 2 ? -x : x);
+    *second = r * (quarters & 2 ? -y : y);
 }
 
-/* into[k, :] += |scales[k]| N(0, 1); a row's first half takes cosines, its second half sines of the same radii. */
-void add_normals(
-    float *into, int64_t stride, int64_t rows, int64_t size, const int32_t *bits, const float *scales
+/* first += sum + scale r cos, second += other + scale r sin, each sum made before it meets what is there. */
+static inline void add_pair(float *first, float *second, float sum, float other, float r, int32_t angle) {
+    float x, y;
+    turn(&x, &y, r, angle);
+    *first += sum + x;
+    *second += other + y;
+}
+
+/* into[k, :] += sums[k, :] + |scales[k]| N(0, 1); `sums` may be null.
+   A row's bits: `half` numbers, `half` angles, then `spare` words that extend rare numbers. Its first half takes
+   cosines, its second half sines of the same radii. Returns 1 where a row had too few of them, else 0. */
+int32_t add_normals(
+    float *into, int64_t stride, const float *sums, int64_t sums_stride, int64_t rows, int64_t size,
+    const int32_t *bits, int64_t spare, const float *scales
 ) {
+    static const float none[BLOCK];
     int64_t half = (size + 1) / 2, pairs = size - half;
     for (int64_t k = 0; k < rows; k++) {
-        float *restrict first = into + k * stride, *restrict second = first + half, unused = 0, scale = __builtin_fabsf(scales[k]);
-        const int32_t *restrict numbers = bits + 2 * half * k, *restrict angles = numbers + half;
-        for (int64_t i = 0; i < pairs; i++) add_pair(first + i, second + i, numbers[i], angles[i], scale);
-        if (half > pairs) add_pair(first + pairs, &unused, numbers[pairs], angles[pairs], scale);
+        const int32_t *more = bits + (2 * half + spare) * k + 2 * half, *end = more + spare;
+        float scale = __builtin_fabsf(scales[k]), radii[BLOCK], unused = 0;
+        for (int64_t i = 0; i < half; i += BLOCK) {
+            int64_t count = half - i < BLOCK ? half - i : BLOCK, both = pairs - i < count ? pairs - i : count;
+            uint32_t least = UINT32_MAX;
+            const int32_t *restrict numbers = bits + (2 * half + spare) * k + i, *restrict angles = numbers + half;
+            float *restrict first = into + k * stride + i, *restrict second = first + half;
+            const float *restrict sum = sums ? sums + k * sums_stride + i : none, *restrict other = sums ? sum + half : none;
+            for (int64_t j = 0; j < count; j++) least = (uint32_t)numbers[j] < least ? (uint32_t)numbers[j] : least;
+            if (least >= RARE && count == both) {
+                for (int64_t j = 0; j < count; j++)
+                    add_pair(first + j, second + j, sum[j], other[j], scale * radius_of(numbers[j]), angles[j]);
+                continue;
+            }
+            for (int64_t j = 0; j < count; j++) radii[j] = radius_of(numbers[j]);
+            for (int64_t j = 0; j < count; j++) {
+                if ((uint32_t)numbers[j] >= RARE) continue;
+                if (more == end) return 1;
+                radii[j] = extended_radius(numbers[j], more);
+                more += 2;
+            }
+            for (int64_t j = 0; j < both; j++)
+                add_pair(first + j, second + j, sum[j], other[j], scale * radii[j], angles[j]);
+            if (count > both) add_pair(first + both, &unused, sum[both], 0, scale * radii[both], angles[both]);
+        }
     }
+    return 0;
 }

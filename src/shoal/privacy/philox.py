@@ -2,19 +2,20 @@
 
 The counter is (place in the vector, step), so that no number is ever drawn twice under a key. One pass over the
 vectors: read, add, write; the gradients of matrices are added in the same pass where they are products of a few rows.
-Where Triton is missing, torch's own generator draws for one client after the other.
+A radius of few digits, one of 2^12, is extended by 64 bits of another counter. Where Triton is missing, torch's own
+generator draws for one client after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.kernels import libdevice, tl, triton
-from shoal.privacy.normals import Product
+from shoal.privacy.normals import RARE, Product, between
 
 BLOCK = 256  # counters a program takes, each of which gives four numbers
 TILE = (8, 64)  # of a matrix: rows, and counters along a row
@@ -38,16 +39,17 @@ class Philox:
         few = product.rows.shape[1] <= MOST_ROWS and product.rows.dtype == torch.float32
         return self.fuses and few and product.start % 4 == product.rows.shape[2] % 4 == 0
 
-    def add(self, into: Tensor, scales: Tensor, products: Sequence[Product] = ()) -> None:
+    def add(self, into: Tensor, scales: Tensor, sums: Tensor | None = None, products: Sequence[Product] = ()) -> None:
         if triton is None:
-            self._add_plainly(into, scales)
+            self._add_plainly(into, scales, sums)
         else:
-            products = sorted(products, key=lambda product: product.start)
             for product in products:
                 self._add_product(into, scales, product)
-            for start, stop in _between(products, into.shape[1]):
+            noise, given = (self._keys, scales, self._step), sums is not None
+            rows = (into.stride(0), sums.stride(0) if sums is not None else 0)
+            for start, stop in between(products, into.shape[1]):
                 grid = (triton.cdiv(stop - start, 4 * BLOCK), len(into))
-                _add[grid](into, self._keys, scales, self._step, start, stop, into.stride(0), BLOCK, num_warps=8)
+                _add[grid](into, sums if given else into, *noise, start, stop, *rows, given, BLOCK, num_warps=8)
         self._step += 1
 
     def _add_product(self, into: Tensor, scales: Tensor, product: Product) -> None:
@@ -58,31 +60,46 @@ class Philox:
         noise, place = (self._keys, scales, self._step), (product.start, outs, into.stride(0), width)
         _add_product[grid](into, *noise, rows, grads, product.scale, *place, few, high, wide, num_warps=4)
 
-    def _add_plainly(self, into: Tensor, scales: Tensor) -> None:
+    def _add_plainly(self, into: Tensor, scales: Tensor, sums: Tensor | None) -> None:
         step = int(self._step)
-        for key, row, scale in zip(self._keys.tolist(), into, scales, strict=True):
+        for place, (key, row) in enumerate(zip(self._keys.tolist(), into, strict=True)):
             generator = torch.Generator(into.device).manual_seed((key + step) % 2**63)
-            row.add_(torch.randn(row.shape, generator=generator, device=row.device) * scale)
+            noise = _normal_numbers(len(row), generator) * scales[place]
+            row.add_((noise if sums is None else noise + sums[place]).to(row.dtype))
+        if sums is not None:
+            sums.zero_()
 
 
-def _between(products: Sequence[Product], size: int) -> Iterator[tuple[int, int]]:
-    """The places of a vector that belong to none of the matrices."""
-    start = 0
-    for product in products:
-        if product.start > start:
-            yield start, product.start
-        start = product.start + product.rows.shape[2] * product.grads.shape[2]
-    if size > start:
-        yield start, size
+def _normal_numbers(count: int, generator: torch.Generator) -> Tensor:
+    """By Box and Muller's formula in float64, with 106 bits for the radius."""
+    u, more, turn = torch.rand(3, (count + 1) // 2, dtype=torch.float64, device=generator.device, generator=generator)
+    radius = (u + more * 2.0**-53).clamp_(2.0**-106, 1.0).log().mul_(-2).sqrt_()
+    angle = 2 * torch.pi * turn
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
 
 if triton is not None:
+    _RARE = tl.constexpr(RARE)
 
     @triton.jit
-    def _normal_pair(a, b):
-        """Box and Muller's formula, as in `normals`; the quick logarithm may be above 0 by its last digit."""
-        logarithm = libdevice.fast_logf(((a >> 1).to(tl.float32) + 0.5) * 4.656612873077393e-10)
-        radius = tl.sqrt(tl.maximum(-2.0 * logarithm, 0.0))
+    def _radius(a):
+        """sqrt(-2 ln u), u = (a + 1/2)/2^32; near 1 it is 1 - u that has the digits."""
+        upper = a >= 2147483648
+        nearer = (tl.where(upper, 4294967295 - a, a).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+        quick = libdevice.fast_logf(tl.where(upper, 1.0 - nearer, nearer))
+        near_one = -nearer * (1.0 + nearer * (0.5 + nearer * (0.33333333 + nearer * 0.25)))
+        return tl.sqrt(-2.0 * tl.where(upper & (nearer < 0.03125), near_one, quick))
+
+    @triton.jit
+    def _extended(radius, a, high, low):
+        """The radius, or that of a number with 64 more bits where it has too few digits."""
+        more = (high.to(tl.float64) * 4294967296.0 + low.to(tl.float64) + 0.5) * 5.421010862427522e-20
+        u = (tl.minimum(a, _RARE).to(tl.float64) + more) * 2.3283064365386963e-10
+        return tl.where(a < _RARE, tl.sqrt(-2.0 * libdevice.log(u)).to(tl.float32), radius)
+
+    @triton.jit
+    def _turned(radius, b):
+        """Box and Muller's formula, as in `normals`."""
         angle = b.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-9
         return radius * libdevice.fast_cosf(angle), radius * libdevice.fast_sinf(angle)
 
@@ -90,23 +107,38 @@ if triton is not None:
     def _normals(key, counter, step):
         """Four normal numbers for every counter, [..., 2, 2]."""
         zero = counter * 0
-        a, b, c, d = tl.philox(key, counter, tl.load(step).to(tl.int32) + zero, zero, zero)
-        first, second = _normal_pair(a, b)
-        third, fourth = _normal_pair(c, d)
+        now = tl.load(step).to(tl.int32) + zero
+        a, b, c, d = tl.philox(key, counter, now, zero, zero)
+        one, other = _radius(a), _radius(c)
+        if tl.max((tl.minimum(a, c) < _RARE).to(tl.int32)) > 0:
+            e, f, g, h = tl.philox(key, counter, now, zero + 1, zero)
+            one, other = _extended(one, a, e, f), _extended(other, c, g, h)
+        first, second = _turned(one, b)
+        third, fourth = _turned(other, d)
         return tl.join(tl.join(first, third), tl.join(second, fourth))
 
     @triton.jit
-    def _add(into, keys, scales, step, first, last, stride, BLOCK: tl.constexpr):
-        """into[first:last] += scale x noise, in every row; `first` is a multiple of 4."""
+    def _add(
+        into, sums, keys, scales, step, first, last, stride, sums_stride,
+        SUMS: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        """into[first:last] += sums + scale x noise, in every row, and sums = 0; `first` is a multiple of 4."""
         row = tl.program_id(1).to(tl.int64)
         scale = tl.load(scales + row)
+        place = first + tl.program_id(0) * 4 * BLOCK + tl.arange(0, 4 * BLOCK)
+        inside = place < last
+        at = into + row * stride + place
+        beside = sums + row * sums_stride + place
         if scale != 0.0:
             counter = first // 4 + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-            noise = tl.reshape(_normals(tl.load(keys + row), counter, step), (4 * BLOCK,))
-            place = first + tl.program_id(0) * 4 * BLOCK + tl.arange(0, 4 * BLOCK)
-            inside = place < last
-            at = into + row * stride + place
-            tl.store(at, tl.load(at, mask=inside) + noise * scale, mask=inside)
+            total = tl.reshape(_normals(tl.load(keys + row), counter, step), (4 * BLOCK,)) * scale
+            if SUMS:
+                total += tl.load(beside, mask=inside)
+                tl.store(beside, tl.zeros((4 * BLOCK,), tl.float32), mask=inside)
+            tl.store(at, tl.load(at, mask=inside) + total, mask=inside)
+        elif SUMS:
+            tl.store(at, tl.load(at, mask=inside) + tl.load(beside, mask=inside), mask=inside)
+            tl.store(beside, tl.zeros((4 * BLOCK,), tl.float32), mask=inside)
 
     @triton.jit
     def _add_product(

@@ -4,17 +4,17 @@ Keys come from the system's entropy (os.urandom) and are kept nowhere; bits are 
 such a key, a cryptographic generator. (ChaCha would do as well; AES-CTR is here already, for research mode's noise.)
 Who is sampled comes from the same bits, for amplification rests on it being secret.
 
-Floats leak through their last bits (Mironov 2012). So what is clipped is rounded towards 0 onto a public grid, a
-power of two, which makes no norm longer, and noise is added on that grid: at the server a Gaussian of 53 bits,
-rounded to it, which is Gaussian noise and then rounding; where an update leaves its client a discrete Gaussian
-(Canonne, Kamath & Steinke 2020), drawn from a table of its distribution in units of 2^-64.
+Floats leak through their last bits (Mironov 2012). So what is noisy is a whole number of steps of a public grid: what
+is clipped is rounded onto it, towards 0, and a discrete Gaussian is added (Canonne, Kamath & Steinke 2020; sampled in
+`discrete`). All rounding that comes afterwards is post-processing. Updates are rounded one by one, which makes none
+longer. The sum of a batch is rounded as a whole, which lets one record move it by up to a step more in every
+coordinate: `charged` counts that, and what a discrete Gaussian has less than a continuous one.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,13 +22,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.privacy import discrete
+from shoal.privacy.discrete import Whole
 from shoal.privacy.random import SLACK, Keystream, Streams
 
 Words = npt.NDArray[np.uint64]
-Whole = npt.NDArray[np.int64]
 
 FINE = 12  # the grid is 2^-12 to 2^-13 of the noise, or of the clip
-FURTHEST = 10  # standard deviations of the discrete Gaussian's table: 2e-23 lies beyond
+STEPS = 2.0**20  # of the grid in the noise of a sum that is rounded as a whole
+_MOST = 2.0**52  # steps from 0 beyond which nothing counts: whole numbers that float64 has
 
 
 class SecureStreams(Streams):
@@ -57,7 +59,7 @@ class SecureGenerator(np.random.Generator):
     """The few draws that Shoal makes, from a cipher's bits; what is not here cannot be drawn."""
 
     _DRAWS: ClassVar[frozenset[str]] = frozenset(
-        {"random", "integers", "permutation", "choice", "bytes", "standard_normal", "words"}
+        {"random", "integers", "permutation", "choice", "bytes", "standard_normal", "whole_normal", "words"}
     )
 
     def __init__(self, keystream: Keystream) -> None:
@@ -106,14 +108,14 @@ class SecureGenerator(np.random.Generator):
         return places if isinstance(a, int | np.integer) else np.asarray(a)[places]
 
     def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> Any:
-        """Box and Muller's formula on 53 bits each: the greatest is 8.6."""
+        """A discrete Gaussian on a grid of 2^-20."""
         shape = () if size is None else size
-        count = int(np.prod(shape, dtype=int))
-        half = (count + 1) // 2
-        radius = np.sqrt(-2 * np.log1p(-self.random(half)))
-        angle = 2 * math.pi * self.random(half)
-        drawn = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        drawn = self.whole_normal(STEPS, int(np.prod(shape, dtype=int))) / STEPS
         return float(drawn[0]) if size is None else drawn.reshape(shape)
+
+    def whole_normal(self, width: float, count: int) -> Whole:
+        """Whole numbers of a discrete Gaussian of this width."""
+        return discrete.draw(width, count, lambda words: self.words((words + 1) // 2).view(np.uint32)[:words])
 
 
 def grid(scale: float) -> float:
@@ -126,15 +128,22 @@ def toward_zero(values: Tensor, step: float) -> Tensor:
     return values if step == 0 else (values.double() / step).trunc().mul(step).to(values.dtype)
 
 
-def rounded(values: Tensor, step: float) -> Tensor:
-    """The nearest multiples of the step."""
-    return values if step == 0 else (values.double() / step).round().mul(step).to(values.dtype)
+def on_grid(values: Tensor, scale: float, step: float, generator: SecureGenerator) -> Tensor:
+    """Values that are multiples of the step, plus a discrete Gaussian of this scale on its grid, in float64."""
+    steps = (values.double() / step).round_().clamp_(-_MOST, _MOST)
+    return _with_noise(steps, scale / step, generator).mul_(step)
 
 
-def gaussian_on_grid(values: Tensor, scale: float, step: float, generator: SecureGenerator) -> Tensor:
-    """Values on the grid, plus N(0, scale^2) rounded to it: as private as the Gaussian before it was rounded."""
-    noise = np.rint(generator.standard_normal(values.numel()) * (scale / step)) if step else np.zeros(values.numel())
-    return _added(values, noise, step)
+def rounded_sum(values: Tensor, scale: float, generator: SecureGenerator) -> Tensor:
+    """Any values, rounded towards 0 onto a grid of STEPS to the noise, plus a discrete Gaussian on it, in float64."""
+    step = scale / STEPS
+    steps = (values.double() / step).trunc_().clamp_(-_MOST, _MOST)
+    return _with_noise(steps, STEPS, generator).mul_(step)
+
+
+def _with_noise(steps: Tensor, width: float, generator: SecureGenerator) -> Tensor:
+    noise = torch.from_numpy(generator.whole_normal(width, steps.numel()))
+    return steps.add_(noise.view(steps.shape).to(steps.device))
 
 
 def discrete_on_grid(values: Tensor, scale: float, generator: SecureGenerator) -> Tensor:
@@ -142,30 +151,13 @@ def discrete_on_grid(values: Tensor, scale: float, generator: SecureGenerator) -
     step = grid(scale)
     if step == 0:
         return values
-    noise = discrete_gaussian(scale / step, values.numel(), generator)
-    return _added(toward_zero(values, step), noise.astype(np.float64), step)
+    return on_grid(toward_zero(values, step), scale, step, generator).to(values.dtype)
 
 
-def _added(values: Tensor, noise: npt.NDArray[np.float64], step: float) -> Tensor:
-    """In float64, where multiples of the grid add up exactly; what rounding there is comes after the noise."""
-    on_grid = values.double() if step == 0 else (values.double() / step).round()
-    total = on_grid + torch.from_numpy(noise).view(values.shape).to(values.device)
-    return (total * (step or 1.0)).to(values.dtype)
+def charged(noise: float, width: float, coordinates: int = 0) -> float:
+    """What discrete noise of a width in steps counts for: the `noise` of a continuous Gaussian, in clips.
 
-
-def discrete_gaussian(scale: float, count: int, generator: SecureGenerator) -> Whole:
-    """Whole numbers k with probability proportional to exp(-k^2 / (2 scale^2)), by a table of its distribution."""
-    bounds = _table(scale)
-    drawn: Whole = np.searchsorted(bounds, generator.words(count), side="right") - len(bounds) // 2
-    return drawn
-
-
-@lru_cache(maxsize=4)
-def _table(scale: float) -> Words:
-    """The distribution function at -n .. n-1, in units of 2^-64, for n = 10 standard deviations."""
-    furthest = math.ceil(FURTHEST * scale) + 1
-    places = np.arange(-furthest, furthest + 1).astype(np.longdouble)
-    below = np.cumsum(np.exp(-(places**2) / (2 * np.longdouble(scale) ** 2)))
-    shares = below[:-1] / below[-1] * np.longdouble(2.0**64)
-    table: Words = np.minimum(np.floor(shares), np.longdouble(2.0**64 - 2048)).astype(np.uint64)
-    return table
+    `coordinates`: of a sum that was rounded as a whole, so that rounding moves it by up to a step in each.
+    """
+    moved = 1 + 1.001 * math.sqrt(coordinates) * noise / width if coordinates else 1.0
+    return noise * discrete.continuous(width) / moved

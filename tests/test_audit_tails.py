@@ -1,0 +1,56 @@
+"""The tails of the noise: right samplers pass, one of few bits is flagged, on every device."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.audit import tails
+from shoal.privacy.discrete import table_of
+from shoal.privacy.random import SLACK, Streams
+from shoal.privacy.secure import SecureStreams
+
+STREAMS = Streams(5)
+
+
+def of_31_bits(into, scales, keystreams):
+    """Box and Muller's formula on a radius of 31 bits, as Shoal's first version had it."""
+    half = (into.shape[1] + 1) // 2
+    for row, scale, keystream in zip(into, scales, keystreams, strict=True):
+        held = np.empty(8 * half + SLACK, dtype=np.uint8)
+        keystream.fill(held.data)
+        bits = torch.from_numpy(held[: 8 * half].view(np.int32).copy())
+        radius = torch.sqrt(-2 * torch.log(((bits[:half] & 0x7FFFFFFF).float() + 0.5) * 2.0**-31))
+        angle = bits[half:].float() * (math.pi * 2.0**-31)
+        row += torch.cat([radius * angle.cos(), radius * angle.sin()])[: len(row)] * scale
+
+
+@pytest.mark.parametrize("streams", [STREAMS, SecureStreams()], ids=["research", "secure"])
+def test_the_samplers_of_both_modes_pass(streams):
+    """Each check flags a right sampler with a chance of 1e-7."""
+    checks = tails.sampler_checks(streams, torch.device("cpu"))
+    assert checks
+    assert not [check for check in checks if check.flagged]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_sampler_on_cuda_passes():
+    assert not tails.sampler_checks(STREAMS, torch.device("cuda"))[-1].flagged
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sampler_of_31_bits_is_flagged(seed):
+    numbers = torch.zeros(1, tails.NUMBERS)
+    of_31_bits(numbers, torch.ones(1), [Streams(seed).keystream("x")])
+    assert tails.lattice(numbers[0].double().numpy()).flagged
+    assert tails.beyond(of_31_bits, Streams(seed)).flagged
+
+
+def test_a_table_that_ends_too_early_is_flagged(monkeypatch):
+    monkeypatch.setattr("shoal.privacy.discrete.FURTHEST", 6.0)
+    table_of.cache_clear()
+    try:
+        assert tails.discrete_tail(SecureStreams().generator("x")).flagged
+    finally:
+        table_of.cache_clear()
