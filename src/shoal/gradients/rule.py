@@ -91,7 +91,7 @@ def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     if bias:
         found = found + squared(grad.sum(1))
     inputs, grads = (squared(rows.flatten(0, 1)).view(rows.shape[:2]) for rows in (x, grad))
-    found = found + _rounded_away(inputs + bias, grads)
+    found = found + _rounded_away(inputs + bias, grads, grad.dtype)
     return found.where(_held(inputs, grad), math.inf)
 
 
@@ -110,14 +110,14 @@ def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) ->
         for products, below in zip((alike, grads), lost, strict=True)
     )
     inputs = inputs + bias
-    found = pairs.double().clamp(min=0) + _rounded_away(inputs, outputs)
+    found = pairs.double().clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype)
     found = found + lost[0] * outputs.sqrt().sum(1).square() + lost[1] * inputs.sqrt().sum(1).square()
     return found.where(pairs.isfinite() & _held(inputs, grad), math.inf)
 
 
-def _rounded_away(inputs: Tensor, grads: Tensor) -> Tensor:
+def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype) -> Tensor:
     """What rounding may take from |sum_t g_t x_t^T|^2, from the squared norms [N, T]."""
-    return ROUNDING * torch.finfo(torch.float32).eps * (inputs * grads).sqrt().sum(1).square()
+    return ROUNDING * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
 
 
 def _held(inputs: Tensor, grad: Tensor) -> Tensor:
