@@ -100,8 +100,9 @@ class AffineRule(Rule):
         return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0])), kept
 
     def accumulate_weighted(
-        self, saved: Tensor, kept: list[Tensor], grad: Tensor, factors: Tensor, into: Tensor, scale: float
+        self, saved: Tensor, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        kept = self.squares(saved, grad)[1] if kept is None else kept
         for entry, gradients in zip((self.weight, self.bias), kept, strict=False):
             assert entry is not None
             entry.of(into).flatten(1).add_(weighed_sum(gradients, factors), alpha=scale)
@@ -147,8 +148,9 @@ class BiasRule(Rule):
         return squared(kept), kept
 
     def accumulate_weighted(
-        self, saved: None, kept: Tensor, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+        self, saved: None, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        kept = self.squares(saved, grad)[1] if kept is None else kept
         self.bias.of(into).add_(weighed_sum(kept, factors), alpha=scale)
 
     @property

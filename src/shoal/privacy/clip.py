@@ -151,15 +151,16 @@ def row_norms(updates: Tensor) -> Tensor:
     One long sum of squares in float32 falls short, by 0.6% where a million small numbers follow a few large ones, so
     on a CPU only short ones are. Rows whose squares are too small or too great for that are summed again in float64.
     """
-    if updates.is_cuda:
+    if updates.is_cuda or not updates.numel():
         return _norms(updates)
     size = updates.shape[1]
     whole = size // _PIECE
     pieces = updates[:, : whole * _PIECE].reshape(len(updates), whole, _PIECE)
     rest = updates[:, whole * _PIECE :].unsqueeze(1)
     norms = _norms(torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1))
-    doubtful = ~((norms >= _LOST * math.sqrt(size)) & (norms < math.inf))
-    if bool(doubtful.any()):
+    least, (low, high) = _LOST * math.sqrt(size), torch.aminmax(norms)
+    if not least <= float(low) <= float(high) < math.inf:
+        doubtful = ~((norms >= least) & (norms < math.inf))
         norms[doubtful] = _norms(updates[doubtful])
     return norms
 
