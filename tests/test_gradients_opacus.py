@@ -8,6 +8,7 @@ from torch import nn
 
 from shoal.gradients import network
 from shoal.models import NETWORKS, build
+from shoal.privacy.clip import MARGIN
 from shoal.privacy.example_clip import ExampleClip
 from test_models_networks import home
 
@@ -49,4 +50,4 @@ def test_norms_and_clipped_sums_are_opacus(name):
     norms = each.norm(dim=1)
     assert float(norms.max()) > CLIP, "nothing would be clipped"
     torch.testing.assert_close(squares.sum(0).squeeze(0).sqrt(), norms, **CLOSE)
-    torch.testing.assert_close(total.squeeze(0), clipped, rtol=1e-5, atol=1e-8)  # Opacus adds 1e-6 to a norm
+    torch.testing.assert_close(total.squeeze(0), clipped, rtol=1e-5 + MARGIN, atol=1e-8)  # Opacus adds 1e-6 to a norm

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
+from shoal.privacy.clip import MARGIN
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.random import Streams
 
@@ -32,7 +33,7 @@ def by_loop(found, bound, layers):
             whole = math.sqrt(sum(float(found[m, client, record].norm()) ** 2 for m in range(LAYERS)))
             for m in range(LAYERS):
                 length = whole if layers == "flat" else float(found[m, client, record].norm())
-                limit = bound / math.sqrt(LAYERS) if layers == "split" else bound
+                limit = (1 - MARGIN) * bound / (math.sqrt(LAYERS) if layers == "split" else 1)
                 clipped[m, client, record] /= max(1.0, length / limit)
     return clipped
 
@@ -61,7 +62,8 @@ def test_only_a_clip_of_each_layer_lets_a_whole_gradient_pass_its_bound():
     squares = torch.full((4, 1, 1), 1e6, dtype=torch.float64)
     for layers, length in (("flat", 2.0), ("split", 2.0), ("each", 4.0)):
         clip = ExampleClip(2.0, layers)
-        assert float((squares * clip.factors(squares, 2.0).square()).sum().sqrt()) == pytest.approx(length)
+        found = (squares * clip.factors(squares, 2.0).square()).sum().sqrt()
+        assert float(found) == pytest.approx(length, rel=2 * MARGIN)
         assert clip.excess(4) == length / 2
 
 
@@ -82,7 +84,7 @@ def test_a_clip_may_follow_a_schedule_over_the_rounds():
 
 @pytest.mark.parametrize("clip", [0, -1, "linear:1:-1"])
 def test_a_clip_that_is_not_positive_is_refused_by_name(clip):
-    with pytest.raises(ConfigError, match=rf"per_example\.clip must be > 0 and finite, got {clip}"):
+    with pytest.raises(ConfigError, match=rf"per_example\.clip must be > 0 .*, got {clip}"):
         ExampleClip(clip)
 
 
@@ -110,7 +112,7 @@ def test_l2_max_follows_the_data_and_says_that_this_proves_nothing():
     seen = []
     for squares in (torch.zeros(3, 1, 4), torch.tensor([[[0.0, 0, 0, 9]]]).expand(3, 1, 4), torch.zeros(3, 1, 0)):
         seen.append(float(clip.sensitivity(squares, clip.factors(squares, 2.0), 2.0)))
-    assert seen == [0, 2, 0]
+    assert seen == pytest.approx([0, 2, 0], rel=2 * MARGIN)
     assert "depends on the data" in MaxClip.unproven
     assert ExampleClip.unproven is QuantileExampleClip.unproven is None
 

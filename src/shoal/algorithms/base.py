@@ -18,7 +18,7 @@ from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.noise import Gaussian, StepNoise
 from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import LEAST, MOST, parse
+from shoal.privacy.schedules import LEAST, MOST, require_scale, require_scales, scale_in
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
@@ -48,6 +48,8 @@ Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
 
 
 MOST_STEPS = 1_000_000
+LEAST_STEP, MOST_STEP = 1e-18, 1e18
+"""What a clipped gradient moves a model by is between these: lr x clip / batch, where float32 keeps its digits."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,13 @@ class Local:
             raise ConfigError(f"local.epochs must be from 1 to {MOST_STEPS}, got {self.epochs}")
         if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
             raise ConfigError(f"local.steps must be from 1 to {MOST_STEPS}, got {self.steps}")
-        if min(parse(self.lr).values(100)) < 0:
-            raise ConfigError(f"local.lr must be >= 0, got {self.lr}")
+        require_scales("local.lr", self.lr, zero=True)
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
+
+    def rate(self, t: int, total: int) -> float:
+        """The learning rate of round t, which may be 0."""
+        return scale_in("local.lr", self.lr, t, total, zero=True)
 
     @property
     def remembers(self) -> bool:
@@ -98,8 +103,7 @@ class Server:
     average: float = 0.0
 
     def __post_init__(self) -> None:
-        if not LEAST <= self.lr <= MOST:
-            raise ConfigError(f"server.lr must be > 0 (from {LEAST:g} to {MOST:g}), got {self.lr}")
+        require_scale("server.lr", self.lr)
         for name in ("momentum", "average"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"server.{name} must be in [0, 1), got {getattr(self, name)}")
@@ -133,15 +137,19 @@ class Algorithm:
         """A ConfigError where round t could not be played: found before the first is."""
         expected = self.clients.expected(t, total, clients)
         self._refuse_unfit_steps(t, total)
-        if isinstance(self.per_update, Clip):
-            self.per_update.bound({}, t, total, None)
         if isinstance(self.per_update, NoisyClip):
-            self.per_update.multiplier(t, total)
+            noise = self.per_update.multiplier(t, total) * self.per_update.bound({}, t, total, None)
+            _refuse_unheld_noise("per_update.noise x per_update.clip", noise, t, total)
+        elif isinstance(self.per_update, Clip):
+            self.per_update.bound({}, t, total, None)
         if self.per_round is None:
             return
         if not isinstance(self.per_update, Clipping):
             raise ConfigError(f"algorithm {self.name}: per_round adds noise in units of the clip, but nothing clips")
         noise = self.per_round.multiplier(t, total)
+        if isinstance(self.per_update, Clip | QuantileClip):
+            bound = self.per_update.bound({}, t, total, None)
+            _refuse_unheld_noise("per_round.noise x the clip of per_update", noise * bound, t, total)
         if isinstance(self.per_round, Correlated):
             self._refuse_uncorrelated()
         if isinstance(self.per_update, QuantileClip):
@@ -157,9 +165,21 @@ class Algorithm:
         if isinstance(self.per_update, QuantileClip):
             raise ConfigError(f"algorithm {self.name}: noise that rounds share wants a clip that follows no counts")
 
+    def refuse_unheld(self, bound: float, t: int, total: int) -> None:
+        """A ConfigError where float32 could not hold what gradients of this bound do to a model in round t."""
+        step = self.local.rate(t, total) * bound / self.examples.batch
+        if step and not LEAST_STEP <= step <= MOST_STEP:
+            raise ConfigError(
+                f"local.lr x clip / examples.batch must be from {LEAST_STEP:g} to {MOST_STEP:g}, got {step:g} in "
+                f"round {t + 1} of {total}: change local.lr or the clip of per_example"
+            )
+        noise = step * self.per_step.multiplier(t, total, self.examples.batch) if self.per_step else 0.0
+        _refuse_unheld_noise("local.lr x per_step.noise x clip / examples.batch", noise, t, total)
+
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
-        if isinstance(self.per_example, ExampleClip):
-            self.per_example.bound({}, t, total)
+        self.local.rate(t, total)
+        if isinstance(self.per_example, ExampleClip | QuantileExampleClip):
+            self.refuse_unheld(self.per_example.bound({}, t, total), t, total)
         if self.per_step is None:
             return
         if self.per_example is None:
@@ -178,6 +198,14 @@ class Algorithm:
         if self.per_round is not None or self.per_step is not None:
             return True
         return isinstance(self.per_update, NoisyClip | RandomNoise | Select)
+
+
+def _refuse_unheld_noise(key: str, noise: float, t: int, total: int) -> None:
+    if noise and not LEAST <= noise <= MOST:
+        raise ConfigError(
+            f"{key} must be 0 or from {LEAST:g} to {MOST:g}, got {noise:g} in round {t + 1} of {total}: "
+            f"float32 cannot hold such noise"
+        )
 
 
 BOUNDARIES = (

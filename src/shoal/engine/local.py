@@ -20,7 +20,6 @@ from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told, sanitiser
 from shoal.engine.stage import Stage
 from shoal.engine.steps import LocalSteps, aligned
-from shoal.privacy.schedules import parse
 
 VELOCITY = "velocity."
 """Begins the names of what clients keep of their momentum, where they keep it."""
@@ -72,7 +71,7 @@ def _first(stage: Stage, model: Tensor, clients: np.ndarray, moment: Moment, mem
     params = aligned(model.expand(len(clients), -1))
     velocity = _velocity(params, clients, memory) if local.momentum else None
     sanitised = sanitiser(stage, params, clients, moment, memory)
-    lr = parse(local.lr).value(moment.t, moment.total)
+    lr = local.rate(moment.t, moment.total)
     return LocalSteps(stage.network, stage.federation, model, params, velocity, sanitised, lr, local.momentum)
 
 

@@ -17,12 +17,10 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.engine.moment import Moment
 from shoal.engine.stage import Stage
-from shoal.errors import ConfigError
 from shoal.gradients import ExampleTape, Tape
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.example_clip import ExampleClip, QuantileExampleClip
 from shoal.privacy.normals import Normals, Product, normals
-from shoal.privacy.schedules import LEAST, parse
 
 
 class Sanitiser(Protocol):
@@ -76,11 +74,7 @@ def sanitiser(
         return None
     batch, numbers = algorithm.examples.batch, (moment.t, moment.attempt)
     noise = per_step.multiplier(moment.t, moment.total, batch) if per_step is not None else 0.0
-    if 0 < (left := step_noise(algorithm, memory, moment, params.shape[1])) < LEAST:
-        raise ConfigError(
-            f"local.lr x per_step.noise x clip / batch is {left:g}, too little for float32 to hold its noise: "
-            f"raise local.lr or per_example.clip"
-        )
+    algorithm.refuse_unheld(least_clip(algorithm, memory, moment, params.shape[1]), moment.t, moment.total)
     fused, spread = stage.graphs is not None, stage.workers.spread
     source = normals(streams, "step noise", numbers, clients.tolist(), params, spread, fused, stage.kernels)
     if isinstance(per_example, AdaClip):
@@ -99,14 +93,20 @@ def sanitiser(
 def step_noise(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, size: int) -> float:
     """How much noise one local step leaves in a parameter, at least: what is public of it."""
     per_example, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
+    when = moment.t, moment.total
     if per_example is None or per_step is None:
         return 0.0
+    clip = least_clip(algorithm, memory, moment, size)
+    return algorithm.local.rate(*when) * per_step.multiplier(*when, batch) * clip / batch
+
+
+def least_clip(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, size: int) -> float:
+    """The clip of this round's gradients, or the least that AdaClip's may be."""
+    per_example = algorithm.per_example
+    assert per_example is not None
     if isinstance(per_example, AdaClip):
-        clip = per_example.h1 * size**0.5
-    else:
-        clip = per_example.bound(memory, moment.t, moment.total)
-    lr = parse(algorithm.local.lr).value(moment.t, moment.total)
-    return lr * per_step.multiplier(moment.t, moment.total, batch) * clip / batch
+        return float(per_example.h1 * size**0.5)
+    return per_example.bound(memory, moment.t, moment.total)
 
 
 @dataclass
@@ -147,7 +147,7 @@ class ClippedByFactors:
         factors = self.clip.factors(squares, self.bound)
         scales = None
         if self.noise is not None:
-            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound) * moving
+            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * moving
         self.told.spoilt += (~squares.sum(0).isfinite()).sum()
         self.told.records += real.sum()
         self.told.clipped += ((factors < 1).any(0) * real).sum()

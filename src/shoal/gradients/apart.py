@@ -10,6 +10,8 @@ from torch import Tensor, func, nn
 
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
+from shoal.precision import all_digits
+from shoal.privacy.clip import row_norms
 from shoal.privacy.normals import Product
 
 
@@ -107,15 +109,19 @@ class Examples:
             into.add_(self._gradients.sum(1), alpha=scale)
             return
         for place, layer in enumerate(self._layers):
-            weights = factors[place if len(factors) > 1 else 0].unsqueeze(1)
-            into[:, layer].add_(torch.bmm(weights, self._gradients[..., layer]).squeeze(1), alpha=scale)
+            weights = factors[place if len(factors) > 1 else 0].to(into.dtype).unsqueeze(1)
+            with all_digits(weights):
+                total = torch.bmm(weights, self._gradients[..., layer]).squeeze(1)
+            into[:, layer].add_(total, alpha=scale)
 
     def accumulate_but(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         self.accumulate(into, scale, factors)
         return []
 
     def squares(self) -> Tensor:
-        return torch.stack([self._gradients[..., layer].square().sum(2) for layer in self._layers])
+        rows = self._gradients.flatten(0, 1)
+        squares = torch.stack([row_norms(rows[:, layer]).square() for layer in self._layers])
+        return squares.view(len(self._layers), *self._gradients.shape[:2])
 
     def examples(self) -> Tensor:
         return self._gradients

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, weighed
+from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, weighed, weighed_sum
+from shoal.precision import tf32
 
 
 @contextmanager
@@ -19,15 +20,8 @@ def _products_of(x: Tensor) -> Iterator[None]:
 
     Not where a norm and the gradient that it is the norm of are made by two different products: they must agree.
     """
-    matmul = torch.backends.cuda.matmul
-    if not x.is_cuda or matmul.allow_tf32 or not torch.backends.cudnn.allow_tf32:
+    with tf32(x, torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         yield
-        return
-    matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = False
 
 
 class Conv2dRule(Rule):
@@ -107,19 +101,18 @@ class Conv2dRule(Rule):
         grads = grad.permute(0, 2, 3, 1).reshape(len(grad), -1, grad.shape[1])
         _, step = self._window(pictures, wide)
         windows = [pictures[:, d * step : d * step + grads.shape[1]] for d in range(self.shifts)]
-        kept = None
         if grads.shape[1] < FEW_POSITIONS:
             alike = torch.stack([torch.bmm(window, window.transpose(1, 2)) for window in windows]).sum(0)
-            squares = gram_squares(alike, torch.bmm(grads, grads.transpose(1, 2)))
-        else:
-            kept = grads.new_empty(len(grad), self.shifts, rows.shape[-1], grad.shape[1])
-            with _products_of(grad):
-                for d, window in enumerate(windows):
-                    torch.bmm(window.transpose(1, 2), grads, out=kept[:, d])
-            squares = squared(kept.flatten(1))
-        if self.bias is not None:
-            squares = squares + squared(grads.sum(1))
-        return squares, kept
+            return gram_squares(alike, grads, self.weight.shape[1:].numel(), self.bias is not None), None
+        kept = grads.new_empty(len(grad), self.shifts, rows.shape[-1], grad.shape[1])
+        with _products_of(grad):
+            for d, window in enumerate(windows):
+                torch.bmm(window.transpose(1, 2), grads, out=kept[:, d])
+        return self._squares_of(kept, grad), kept
+
+    def _squares_of(self, kept: Tensor, grad: Tensor) -> Tensor:
+        squares = squared(kept.flatten(1))
+        return squares if self.bias is None else squares + squared(grad.sum((2, 3)))
 
     def accumulate_weighted(
         self,
@@ -133,12 +126,9 @@ class Conv2dRule(Rule):
         if kept is None:
             self._accumulate(saved, weighed(grad, factors), into, scale)  # its norm came from another product
             return
-        clients = len(into)
-        summed = torch.bmm(factors.unsqueeze(1), kept.view(*factors.shape, -1))
-        self._add_kernel(summed.view(clients, *kept.shape[1:]), into, scale)
+        self._add_kernel(weighed_sum(kept, factors).view(len(into), *kept.shape[1:]), into, scale)
         if self.bias is not None:
-            biases = grad.sum((2, 3)).view(*factors.shape, -1)
-            self.bias.of(into).add_(torch.bmm(factors.unsqueeze(1), biases).squeeze(1), alpha=scale)
+            self.bias.of(into).add_(weighed_sum(grad.sum((2, 3)), factors), alpha=scale)
 
     def _add_kernel(self, kernel: Tensor, into: Tensor, scale: float) -> None:
         """Add [K, shifts, patch, O] to the weights."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import Rule, squared
+from shoal.gradients.rule import Rule
 
 
 def cpu_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
@@ -102,10 +102,7 @@ class ThinConv2dRule(Conv2dRule):
 
     def squares(self, saved: tuple[Tensor, torch.Size], grad: Tensor) -> tuple[Tensor, Tensor]:
         kept = self._gradients(saved, grad)
-        squares = squared(kept.flatten(1))
-        if self.bias is not None:
-            squares = squares + squared(grad.sum((2, 3)))
-        return squares, kept
+        return self._squares_of(kept, grad), kept
 
     def _gradients(self, saved: tuple[Tensor, torch.Size], grad: Tensor) -> Tensor:
         """Each example's gradient of the weights, [N, patch, O]."""

@@ -97,7 +97,7 @@ class TritonConv2dRule(Conv2dRule):
         if not isinstance(saved, Tensor):
             return super().squares(saved, grad)
         kept, parts = self._gradients(saved, grad, len(grad))
-        return parts.sum(1, dtype=torch.float64).to(grad.dtype), kept
+        return parts.sum(1, dtype=torch.float64), kept
 
     def accumulate_weighted(
         self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float

@@ -42,7 +42,7 @@ class ExampleTape(Tape, Protocol):
         """The same, but for products that are left to whoever adds noise to the same places in one go."""
 
     def squares(self) -> Tensor:
-        """The squared norm of every example's gradient in each layer, [layers, K, B]."""
+        """The squared norm of every example's gradient in each layer, [layers, K, B], in float64."""
 
     def examples(self) -> Tensor:
         """The gradients themselves, [K, B, P]."""

@@ -11,6 +11,7 @@ In names: K clients, N examples, O outputs, C channels, T positions (pixels, wor
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ from shoal.privacy.normals import Product
 
 FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
 ROUNDING = 64  # last digits that a sum of products may be wrong by, relative to the sum of their sizes
+TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be taken for 0, or lose its digits
+LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
 
 
 class Rule(Protocol):
@@ -42,7 +45,12 @@ class Rule(Protocol):
         """
 
     def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Any]:
-        """The squared norm of each example's gradient, [N], and what `accumulate_weighted` can use of it."""
+        """The squared norm of each example's gradient, [N], and what `accumulate_weighted` can use of it.
+
+        It is in float64, for in float32 squares vanish below 1e-23, which times an input of 1e20 is no little. It is
+        that of the very gradient that is added, or above it by all that rounding may do. Where this cannot be
+        promised it is not finite: such an example is left out.
+        """
 
     def accumulate_weighted(
         self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, into: Tensor, scale: float
@@ -59,19 +67,70 @@ class Rule(Protocol):
 
 
 def squared(rows: Tensor) -> Tensor:
-    """The squared norm of each row."""
-    return row_norms(rows).square()
+    """The squared norm of each row in float64; numbers that this thread's arithmetic may take for 0 are counted."""
+    return (row_norms(rows) + TINY * math.sqrt(rows.shape[1])).square()
 
 
-def gram_squares(alike: Tensor, grads: Tensor) -> Tensor:
-    """|sum_t g_t x_t^T|^2 of every example, at least, from the products [N, T, T] of its inputs and of its gradients.
+def outer_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
+    """|g x^T|^2 of every example, for rows [N, in] and [N, out], and |g|^2 more for a bias."""
+    inputs = squared(x)
+    return (squared(grad) * (inputs + bias)).where(inputs < LONGEST**2 / grad.shape[1], math.inf)
+
+
+def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
+    """|sum_t g_t x_t^T|^2 of every example, for [N, T, in] and [N, T, out], and |sum_t g_t|^2 more for a bias.
+
+    Without the product where T is small.
+    """
+    positions = x.shape[1]
+    if positions == 1:
+        return outer_squares(x.squeeze(1), grad.squeeze(1), bias)
+    if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
+        return gram_squares(torch.bmm(x, x.transpose(1, 2)), grad, x.shape[2], bias)
+    found = squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
+    if bias:
+        found = found + squared(grad.sum(1))
+    inputs, grads = (squared(rows.flatten(0, 1)).view(rows.shape[:2]) for rows in (x, grad))
+    found = found + _rounded_away(inputs + bias, grads, grad.dtype)
+    return found.where(_held(inputs, grad), math.inf)
+
+
+def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) -> Tensor:
+    """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1.
 
     The sum is over products that may cancel (a constant picture before a normalisation), and what then is left is
-    rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added.
+    rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added, and
+    all that products too small for float32 may have been.
     """
-    pairs = (alike * grads).sum((1, 2))
-    lengths = [products.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for products in (alike, grads)]
-    return pairs.clamp(min=0) + ROUNDING * torch.finfo(pairs.dtype).eps * (lengths[0] * lengths[1]).sum(1).square()
+    grads = torch.bmm(grad, grad.transpose(1, 2))
+    pairs = ((alike + bias) * grads).sum((1, 2))
+    lost = [TINY * 2 * numbers for numbers in (width, grad.shape[2])]
+    inputs, outputs = (
+        products.diagonal(dim1=1, dim2=2).double().clamp(min=0) + below
+        for products, below in zip((alike, grads), lost, strict=True)
+    )
+    inputs = inputs + bias
+    found = pairs.double().clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype)
+    found = found + lost[0] * outputs.sqrt().sum(1).square() + lost[1] * inputs.sqrt().sum(1).square()
+    return found.where(pairs.isfinite() & _held(inputs, grad), math.inf)
+
+
+def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype) -> Tensor:
+    """What rounding may take from |sum_t g_t x_t^T|^2, from the squared norms [N, T]."""
+    return ROUNDING * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
+
+
+def _held(inputs: Tensor, grad: Tensor) -> Tensor:
+    """Are inputs of these squared norms [N, T] short enough for factor x gradient to be too small for float32?
+
+    It then has lost at most 2^-149 a number, times the inputs 2^-85: less than 2^-20 of LEAST_STEP.
+    """
+    return inputs.sqrt().sum(1) * math.sqrt(grad.shape[-1]) < LONGEST
+
+
+def weighed_sum(kept: Tensor, factors: Tensor) -> Tensor:
+    """sum_b factors[k, b] kept[k, b], [K, P], of gradients kept for every example, [N, P]."""
+    return torch.bmm(factors.unsqueeze(1), kept.view(*factors.shape, -1)).squeeze(1)
 
 
 def weighed(grad: Tensor, factors: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.gradients.convolution_cuda import cuda_rule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, weighed
+from shoal.gradients.rule import Rule, gram_squares, product_squares, squared, weighed, weighed_sum
 from shoal.privacy.normals import Product
 
 
@@ -65,13 +65,7 @@ class LinearRule(Rule):
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
-        rows = saved.view(len(grad), -1, saved.shape[-1])
-        if rows.shape[1] == 1:
-            return squared(grad.squeeze(1)) * (squared(rows.squeeze(1)) + (self.bias is not None)), None
-        squares = _product_squares(rows, grad)
-        if self.bias is not None:
-            squares = squares + squared(grad.sum(1))
-        return squares, None
+        return product_squares(saved.view(len(grad), -1, saved.shape[-1]), grad, self.bias is not None), None
 
 
 class AffineRule(Rule):
@@ -97,13 +91,21 @@ class AffineRule(Rule):
         if self.bias is not None:
             self.bias.of(into).add_(self._summed(grad), alpha=scale)
 
-    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
         shape = (len(grad), 1, *saved.shape[2:])
         grad, x = grad.reshape(shape), saved.reshape(shape)
-        squares = squared(self._summed(grad * x).flatten(1))
+        kept = [self._summed(grad * x).flatten(1)]
         if self.bias is not None:
-            squares = squares + squared(self._summed(grad).flatten(1))
-        return squares, None
+            kept.append(self._summed(grad).flatten(1))
+        return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0])), kept
+
+    def accumulate_weighted(
+        self, saved: Tensor, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        kept = self.squares(saved, grad)[1] if kept is None else kept
+        for entry, gradients in zip((self.weight, self.bias), kept, strict=False):
+            assert entry is not None
+            entry.of(into).flatten(1).add_(weighed_sum(gradients, factors), alpha=scale)
 
     def _span(self, dims: int) -> tuple[int, int]:
         """The first and one past the last dimension of [K, B, ...] that the weights span."""
@@ -140,10 +142,16 @@ class BiasRule(Rule):
         shaped = grad.reshape(len(into), -1, *grad.shape[1:]).movedim(self._place, -1)
         self.bias.of(into).add_(shaped.flatten(1, -2).sum(1), alpha=scale)
 
-    def squares(self, saved: None, grad: Tensor) -> tuple[Tensor, None]:
-        gradients = grad.new_zeros(len(grad), self.bias.stop)
-        self.accumulate(None, grad, gradients, 1.0)
-        return squared(gradients), None
+    def squares(self, saved: None, grad: Tensor) -> tuple[Tensor, Tensor]:
+        shaped = grad.unsqueeze(1).movedim(self._place, -1)
+        kept = shaped.flatten(1, -2).sum(1)
+        return squared(kept), kept
+
+    def accumulate_weighted(
+        self, saved: None, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        kept = self.squares(saved, grad)[1] if kept is None else kept
+        self.bias.of(into).add_(weighed_sum(kept, factors), alpha=scale)
 
     @property
     def _place(self) -> int:
@@ -178,20 +186,12 @@ class EmbeddingRule(Rule):
         if self.padding is not None:
             grad = grad * (words != self.padding).unsqueeze(2)
         same = words.unsqueeze(1) == words.unsqueeze(2)
-        return gram_squares(same.to(grad.dtype), torch.bmm(grad, grad.transpose(1, 2))), None
+        return gram_squares(same.to(grad.dtype), grad, 1), None
 
     def _places(self, x: Tensor, clients: int) -> Tensor:
         """The row of every word in all clients' tables, one below the other."""
         client = torch.arange(clients, device=x.device).repeat_interleave(len(x) // clients)
         return x + self.weight.shape[0] * client.view(-1, *[1] * (x.dim() - 1))
-
-
-def _product_squares(x: Tensor, grad: Tensor) -> Tensor:
-    """|grad^T x|^2 of every example, for [N, T, in] and [N, T, out], without the product where T is small."""
-    positions = x.shape[1]
-    if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
-        return gram_squares(torch.bmm(x, x.transpose(1, 2)), torch.bmm(grad, grad.transpose(1, 2)))
-    return squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
 
 
 def rule_for(

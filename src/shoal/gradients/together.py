@@ -19,6 +19,7 @@ from shoal.gradients.owed import OwedLinearRule, room_for
 from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.rule import Rule
 from shoal.gradients.rules import LinearRule, rule_for
+from shoal.precision import all_digits
 from shoal.privacy.normals import Product
 
 Left = Callable[[Product], bool]
@@ -82,23 +83,25 @@ class Records(list[tuple[Rule, Any, Tensor]]):
     def accumulate_but(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         products = []
         for place, (rule, saved, grad) in enumerate(self):
-            mine = factors[place if len(factors) > 1 else 0]
+            mine = factors[place if len(factors) > 1 else 0].to(grad.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
             if left and product and left(product):
                 rule.accumulate_rest(product, into)
                 products.append(product)
             else:
-                rule.accumulate_weighted(saved, kept, grad, mine, into, scale)
+                with all_digits(grad):
+                    rule.accumulate_weighted(saved, kept, grad, mine, into, scale)
         return products
 
     @torch.no_grad()
     def squares(self) -> Tensor:
         if not len(self):
-            return self._weights.new_zeros(self._layers, *self._weights.shape)
+            return self._weights.new_zeros(self._layers, *self._weights.shape, dtype=torch.float64)
         if len({rule.entries for rule, _, _ in self}) < len(self):
             raise ModelError("some parameters are used twice for one example; set engine.together=false")
-        found = [rule.squares(saved, grad) for rule, saved, grad in self]
+        with all_digits(self._weights):
+            found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
         return torch.stack([squares for squares, _ in found]).view(len(self), *self._weights.shape)
 

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.clip import row_norms
+from shoal.precision import all_digits
+from shoal.privacy.clip import row_norms, shrinking
+from shoal.privacy.schedules import require_scale
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class AdaClip:
     unproven: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.h1 <= self.h2 < math.inf:
-            raise ConfigError(f"per_example.h1 and h2 must be 0 < h1 <= h2, got {self.h1} and {self.h2}")
+        for name in ("h1", "h2"):
+            require_scale(f"per_example.{name}", getattr(self, name))
+        if self.h1 > self.h2:
+            raise ConfigError(f"per_example.h1 must be at most h2, got {self.h1} and {self.h2}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"per_example.{name} must be in [0, 1), got {getattr(self, name)}")
@@ -46,11 +50,16 @@ class AdaClip:
         return Coordinates(torch.zeros_like(params), torch.full_like(params, math.sqrt(self.h1 * self.h2)))
 
     def clipped_sum(self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
-        """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up."""
+        """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up.
+
+        A coordinate that is too great for a float after the division counts as 0.
+        """
         spread = at.spread()
         moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
-        factors = row_norms(moved.flatten(0, 1)).clamp(min=1.0).reciprocal_().view(real.shape) * real
-        return torch.bmm(factors.unsqueeze(1), moved).squeeze(1)
+        moved.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
+        factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(real.shape) * real
+        with all_digits(moved):
+            return torch.bmm(factors.unsqueeze(1), moved).squeeze(1)
 
     def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
         """g~ [K, P] from the noisy sum; the coordinates follow it."""

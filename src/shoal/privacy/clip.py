@@ -18,13 +18,16 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.privacy.noise import Memory, add_to_number, add_to_updates, multiplier
-from shoal.privacy.schedules import parse
+from shoal.privacy.schedules import LEAST_SCALE, MOST_SCALE, parse, require_scale, require_scales, scale_in
 
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
 
-FARTHEST = 80.0  # an adaptive bound's logarithm stays this near to 0: float32 has such numbers
+FARTHEST = math.log(MOST_SCALE)  # an adaptive bound's logarithm stays this near to 0
+MARGIN = 2.0**-16
+"""What is clipped is shorter than its bound by this share: all that rounding, of norms and later, can add is less."""
 _PIECE = 128  # squares that are summed in float32 before float64 takes over
+_LOST = 2.0**-50  # norms below so much times sqrt(numbers) may lack squares that are too small for float32
 
 
 class Clipping:
@@ -45,12 +48,10 @@ class Clip(Clipping):
     clip: str | float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive("per_update.clip", min(parse(self.clip).values(100)), self.clip)
+        require_scales("per_update.clip", self.clip)
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        bound = parse(self.clip).value(t, total)
-        _require_positive("per_update.clip", bound, f"{self.clip}, which is {bound:g} in round {t + 1} of {total}")
-        return bound
+        return scale_in("per_update.clip", self.clip, t, total)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class MedianClip(Clipping):
     )
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return float(norms.median()) if norms is not None and len(norms) else 0.0
+        if norms is None or not len(norms):
+            return 0.0
+        return min(max(float(norms.median()), LEAST_SCALE), MOST_SCALE)
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,16 @@ class QuantileClip(Clipping):
     section: ClassVar[str] = "per_update"
 
     def __post_init__(self) -> None:
-        _require_positive(f"{self.section}.initial", self.initial)
+        require_scale(f"{self.section}.initial", self.initial)
         if not 0 < self.quantile < 1:
             raise ConfigError(f"{self.section}.quantile must be in (0, 1), got {self.quantile}")
         if self.rate < 0:
             raise ConfigError(f"{self.section}.rate must be >= 0, got {self.rate}")
-        _require_positive(f"{self.section}.count_noise", self.count_noise)
+        if not 0 < self.count_noise < math.inf:
+            raise ConfigError(f"{self.section}.count_noise must be > 0 and finite, got {self.count_noise}")
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return float(memory.get("clip", torch.tensor(self.initial)))
+        return float(memory.get("clip", self.initial))
 
     def update_noise(self, noise: float, cohort: float) -> float:
         """z_delta: the noise on the updates, so that with the count's it is `noise` in all."""
@@ -114,9 +118,10 @@ class QuantileClip(Clipping):
         self.move(memory, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
 
     def move(self, memory: Memory, share: float) -> None:
-        """C <- C exp(-rate (share - quantile)), kept from 0, where there would be no noise, and from infinity."""
+        """C <- C exp(-rate (share - quantile)), kept from LEAST_SCALE to MOST_SCALE."""
         power = math.log(self.bound(memory, 0, 1, None)) - self.rate * (share - self.quantile)
-        memory["clip"] = torch.tensor(math.exp(min(max(power, -FARTHEST), FARTHEST)), dtype=torch.float64)
+        moved = math.exp(min(max(power, -FARTHEST), FARTHEST))
+        memory["clip"] = torch.tensor(min(max(moved, LEAST_SCALE), MOST_SCALE), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -143,32 +148,40 @@ class NoisyClip(Clip):
 
 
 def row_norms(updates: Tensor) -> Tensor:
-    """The norm of each row, exact to a few digits of float32's last: the clip is only as good as this.
+    """The norm of each row in float64, right to 2^-17 for all finite numbers: the clip is only as good as this.
 
-    One long sum of squares in float32 falls short, by .6% where a million small numbers follow a few large ones.
+    One long sum of squares in float32 falls short, by 0.6% where a million small numbers follow a few large ones, so
+    on a CPU only short ones are. Rows whose squares are too small or too great for that are summed again in float64.
     """
-    norms: Tensor
-    if updates.is_cuda:
-        norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
-        return norms.to(updates.dtype)
-    whole = updates.shape[1] // _PIECE
+    if updates.is_cuda or not updates.numel():
+        return _norms(updates)
+    size = updates.shape[1]
+    whole = size // _PIECE
     pieces = updates[:, : whole * _PIECE].reshape(len(updates), whole, _PIECE)
     rest = updates[:, whole * _PIECE :].unsqueeze(1)
-    short = torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1)
-    norms = torch.linalg.vector_norm(short, dim=1, dtype=torch.float64)
-    return norms.to(updates.dtype)
+    norms = _norms(torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1))
+    least, (low, high) = _LOST * math.sqrt(size), torch.aminmax(norms)
+    if not least <= float(low) <= float(high) < math.inf:
+        doubtful = ~((norms >= least) & (norms < math.inf))
+        norms[doubtful] = _norms(updates[doubtful])
+    return norms
+
+
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
+
+
+def shrinking(norms: Tensor, bound: float | Tensor) -> Tensor:
+    """min(1, bound/norm), less the margin: what is multiplied by it is never longer than the bound.
+
+    What is 2^126 times too long becomes 0: a factor for it would have too few digits in float32. NaN stays NaN.
+    """
+    reached = bound * (1 - MARGIN)
+    factors = torch.where(norms <= reached, 1.0, reached / norms)
+    return torch.where(factors < torch.finfo(torch.float32).tiny, 0.0, factors)
 
 
 def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
-    """update / max(1, norm/bound), in place, for each row.
-
-    One that is 1e37 times too long becomes 0: a factor for it would have too few digits to keep to the bound.
-    """
-    factors = (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
-    factors = torch.where(factors < torch.finfo(factors.dtype).tiny, 0.0, factors)
-    return updates.mul_(factors.unsqueeze(1))
-
-
-def _require_positive(key: str, value: float, written: object = None) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{key} must be > 0 and finite, got {value if written is None else written}")
+    """update / max(1, norm/bound), in place, for each row."""
+    return updates.mul_(shrinking(norms, bound).to(updates.dtype).unsqueeze(1))

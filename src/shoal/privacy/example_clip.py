@@ -1,9 +1,10 @@
 """What happens to one record's gradient inside its client (boundary `per_example`).
 
 A batch's gradient is sum_b factor_b g_b, so that one record moves it by at most the `sensitivity`, in whose units
-the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B; factors are
-[layers, K, B], or [1, K, B] where all layers share one. AdaClip, which clips in coordinates of its own, is in
-`adaclip`. As with whole updates, a bound that was computed from the data without noise proves nothing.
+the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B, in float64, where no
+square of a float32 is too small or too great; factors are [layers, K, B], or [1, K, B] where all layers share one.
+AdaClip, which clips in coordinates of its own, is in `adaclip`. As with whole updates, a bound that was computed from
+the data without noise proves nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from shoal.errors import ConfigError
-from shoal.privacy.clip import QuantileClip
+from shoal.privacy.clip import QuantileClip, shrinking
 from shoal.privacy.noise import Memory
-from shoal.privacy.schedules import parse
+from shoal.privacy.schedules import require_scales, scale_in
 
 Layers = Literal["flat", "split", "each"]
 Bound = float | Tensor
@@ -39,7 +39,7 @@ class ExampleClipping:
         norms = squares.sum(0, keepdim=True).sqrt() if self.layers == "flat" else squares.sqrt()
         if self.layers == "split":
             bound = bound / math.sqrt(len(squares))
-        return (bound / norms.clamp(min=1e-30)).clamp(max=1.0)
+        return shrinking(norms, bound)
 
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
         """What the noise is scaled to, for each client: [K]."""
@@ -58,12 +58,10 @@ class ExampleClip(ExampleClipping):
     layers: Layers = "flat"
 
     def __post_init__(self) -> None:
-        _require_bound(min(parse(self.clip).values(100)), self.clip)
+        require_scales("per_example.clip", self.clip)
 
     def bound(self, memory: Memory, t: int, total: int) -> float:
-        bound = parse(self.clip).value(t, total)
-        _require_bound(bound, f"{self.clip}, which is {bound:g} in round {t + 1} of {total}")
-        return bound
+        return scale_in("per_example.clip", self.clip, t, total)
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,3 @@ class QuantileExampleClip(ExampleClipping, QuantileClip):
         """
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * real).sum(1)
-
-
-def _require_bound(value: float, written: object) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"per_example.clip must be > 0 and finite, got {written}")

@@ -65,6 +65,8 @@ def _noise_for(epsilon: float, delta: float) -> float:
 
 
 LEAST, MOST = 1e-30, 1e30  # what a setting's number is between, if it is not 0
+LEAST_SCALE, MOST_SCALE = 1e-12, 1e12
+"""What a clip or a learning rate is between: float32 then holds what is clipped, and its noise, in all digits."""
 
 _SHAPES: dict[str, tuple[Callable[..., float], str]] = {
     "linear": (_linear, "linear:from:to"),
@@ -153,3 +155,23 @@ def _number(word: str, text: str) -> float:
             f"'{text}': {number:g} cannot be reckoned with; use 0, or a number from {LEAST:g} to {MOST:g}"
         )
     return number
+
+
+def require_scale(key: str, value: float, written: object = None, zero: bool = False) -> float:
+    """A clip or a learning rate; a ConfigError where float32 could not hold what comes of it."""
+    if not (LEAST_SCALE <= value <= MOST_SCALE or (zero and value == 0)):
+        wanted = f"{'>= 0 (0, or ' if zero else '> 0 ('}from {LEAST_SCALE:g} to {MOST_SCALE:g})"
+        raise ConfigError(f"{key} must be {wanted}, got {value if written is None else written}")
+    return value
+
+
+def require_scales(key: str, schedule: str | float, zero: bool = False) -> None:
+    """The same of 100 rounds; when their number is known, each is checked (`scale_in`)."""
+    for value in parse(schedule).values(100):
+        require_scale(key, value, schedule, zero)
+
+
+def scale_in(key: str, schedule: str | float, t: int, total: int, zero: bool = False) -> float:
+    """A clip or a learning rate in round t."""
+    value = parse(schedule).value(t, total)
+    return require_scale(key, value, f"{schedule}, which is {value:g} in round {t + 1} of {total}", zero)

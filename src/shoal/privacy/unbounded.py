@@ -9,12 +9,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.privacy.clip import Draw
 from shoal.privacy.noise import Memory, add_to_updates, gaussian_like
+from shoal.privacy.schedules import require_scale
 
 
 class Unclipped:
@@ -80,17 +82,26 @@ class Select(Unclipped):
             raise ConfigError(f"per_update.fraction must be in (0, 1], got {self.fraction}")
         if self.threshold < 0 or self.noise < 0:
             raise ConfigError(f"per_update.threshold and noise must be >= 0, got {self.threshold}, {self.noise}")
-        if self.cap <= 0:
-            raise ConfigError(f"per_update.cap must be > 0, got {self.cap}")
+        require_scale("per_update.cap", self.cap)
+        for name in ("threshold", "noise"):
+            if getattr(self, name):
+                require_scale(f"per_update.{name}", getattr(self, name))
 
     def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
         sent = torch.zeros_like(updates)
         wanted = math.ceil(self.fraction * updates.shape[1])
+        held = _at_most(self.cap)
         for row, update in enumerate(updates):
             generator = draw(row)
             over = (update.abs() > self.threshold).nonzero().squeeze(1).cpu().numpy()
             chosen = generator.choice(over, size=min(wanted, len(over)), replace=False)
             places = torch.from_numpy(chosen).to(update.device)
-            values = update[places].clamp(-self.cap, self.cap)
+            values = update[places].clamp(-held, held)
             sent[row, places] = values + gaussian_like(values, self.noise * self.cap, generator)
         return sent
+
+
+def _at_most(cap: float) -> float:
+    """The greatest number of float32 that is not above the cap."""
+    nearest = np.float32(cap)
+    return float(nearest if float(nearest) <= cap else np.nextafter(nearest, np.float32(0)))

@@ -1,0 +1,387 @@
+"""Clipping holds over the whole range of float32: what leaves, measured exactly, is at most the bound.
+
+Numbers are drawn by their exponents, from the least subnormal to the greatest float, alike and mixed, and bounds from
+all that can be configured; on a CPU with subnormals kept and with subnormals flushed to 0.
+"""
+
+import math
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.algorithms import algorithm
+from shoal.engine.firewall import GREATEST, finite_or_zero
+from shoal.errors import ConfigError
+from shoal.gradients.apart import Examples
+from shoal.gradients.layout import Layout
+from shoal.gradients.rules import rule_for
+from shoal.gradients.together import Records
+from shoal.privacy.adaclip import AdaClip, Coordinates
+from shoal.privacy.clip import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
+from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.schedules import LEAST_SCALE, MOST_SCALE
+from shoal.privacy.unbounded import Select
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", "cpu, flushed", pytest.param("cuda", marks=needs_gpu)]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+
+seeds = st.integers(0, 2**32 - 1)
+exponents = st.integers(-149, 127)
+spans = st.tuples(exponents, exponents).map(sorted)
+bounds = st.one_of(st.floats(-12, 12).map(lambda power: 10.0**power), st.sampled_from([LEAST_SCALE, MOST_SCALE]))
+many = settings(max_examples=10, deadline=None, derandomize=True)
+RECORDS = 32
+
+
+def wild(seed, span, rows, *shape):
+    """Floats with exponents between two, subnormals included, each with a random sign and all digits.
+
+    Every row has ends of its own within the span, so that there are rows of one size and rows of many.
+    """
+    random = np.random.default_rng(seed)
+    low, high = np.sort(random.integers(span[0], span[1] + 1, (2, rows, *[1] * len(shape))), axis=0)
+    sizes = np.ldexp(1 + random.random((rows, *shape)), random.integers(low, high + 1, (rows, *shape)))
+    signed = sizes * random.choice([-1.0, 1.0], (rows, *shape))
+    return torch.from_numpy(signed.clip(-3.4e38, 3.4e38).astype(np.float32))
+
+
+def norms_of(rows):
+    """In long double, where no square of a float32 is too small or too great."""
+    rows = rows.double().cpu().numpy().astype(np.longdouble)
+    return np.sqrt((rows**2).sum(axis=-1))
+
+
+@contextmanager
+def on(device):
+    """Where numbers lie; subnormals are kept, or flushed to 0."""
+    name, _, flushed = device.partition(", ")
+    torch.set_flush_denormal(bool(flushed))
+    try:
+        yield torch.device(name)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+# --- whole updates
+
+
+@on_devices
+@given(seeds, spans, st.sampled_from([1, 5, 300]))
+@many
+def test_a_norm_is_right_for_all_finite_numbers(device, seed, span, size):
+    updates = wild(seed, span, RECORDS, size)
+    with on(device) as where:
+        found = row_norms(updates.to(where)).cpu().numpy()
+    lost = np.finfo(np.float32).tiny * math.sqrt(size)  # what is flushed
+    assert (np.abs(found - norms_of(updates)) <= MARGIN / 2 * norms_of(updates) + lost).all()
+
+
+def extreme(share):
+    """The bound of an adaptive clip that was driven one way for long."""
+    clip, memory = QuantileClip(rate=300.0), {}
+    clip.move(memory, share)
+    return clip.bound(memory, 0, 1, None)
+
+
+@on_devices
+@pytest.mark.parametrize("clip", [Clip(), NoisyClip(noise=0.0), MedianClip(), QuantileClip()])
+@given(seeds, spans, bounds)
+@many
+def test_no_update_leaves_longer_than_the_bound(device, clip, seed, span, bound):
+    updates = wild(seed, span, RECORDS, 200)
+    with on(device) as where:
+        kept, norms, bad = finite_or_zero(updates.to(where))
+        if isinstance(clip, MedianClip):
+            bound = clip.bound({}, 0, 1, norms)
+        elif isinstance(clip, QuantileClip):
+            bound = extreme(1e3 if bound < 1 else -1e3)
+        left = clip.leave(kept.clone(), norms, bound, 0, 1, np.random.default_rng).cpu()
+    assert LEAST_SCALE <= bound <= MOST_SCALE
+    assert (norms_of(left) <= bound).all()
+    true, flushed = norms_of(updates), np.finfo(np.float32).tiny * 20
+    assert (bad.cpu().numpy() == (true > GREATEST)).all() or (np.abs(true / GREATEST - 1) < MARGIN).any()
+    there = (true <= GREATEST) & (true < bound * 1e37)  # what is longer has no factor in float32
+    assert (norms_of(left) >= np.minimum(true, bound) * (1 - 2 * MARGIN) - flushed)[there].all()
+    near = np.abs(true / bound - 1) < 2 * MARGIN
+    assert ((norms.cpu().numpy() <= bound) == (true <= bound))[~near & (true <= GREATEST)].all()
+
+
+@pytest.mark.parametrize("share", [-1e3, 1e3])
+def test_an_adaptive_bound_stays_where_clips_may_be(share):
+    assert extreme(share) == pytest.approx(MOST_SCALE if share < 0 else LEAST_SCALE, rel=1e-12)
+    assert LEAST_SCALE <= extreme(share) <= MOST_SCALE
+    assert MedianClip().bound({}, 0, 1, torch.tensor([1e-30, 1e-25])) == LEAST_SCALE
+    assert MedianClip().bound({}, 0, 1, torch.tensor([1e25, 1e30])) == MOST_SCALE
+
+
+@given(seeds, spans, bounds)
+@many
+def test_no_selected_number_is_above_its_cap(seed, span, cap):
+    left = Select(1.0, cap=cap).leave(wild(seed, span, 1, 50), torch.ones(1), math.inf, 0, 1, np.random.default_rng)
+    assert (left.double().abs() <= cap).all()
+
+
+# --- gradients of records, in every layer's rule
+
+
+def frozen(module):
+    module.weight.requires_grad_(False)
+    return module
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(7, 5), (7,)),
+    "linear without bias": (lambda: nn.Linear(7, 5, bias=False), (7,)),
+    "linear of few words": (lambda: nn.Linear(4, 5), (3, 4)),
+    "linear of many words": (lambda: nn.Linear(4, 5), (25, 4)),
+    "linear without bias of many words": (lambda: nn.Linear(4, 5, bias=False), (25, 4)),
+    "convolution of one channel": (lambda: nn.Conv2d(1, 4, 3), (1, 7, 7)),
+    "convolution of few places": (lambda: nn.Conv2d(6, 4, 3), (6, 5, 5)),
+    "convolution of many places": (lambda: nn.Conv2d(6, 4, 3, padding=1), (6, 5, 5)),
+    "convolution without bias": (lambda: nn.Conv2d(6, 4, 3, bias=False), (6, 5, 5)),
+    "convolution with stride": (lambda: nn.Conv2d(6, 4, 3, stride=2, padding=2), (6, 9, 9)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (4, 3, 3)),
+    "layer norm": (lambda: nn.LayerNorm(6), (3, 6)),
+    "embedding": (lambda: nn.Embedding(5, 4, padding_idx=0), (6,)),
+    "bias of a linear layer": (lambda: frozen(nn.Linear(3, 5)), (3, 5)),
+    "bias of a convolution": (lambda: frozen(nn.Conv2d(2, 4, 1)), (4, 3, 3)),
+}
+CLIPS = [ExampleClip(layers=layers) for layers in ("flat", "split", "each")]
+CLIPS += [MaxClip(layers="each"), QuantileExampleClip(layers="flat"), QuantileExampleClip(layers="split")]
+
+
+def taped(name, where, kernels, draw):
+    """A tape of two such layers and a plain one, with inputs and gradients of outputs as `draw` gives them.
+
+    Every record has a client of its own, so that what it adds stands alone.
+    """
+    make, shape = LAYERS[name]
+    module = nn.Sequential(make(), make(), nn.Linear(3, 2)).to(where)
+    layout = Layout.of(module)
+    entries = {entry.name: entry for entry in layout.entries}
+    by_id = {id(p): entries[key] for key, p in module.named_parameters() if key in entries}
+    params = torch.zeros(RECORDS, layout.size, device=where)
+    tape = Records(torch.ones(RECORDS, 1, device=where), layout.size, 3)
+    for layer, inputs in zip(module, (shape, shape, (3,)), strict=True):
+        rule, _ = rule_for(layer, by_id, kernels)
+        x = draw(RECORDS, *inputs).to(where)
+        if isinstance(layer, nn.Embedding):
+            x = x.view(torch.int32).abs() % 5
+        y, saved = rule.forward(x, params)
+        tape.append((rule, saved, draw(*y.shape).to(where)))
+    return tape, params
+
+
+def drawing(seed, given_spans):
+    """Tensors with exponents from one span after the other."""
+    count = 0
+
+    def draw(*shape):
+        nonlocal count
+        count += 1
+        return wild(seed + count, given_spans[count % len(given_spans)], *shape)
+
+    return draw
+
+
+def added(tape, clip, bound, params, scale, fused=False):
+    """What each record adds, and which are left out."""
+    squares = tape.squares()
+    factors = clip.factors(squares, params.new_tensor(bound))
+    into = torch.zeros_like(params)
+    if fused:
+        from shoal.privacy.philox import Philox
+
+        source = Philox(torch.arange(len(params), device=params.device))
+        products = tape.accumulate_but(source.takes, into, scale, factors)
+        source.add(into, torch.zeros(len(params), device=params.device), products)
+    else:
+        tape.accumulate(into, scale, factors)
+    return into.cpu(), (~squares.sum(0).isfinite()).flatten().cpu().numpy(), squares
+
+
+def assert_held(into, out, limit):
+    assert torch.isfinite(into[~out]).all()
+    assert (norms_of(into[~out]) <= limit).all(), norms_of(into) / limit
+
+
+@on_devices
+@pytest.mark.parametrize("name", LAYERS)
+@given(seeds, st.lists(spans, min_size=6, max_size=6), bounds, st.sampled_from(CLIPS), st.booleans())
+@many
+def test_no_record_adds_more_than_the_bound_in_any_rule(device, name, seed, given_spans, bound, clip, kernels):
+    with on(device) as where:
+        tape, params = taped(name, where, kernels, drawing(seed, given_spans))
+        into, out, _ = added(tape, clip, bound, params, 1.0)
+        assert_held(into, out, bound * clip.excess(3))
+        step = max(1e-18, bound * 1e-6)
+        into, out, _ = added(tape, clip, bound, params, -step / bound)
+        assert_held(into, out, step * clip.excess(3))
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", LAYERS)
+@given(seeds, st.lists(spans, min_size=6, max_size=6), bounds, st.sampled_from(CLIPS))
+@many
+def test_nor_where_products_are_added_with_the_noise(name, seed, given_spans, bound, clip):
+    tape, params = taped(name, torch.device("cuda"), True, drawing(seed, given_spans))
+    step = max(1e-18, bound * 1e-6)
+    into, out, _ = added(tape, clip, bound, params, -step / bound, fused=True)
+    assert_held(into, out, step * clip.excess(3))
+
+
+@on_devices
+@pytest.mark.parametrize("name", LAYERS)
+@given(seeds, st.integers(-25, 25), st.integers(-25, 25), bounds)
+@many
+def test_records_of_a_usable_size_are_not_shortened_for_nothing(device, name, seed, inputs, grads, bound):
+    """Where no square is out of float32's range: a short record stays as it is, a long one reaches the bound."""
+    with on(device) as where:
+        tape, params = taped(name, where, True, drawing(seed, [(grads, grads + 3), (inputs, inputs + 3)]))
+        whole, out, _ = added(tape, ExampleClip(), MOST_SCALE, params, 1.0)
+        into, _, _ = added(tape, ExampleClip(), bound, params, 1.0)
+    assert not out.any()
+    true = norms_of(whole)
+    unclipped = true < MOST_SCALE / 2
+    assert (norms_of(into) >= 0.95 * np.minimum(true, bound))[unclipped].all()
+
+
+@on_devices
+@pytest.mark.parametrize("name", [name for name in LAYERS if "norm" in name or "words" in name or "place" in name])
+@given(seeds, st.integers(-10, 10), st.floats(1e-3, 1e3))
+@many
+def test_nor_where_the_gradient_cancels(device, name, seed, height, bound):
+    """Positions that add up to nothing, 10^8 times as great as the rest of the gradient: what is left is rounding."""
+    count = 0
+
+    def draw(*shape):
+        nonlocal count
+        count += 1
+        if count > 4:
+            return wild(seed, (-3, 3), *shape)
+        if count % 2:
+            return torch.ones(shape) * (1 + seed % 7)
+        rows = wild(seed + count, (height + 25, height + 27), *shape)
+        over = tuple(range(2, len(shape))) if name[0] in "cg" else tuple(range(1, len(shape) - 1))
+        return rows - rows.mean(over, keepdim=True)
+
+    with on(device) as where:
+        for kernels in (False, True):
+            count = 0
+            tape, params = taped(name, where, kernels, draw)
+            for clip in CLIPS[:3]:
+                into, out, _ = added(tape, clip, bound, params, 1.0)
+                assert_held(into, out, bound * clip.excess(3))
+
+
+@on_devices
+@given(seeds, spans, bounds, st.sampled_from(CLIPS))
+@many
+def test_nor_does_one_whose_gradient_is_made_by_torch_func(device, seed, span, bound, clip):
+    layout = Layout.of(nn.Sequential(nn.Linear(7, 5), nn.LSTM(5, 4)))
+    with on(device) as where:
+        tape = Examples(layout, wild(seed, span, RECORDS, 1, layout.size).to(where))
+        params = torch.zeros(RECORDS, layout.size, device=where)
+        assert_held(*added(tape, clip, bound, params, 1.0)[:2], bound * clip.excess(2))
+
+
+@on_devices
+@given(seeds, spans, spans, bounds, bounds)
+@many
+def test_adaclip_keeps_every_record_to_1_in_its_coordinates(device, seed, span, around, h1, h2):
+    clip = AdaClip(h1=min(h1, h2), h2=max(h1, h2))
+    with on(device) as where:
+        at = clip.start(torch.zeros(RECORDS, 300, device=where))
+        mean = wild(seed + 1, (around[0], min(around[1], 100)) if around[0] <= 100 else (0, 0), RECORDS, 300)
+        at = Coordinates(mean.to(where), at.scale)
+        into = clip.clipped_sum(at, wild(seed, span, RECORDS, 1, 300).to(where), torch.ones(RECORDS, 1, device=where))
+    assert torch.isfinite(into).all()
+    assert (norms_of(into) <= 1).all()
+
+
+@given(seeds, spans, st.floats(1e-9, 1e9))
+@many
+def test_the_count_of_short_records_goes_by_the_same_norms(seed, span, bound):
+    clip, layout = QuantileExampleClip(), Layout.of(nn.Linear(7, 5))
+    rows = wild(seed, span, 1, 6, layout.size)
+    squares = Examples(layout, rows).squares()
+    shares = clip.shares(squares, torch.ones(1, 6), torch.tensor(bound), 6.0, torch.zeros(1))
+    true = norms_of(rows[0])
+    if (np.abs(true / bound - 1) > 2 * MARGIN).all():
+        assert float(shares) == pytest.approx((true <= bound).mean())
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("value", [1e-13, 1e13, 1e-30])
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (Clip, "per_update.clip"),
+        (lambda value: Clip(f"decay:1:0.5:{value}" if value < 1 else f"linear:1:{value * 2}"), "per_update.clip"),
+        (NoisyClip, "per_update.clip"),
+        (QuantileClip, "per_update.initial"),
+        (ExampleClip, "per_example.clip"),
+        (MaxClip, "per_example.clip"),
+        (lambda value: QuantileExampleClip(initial=value), "per_example.initial"),
+        (lambda value: AdaClip(h1=value, h2=value), "per_example.h1"),
+        (lambda value: AdaClip(h1=1e-3, h2=value), "per_example.h2"),
+        (lambda value: Select(cap=value), "per_update.cap"),
+        (lambda value: Select(threshold=value), "per_update.threshold"),
+        (lambda value: changed(local={"lr": value}), "local.lr"),
+        (lambda value: changed(server={"lr": value}), "server.lr"),
+    ],
+)
+def test_a_scale_that_float32_cannot_hold_is_refused_by_name(make, key, value):
+    with pytest.raises(ConfigError) as found:
+        make(value)
+    said = str(found.value)
+    assert said.startswith(f"{key} must be")
+    assert "from 1e-12 to 1e+12" in said
+    assert "\n" not in said
+
+
+STEP = "local.lr x clip / examples.batch must be from 1e-18 to 1e+18"
+
+
+def changed(name="dp-sgd", **sections):
+    record = algorithm(name)
+    for section, values in sections.items():
+        record = replace(record, **{section: replace(getattr(record, section), **values)})
+    return record
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("dp-sgd", {"local": {"lr": 1e-12}, "per_example": {"clip": 1e-11}}, STEP),
+        ("dp-sgd", {"local": {"lr": 1e12}, "per_example": {"clip": 1e12}}, STEP),
+        ("dp-sgd", {"examples": {"batch": 10**30}}, STEP),
+        ("quantile-example", {"examples": {"batch": 10**30}}, STEP),
+        ("dp-sgd", {"per_step": {"noise": 1e-29}, "local": {"lr": 1e-6}}, "local.lr x per_step.noise x clip"),
+        ("trusted-curator", {"per_round": {"noise": 1e29}, "per_update": {"clip": 1e6}}, "per_round.noise x the"),
+        ("fed-sdp", {"per_update": {"noise": 1e-29, "clip": 1e-6}}, "per_update.noise x per_update.clip must be"),
+        ("dp-sgd", {"local": {"lr": "exponential:1:1e-11"}, "per_example": {"clip": 1e-3}}, ""),
+    ],
+)
+def test_products_that_float32_cannot_hold_are_refused_before_the_first_round(name, changes, says):
+    record = changed(name, **changes)
+    if not says:
+        record.refuse_unfit(0, 100, 100)
+        return
+    with pytest.raises(ConfigError) as found:
+        record.refuse_unfit(0, 100, 100)
+    assert str(found.value).startswith(says)
+
+
+@pytest.mark.parametrize("lr", [0.0, "linear:0:0.1", 1e-12, 1e12])
+def test_a_learning_rate_may_be_0_or_at_the_ends(lr):
+    assert changed(local={"lr": lr}).local.lr == lr
