@@ -43,11 +43,16 @@ def why_not(record, unit="client", observer="release", setting=SETTING):
 
 
 def test_a_site_that_does_not_answer_takes_its_noise_along():
-    """In a real federation fewer noises may be in the sum: a record's own update still has its one."""
+    """In a real federation fewer noises may be in the sum: a record's own update still has its one.
+
+    Who answered shows in the amount of the noise, so that being sampled hides nothing.
+    """
     maybe = replace(SETTING, all_answer=False)
     assert "does not answer takes it along" in why_not(sdp(), setting=maybe)
     assert charged(sdp(), "example") == Sampled("fixed-size", 0.25, Gaussian(15.0))
-    assert charged(sdp(), "example", setting=maybe) == Sampled("fixed-size", 0.25, Gaussian(3.0))
+    shown = TwoLevel(0.25, 1.0, 1, 3.0, local="none", participation="visible")
+    assert charged(sdp(), "example", setting=maybe) == shown == charged(sdp(), "example", "server")
+    assert charged(sdp(), "example", setting=replace(maybe, multiplicity=3)) == Gaussian(1.0)
     assert charged(sdp(), observer="server", setting=maybe) == charged(sdp(), observer="server")
     in_steps = replace(algorithm("fed-cdp-private"), clients=Clients("fixed-size", 25))
     sizes = replace(maybe, sizes=(50,))
