@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -31,7 +32,7 @@ from shoal.accounting.events import (
     Unbounded,
 )
 from shoal.accounting.selection import Trials
-from shoal.accounting.theorems import ADJACENCY, TABLE
+from shoal.accounting.theorems import ADJACENCY, TABLE, Cell, markdown
 from shoal.errors import ConfigError
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
@@ -39,6 +40,7 @@ Mixture = list[tuple[float, tuple[float, ...]]]
 """(weight, mean) of each Gaussian of unit variance in what is released."""
 SIDES = (-1.0, 0.0, 1.0)
 COUNT = 3  # other units
+GRID = 5e-4  # what the grid's steps may add to a divergence in two dimensions: 1.2e-4 against the closed form
 
 
 def divergences(one: Mixture, other: Mixture, epsilons: Sequence[float]) -> np.ndarray:
@@ -228,9 +230,9 @@ def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
             except ConfigError:
                 refused.append(accountant)
                 break
-            assert not claimed.valid or claimed.delta is None or claimed.delta >= delta * (1 - 1e-4) - 1e-7
+            assert not claimed.valid or claimed.delta is None or claimed.delta >= delta * (1 - GRID) - 1e-7
             if 1e-12 < delta < 1 and back.valid and back.epsilon is not None:
-                assert back.epsilon >= epsilon - 1e-3
+                assert back.epsilon >= epsilon - 2e-3
     if "shuffled" in name and adjacency == "add-remove":
         assert refused == list(accountants.NAMES)
     else:
@@ -288,3 +290,13 @@ def test_the_best_of_a_private_selection_is_not_below_the_truth(adjacency: str) 
             here, there = best(one), best(other or 0.0)
             for p, q in ((here, there), (there, here)):
                 assert np.maximum(p - math.exp(found.epsilon) * q, 0).sum() <= delta
+
+
+def test_the_documentation_holds_the_table() -> None:
+    docs = Path(__file__).parent.parent / "docs" / "explanation.md"
+    assert markdown() in docs.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("cell", TABLE.values())
+def test_each_cell_is_a_theorem_with_its_reference_or_a_refusal(cell: Cell) -> None:
+    assert bool(cell.refused) != bool(cell.theorem and cell.reference)
