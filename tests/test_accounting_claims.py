@@ -20,8 +20,50 @@ def test_a_proven_claim_has_the_shape_that_users_read() -> None:
         "delta": 1e-5,
         "accountant": "pld",
         "because": None,
+        "adjacency": "add-or-remove",
     }
-    assert proven.words() == "epsilon 1.388 at delta 1e-05 (pld)"
+    assert proven.words() == "epsilon 1.388 at delta 1e-05 (pld, add-or-remove)"
+
+
+def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() -> None:
+    event = Repeat(Sampled("poisson", 0.1, Gaussian(3)), 100)
+    client = claims.prove("client", "release", event, 1e-5, neighbours="zero-out", clients=1200)
+    assert client.adjacency == "zero-out"
+    assert client.because == "the number of clients, 1,200, is public"
+    record = claims.prove("example", "release", event, 1e-5, neighbours="replace-one", clients=1200)
+    assert (record.adjacency, record.because) == ("replace-one", None)
+    assert claims.prove("client", "server", Unbounded("no noise"), 1e-5, clients=12).because == "no noise"
+
+
+def test_a_claim_from_before_adjacency_was_named_can_be_read() -> None:
+    old = {
+        "unit": "client",
+        "observer": "release",
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "accountant": "pld",
+        "because": None,
+    }
+    assert Proven(**old).words() == "epsilon 2 at delta 1e-05 (pld)"
+    with pytest.raises(ConfigError, match="did you mean 'zero-out'"):
+        Proven(**old, adjacency="zero out")
+
+
+@pytest.mark.parametrize(
+    ("unit", "delta", "units", "warned"),
+    [
+        ("client", 1e-3, 5000, True),
+        ("client", 1e-3, 1000, False),
+        ("example", 1e-5, 10**6, True),
+        ("client", 0.5, 0, False),
+    ],
+)
+def test_a_delta_above_one_over_the_number_of_units_draws_a_warning(
+    unit: str, delta: float, units: int, warned: bool
+) -> None:
+    said = claims.large_delta(unit, delta, units)
+    assert (said is not None) is warned
+    assert said is None or f"1/{units:,}" in said
 
 
 def test_none_says_because_of_what() -> None:

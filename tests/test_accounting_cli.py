@@ -15,7 +15,7 @@ from shoal.cli import account, ledger
 from shoal.errors import ConfigError, LedgerError
 
 COMMON = ["--sampling-rate", ".01", "--noise", "6", "--steps", "10000"]
-KEYS = {"epsilon", "delta", "noise", "steps", "accountant", "valid", "because"}
+KEYS = {"epsilon", "delta", "noise", "steps", "accountant", "valid", "because", "adjacency", "warnings"}
 
 
 def calculate(*words: str) -> dict[str, Any]:
@@ -82,17 +82,28 @@ def test_fixed_size_sampling_has_a_bracket() -> None:
 
 
 def test_shuffled_batches_and_no_sampling() -> None:
-    shuffled = calculate("epsilon", *COMMON, "--delta", "1e-5", "--sampling", "shuffled")
+    words = [*COMMON, "--delta", "1e-5", "--sampling", "shuffled"]
+    shuffled = calculate("epsilon", *words, "--neighbours", "zero-out")
     none = calculate("epsilon", "--noise", "6", "--steps", "100", "--delta", "1e-5", "--sampling", "none")
     assert shuffled["epsilon"] == pytest.approx(none["epsilon"]) == pytest.approx(8.0037, abs=1e-3)
+    with pytest.raises(ConfigError, match=r"under add-or-remove is not accounted.*take replace-one or zero-out"):
+        calculate("epsilon", *words)
+
+
+def test_the_adjacency_is_named_and_a_large_delta_is_warned_of() -> None:
+    words = ["epsilon", "--noise", "6", "--sampling-rate", ".1", "--delta", "1e-3"]
+    found = calculate(*words, "--neighbours", "replace-one", "--units", "1000")
+    assert (found["adjacency"], found["warnings"]) == ("replace-one", [])
+    assert "1/5,000" in calculate(*words, "--units", "5000")["warnings"][0]
+    assert "Warning: delta 0.001" in CliRunner().invoke(account.app, [*words, "--units", "5000"]).stdout
 
 
 def test_two_levels_say_what_they_rest_on() -> None:
     words = ["--client-rate", ".1", "--sampling-rate", ".1", "--local-steps", "100", "--noise", "6"]
-    found = calculate("epsilon", *words, "--steps", "100", "--delta", "1e-5")
+    found = calculate("epsilon", *words, "--steps", "100", "--delta", "1e-5", "--participation", "hidden")
     assert found["epsilon"] == pytest.approx(0.6224, abs=5e-4)
     assert "took part" in found["because"]
-    seen = calculate("epsilon", *words, "--steps", "100", "--delta", "1e-5", "--participation", "visible")
+    seen = calculate("epsilon", *words, "--steps", "100", "--delta", "1e-5")
     assert seen["because"] is None
     assert found["epsilon_if_participation_shows"] == seen["epsilon"] == pytest.approx(2.450, abs=1e-3)
 

@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 
 import shoal
@@ -91,6 +93,31 @@ def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
     assert claim.epsilon > accountants.epsilon(steps(2.0), 1e-3, "rdp").epsilon
     dearer = replace(plan, selection=replace(plan.selection, gamma=Trials.expecting(50.0).gamma))
     assert client(cost.of_the_best(tmp_path, dearer)).epsilon > claim.epsilon
+
+
+def test_a_private_selection_claims_nothing_against_who_sees_every_trial(tmp_path):
+    words = ["per_round.noise=2.0,4.0", "per_round.at=shared", "clients.sampling=fixed-size"]
+    plan = played(tmp_path, words, private=True, expected_trials=2.0)
+    claims = {(claim.unit, claim.observer): claim for claim in cost.of_the_best(tmp_path, plan)}
+    assert claims["client", "release"].epsilon > 0
+    assert claims["client", "release"].adjacency == "zero-out"
+    assert "20, is public" in claims["client", "release"].because
+    for unit, observer in product(("client", "example"), ("server", "inside")):
+        assert claims[unit, observer].epsilon is None
+        assert "sees every trial" in claims[unit, observer].because
+
+
+def test_a_private_selection_claims_nothing_for_clients_whose_rows_give_the_score(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(60, 3)).round(3)
+    lines = [",".join([*map(str, row), str(k % 2), f"c{k % 6}"]) for k, row in enumerate(rows)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["a,b,c,label,client", *lines]))
+    words = [*BASE[:2], *BASE[3:], f"data.name={table}", "clients.cohort=3"]
+    plan = make_plan(base_settings(None, words), grid_of(["per_round.noise=2.0,4.0"]), private=True)
+    claims = {(claim.unit, claim.observer): claim for claim in cost.of_the_best(tmp_path, plan)}
+    assert claims["client", "release"].epsilon is None
+    assert "rows of these same clients" in claims["client", "release"].because
+    assert claims["example", "release"].epsilon > 0
 
 
 def test_cells_that_were_not_drawn_count_too(tmp_path):

@@ -39,6 +39,7 @@ class Result:
     baseline: float | None = None
     proven: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
@@ -54,6 +55,7 @@ class Result:
             "random",
             "proven",
             "published",
+            "warnings",
         )
         return {"run": str(self.run)} | {name: getattr(self, name) for name in names}
 
@@ -157,6 +159,7 @@ def run(
                 baseline=plain[-1]["accuracy"] if plain else None,
                 proven=proven,
                 published=[claim.to_json() for claim in _published(settings, simulator)],
+                warnings=_warnings(proven, settings.budget.delta, simulator),
                 model=simulator.model_tensors(),
                 metrics=metrics,
             )
@@ -194,6 +197,17 @@ def _without_privacy(simulator: Simulator) -> list[dict[str, Any]]:
     finally:
         plain.close()
     return lines
+
+
+def _warnings(proven: list[dict[str, Any]], delta: float, simulator: Simulator) -> list[str]:
+    """A delta that says little, for the units of which something is proven."""
+    from shoal.accounting.claims import large_delta
+
+    parts = simulator.stage.federation.partition
+    units = {"client": len(parts), "example": len(np.unique(parts.indices))}
+    found = {claim["unit"] for claim in proven if claim["epsilon"] is not None}
+    said = [large_delta(unit, delta, count) for unit, count in units.items() if unit in found]
+    return [warning for warning in said if warning]
 
 
 def _facts(simulator: Simulator) -> dict[str, Any]:

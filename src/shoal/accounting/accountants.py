@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from shoal.accounting import pld, rdp, textbook
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError, nearest
 
 
@@ -57,7 +57,7 @@ def epsilon(
     """The epsilon that these events cost at this delta."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be in (0, 1), got {delta:g}")
-    counts = leaves(event)
+    counts = counted(event, neighbours)
     if (reason := _unbounded(counts)) is not None:
         return Answer(None, delta, _named(accountant), False, reason)
     figures = _figures(counts, accountant, neighbours, orders)
@@ -82,7 +82,7 @@ def delta(
     """The delta that these events cost at this epsilon."""
     if not 0 <= epsilon < math.inf:
         raise ConfigError(f"epsilon must be >= 0, got {epsilon:g}")
-    counts = leaves(event)
+    counts = counted(event, neighbours)
     if (reason := _unbounded(counts)) is not None:
         return Answer(epsilon, None, _named(accountant), False, reason)
     figures = _figures(counts, accountant, neighbours, orders)
@@ -192,9 +192,6 @@ _FAINT = 1e-8  # deltas below this may be drowned by the rounding that pld allow
 
 
 def _figures(counts: Mapping[Leaf, int], accountant: str, neighbours: Neighbours, orders: str) -> _Figures:
-    if neighbours not in get_args(Neighbours):
-        choices = get_args(Neighbours)
-        raise ConfigError(f"no neighbour relation is called '{neighbours}'{nearest(neighbours, choices)}")
     return _ACCOUNTANTS[_named(accountant)](counts, neighbours, orders)
 
 

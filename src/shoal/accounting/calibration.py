@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
 from shoal.accounting.events import NOTHING, Event
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import Neighbours
 from shoal.errors import ConfigError
 
 _TIGHT = 2e-4  # relative gap between the noise returned and one that overspends

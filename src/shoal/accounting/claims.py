@@ -7,15 +7,15 @@ paper's own recipe gives; it is always labelled with that recipe and never turns
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from shoal.accounting import accountants
+from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import ADJACENCY, Neighbours
+from shoal.accounting.theorems import Observer as Observer
+from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
-
-Unit: TypeAlias = Literal["example", "client"]
-Observer: TypeAlias = Literal["release", "server", "inside"]
 
 OBSERVERS: dict[str, str] = {
     "release": "whoever sees the released models",
@@ -26,7 +26,11 @@ OBSERVERS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Proven:
-    """For one unit against one observer: an (epsilon, delta), or none, because ..."""
+    """For one unit against one observer: an (epsilon, delta), or none, because ...
+
+    `adjacency`: what neighbouring data sets differ by (theorems.ADJACENCY); None in claims that were written before
+    it was named. Where something is proven, `because` says on what it rests.
+    """
 
     unit: Unit
     observer: Observer
@@ -34,10 +38,14 @@ class Proven:
     delta: float | None
     accountant: str | None
     because: str | None
+    adjacency: str | None = None
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
         check_observer(self.observer)
+        if self.adjacency is not None and self.adjacency not in ADJACENCY.values():
+            names = list(ADJACENCY.values())
+            raise ConfigError(f"no adjacency is called '{self.adjacency}'{nearest(self.adjacency, names)}")
         if self.epsilon is None and not self.because:
             raise ConfigError(f"a claim of nothing ({self.unit}, {self.observer}) must say because of what")
         if self.epsilon is not None and (self.delta is None or self.accountant is None):
@@ -47,10 +55,11 @@ class Proven:
         return asdict(self)
 
     def words(self) -> str:
-        """`epsilon 7.9 at delta 1e-05 (pld)`, or `none, because ...`."""
+        """`epsilon 7.9 at delta 1e-05 (pld, zero-out)`, or `none, because ...`."""
         if self.epsilon is None:
             return f"none, because {self.because}"
-        said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.accountant})"
+        how = self.accountant if self.adjacency is None else f"{self.accountant}, {self.adjacency}"
+        said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({how})"
         return f"{said}; {self.because}" if self.because else said
 
 
@@ -81,17 +90,40 @@ def prove(
     delta: float,
     accountant: str = "pld",
     neighbours: Neighbours = "add-remove",
+    clients: int | None = None,
 ) -> Proven:
-    """What is proven for a unit against an observer after these events."""
-    answer = accountants.epsilon(event, delta, accountant, neighbours)
+    """What is proven for a unit against an observer after these events; `clients`: K, which the claim calls public.
+
+    The rate m/K and the mean over K clients are made with K: hidden it is not.
+    """
+    return claim(unit, observer, accountants.epsilon(event, delta, accountant, neighbours), neighbours, clients)
+
+
+def claim(
+    unit: Unit, observer: Observer, answer: Answer, neighbours: Neighbours, clients: int | None = None
+) -> Proven:
+    """An accountant's answer as a claim."""
     if answer.epsilon is None or not answer.valid:
-        return nothing(unit, observer, answer.because or "the accountant gives no bound")
-    return Proven(unit, observer, answer.epsilon, delta, answer.accountant, answer.because)
+        return nothing(unit, observer, answer.because or "the accountant gives no bound", neighbours)
+    public = f"the number of clients, {clients:,}, is public" if unit == "client" and clients else None
+    rests_on = "; ".join(each for each in (answer.because, public) if each) or None
+    return Proven(unit, observer, answer.epsilon, answer.delta, answer.accountant, rests_on, ADJACENCY[neighbours])
 
 
-def nothing(unit: Unit, observer: Observer, because: str) -> Proven:
+def nothing(unit: Unit, observer: Observer, because: str, neighbours: Neighbours) -> Proven:
     """`none, because ...`."""
-    return Proven(unit, observer, None, None, None, because)
+    return Proven(unit, observer, None, None, None, because, ADJACENCY[neighbours])
+
+
+def large_delta(unit: str, delta: float, units: int) -> str | None:
+    """A warning where delta is above 1/(number of units): publishing one of them whole would pass for private."""
+    if units < 1 or delta * units <= 1:
+        return None
+    name = "record" if unit == "example" else unit
+    return (
+        f"delta {delta:g} is above 1/{units:,}, one over the number of {name}s: a method that publishes one {name} "
+        f"in full, chosen at random, would pass; take a smaller delta"
+    )
 
 
 def check_unit(unit: str) -> None:

@@ -36,18 +36,20 @@ _MOST_ROUNDS = 10**6  # in one intent
 
 @dataclass(frozen=True)
 class Charge:
-    """What a round does to one unit, as one observer sees it."""
+    """What a round does to one unit, as one observer sees it; `adjacency` as claims name it, None in old ledgers."""
 
     unit: Unit
     observer: Observer
     event: Event
+    adjacency: str | None = None
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
         check_observer(self.observer)
 
     def to_json(self) -> dict[str, Any]:
-        return {"unit": self.unit, "observer": self.observer, "event": self.event.to_json()}
+        written = {"unit": self.unit, "observer": self.observer, "event": self.event.to_json()}
+        return written if self.adjacency is None else written | {"adjacency": self.adjacency}
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class Ledger:
         text = json.dumps(written["event"], sort_keys=True)
         if text not in self._events:
             self._events[text] = from_json(written["event"])
-        return Charge(written["unit"], written["observer"], self._events[text])
+        return Charge(written["unit"], written["observer"], self._events[text], written.get("adjacency"))
 
     def _append(self, kind: str, body: dict[str, Any]) -> None:
         if self._file is None or self._failed:

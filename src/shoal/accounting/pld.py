@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,9 @@ import numpy.typing as npt
 from shoal.accounting import curves
 from shoal.accounting.curves import Array, Curve, Pair
 from shoal.accounting.events import Gaussian, Leaf, Sampled, TwoLevel, leaves
+from shoal.accounting.theorems import Neighbours
 from shoal.errors import ConfigError
 
-Neighbours: TypeAlias = Literal["add-remove", "replace-one"]
 Counts: TypeAlias = tuple[tuple[Leaf, int], ...]
 
 _TAIL = 1e-16  # mass that may go to infinity over the whole composition
@@ -98,8 +98,10 @@ def _profile(counts: Counts, neighbours: Neighbours) -> Profile:
 
 
 def _pair(leaf: Leaf, neighbours: Neighbours) -> Pair:
-    """The worst pair of neighbours for one sampled event."""
+    """The worst pair of neighbours for one sampled event: the theorems of theorems.py."""
     replace_one = neighbours == "replace-one"
+    # Of a fixed number of draws, one more of the unit is one fewer of another: two clips, whatever the adjacency.
+    displaced = curves.amplified if neighbours == "add-remove" else curves.amplified_both_ways
     match leaf:
         case Sampled("poisson", rate, Gaussian(noise)) if replace_one:
             return curves.poisson_replaced(1 / noise, rate)
@@ -108,13 +110,10 @@ def _pair(leaf: Leaf, neighbours: Neighbours) -> Pair:
         case Sampled("poisson", rate, inner) if not replace_one:
             return curves.amplified(_composed_pair(leaves(inner), neighbours), rate)
         case Sampled("fixed-size", rate, Gaussian(noise)):
-            # Whoever enters pushes another out: the sum moves by twice the clip even under add-remove.
-            amplify = curves.amplified_both_ways if replace_one else curves.amplified
-            return amplify(curves.gaussian(2 / noise), rate)
+            return displaced(curves.gaussian(2 / noise), rate)
         case Sampled("with-replacement", rate, Gaussian(noise), int(draws)):
             pair, hit = curves.drawn_with_replacement(2 / noise, draws, rate)
-            amplify = curves.amplified_both_ways if replace_one else curves.amplified
-            return amplify(pair, hit) if hit < 1 else pair
+            return displaced(pair, hit) if hit < 1 else pair
         case TwoLevel(rate, participation="visible"):
             return curves.sometimes(_composed_pair(leaves(leaf.local_event), neighbours), rate)
         case TwoLevel(rate, participation="hidden"):

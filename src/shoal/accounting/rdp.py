@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shoal.accounting.curves import Array
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError, nearest
 
 Orders: TypeAlias = tuple[float, ...]
@@ -70,10 +70,10 @@ def divergence(leaf: Leaf, neighbours: Neighbours, orders: Orders = DEFAULT) -> 
         case Sampled("poisson", rate, Gaussian(noise)) if noise >= _LEAST_NOISE:
             return _poisson_replaced(rate, noise, orders)
         case Sampled("poisson" | "fixed-size", rate, Gaussian(noise)):
-            # Replace-one. The bound asks only that the outputs with one unit, with the other and with
-            # neither are pairwise a shift of twice the clip apart: true for both kinds of sampling.
+            # Replace-one, or zero-out of a fixed-size sample. The bound asks only that the outputs with the unit,
+            # with the other (or its place left empty) and with neither are pairwise at most two clips apart.
             return _without_replacement(rate, noise / 2, orders)
-        case Sampled("poisson", rate, inner) if neighbours == "add-remove":
+        case Sampled("poisson", rate, inner) if neighbours != "replace-one":
             return _amplified(rate, total(leaves(inner), neighbours, orders), orders)
         case TwoLevel(rate, participation="visible"):
             inside = total(leaves(leaf.local_event), neighbours, orders)
@@ -83,7 +83,7 @@ def divergence(leaf: Leaf, neighbours: Neighbours, orders: Orders = DEFAULT) -> 
             large = np.logaddexp(math.log1p(-rate), math.log(rate) + grown)
             mixed: Array = np.where(grown < 30.0, small, large) / less_one
             return mixed
-        case TwoLevel(rate, participation="hidden") if neighbours == "add-remove":
+        case TwoLevel(rate, participation="hidden") if neighbours != "replace-one":
             return _amplified(rate, total(leaves(leaf.local_event), neighbours, orders), orders)
     raise ConfigError(f"the rdp accountant does not understand {leaf} under {neighbours}; use pld")
 
@@ -94,8 +94,9 @@ def _as_poisson(leaf: Sampled, neighbours: Neighbours) -> tuple[float, float] | 
         return None
     if leaf.kind == "poisson":
         return leaf.rate, leaf.event.noise
-    # Whoever enters a sample of fixed size pushes another out: the sum moves by twice the clip.
-    return (leaf.rate, leaf.event.noise / 2) if leaf.kind == "fixed-size" else None
+    # Whoever is added to a sample of fixed size pushes another out: the sum moves by twice the clip.
+    displaces = leaf.kind == "fixed-size" and neighbours == "add-remove"
+    return (leaf.rate, leaf.event.noise / 2) if displaces else None
 
 
 def poisson_gaussian(rate: float, noises: Array, orders: Orders) -> Array:
@@ -303,7 +304,7 @@ class Running:
 
     def _cost(self, event: Event) -> tuple[Array, str | None]:
         cost = np.zeros(len(self.orders))
-        for leaf, n in leaves(event).items():
+        for leaf, n in counted(event, self.neighbours).items():
             if isinstance(leaf, Unbounded):
                 return cost, leaf.because
             cost = cost + n * divergence(leaf, self.neighbours, self.orders)

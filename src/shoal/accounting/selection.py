@@ -18,9 +18,9 @@ import numpy as np
 from shoal.accounting import accountants, rdp
 from shoal.accounting.accountants import Answer
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, leaves
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.events import Event
 from shoal.accounting.rdp import DEFAULT, Orders
+from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError
 
 _MOST_TRIALS = 1e6
@@ -107,7 +107,7 @@ def epsilon(cells: Sequence[Event], trials: Trials, delta: float, neighbours: Ne
         if (reason := accountants.unbounded(event)) is not None:
             return Answer(None, delta, "rdp", False, reason)
         try:
-            greatest = np.maximum(greatest, rdp.total(leaves(event), neighbours))
+            greatest = np.maximum(greatest, rdp.total(counted(event, neighbours), neighbours))
         except ConfigError as error:
             return Answer(None, delta, "rdp", False, str(error))
     if not greatest.any():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.accounting.events import Gaussian, Leaf, Sampled
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import Neighbours
 from shoal.errors import ConfigError
 
 
@@ -26,14 +26,16 @@ class Step:
 
 def steps(counts: Mapping[Leaf, int], neighbours: Neighbours, accountant: str) -> list[Step]:
     """The events as sampled Gaussians; these accountants understand no others."""
-    sensitivity = 2 if neighbours == "replace-one" else 1
+    shift = 2 if neighbours == "replace-one" else 1
     found = []
     for leaf, n in counts.items():
         match leaf:
             case Gaussian(noise):
-                found.append(Step(1.0, noise / sensitivity, n, "none"))
-            case Sampled("poisson" | "fixed-size", rate, Gaussian(noise)):
-                found.append(Step(rate, noise / sensitivity, n, leaf.kind))
+                found.append(Step(1.0, noise / shift, n, "none"))
+            case Sampled("poisson", rate, Gaussian(noise)):
+                found.append(Step(rate, noise / shift, n, leaf.kind))
+            case Sampled("fixed-size", rate, Gaussian(noise)):  # whoever enters displaces another
+                found.append(Step(rate, noise / 2, n, leaf.kind))
             case _:
                 raise ConfigError(f"the {accountant} accountant does not understand {leaf}; use pld")
     return found

@@ -2,6 +2,10 @@
 
 The event says what was really done: how clients were sampled, and the noise in units of what one of them can
 add. Where the record leaves something unbounded the event is `Unbounded`, with the reason in words.
+
+The choice of clients amplifies (`Sampled`) only against whoever sees released models alone, and only where these do
+not show who took part: the noise is on the sum, and as much of it whoever came (`_on_the_sum`). Everywhere else it is
+taken to show (`_shown`): accounting/theorems.py has the table.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.ledger import Charge
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import ADJACENCY, Neighbours
 from shoal.algorithms.base import Algorithm, Setting
 from shoal.algorithms.charges_examples import HOW_MANY, IN_TURN, ONE_FOR_ANOTHER, WITH_ITS_NOISE, in_steps
 from shoal.errors import ConfigError
@@ -35,13 +39,16 @@ PAIRS: tuple[tuple[Unit, Observer], ...] = (
     ("example", "inside"),
 )
 
-NEIGHBOURS: dict[Unit, Neighbours] = {"client": "add-remove", "example": "replace-one"}
-"""A client comes or goes with all it has. A record changes its client's update, which is there all the same."""
+NEIGHBOURS: dict[Unit, Neighbours] = {"client": "zero-out", "example": "replace-one"}
+"""A client contributes nothing, and its place among K stays. A record of a client is another one."""
 
 
 def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False) -> tuple[Charge, ...]:
     """What round t (from 0) is charged; `again` where it was charged before, and is played once more."""
-    return tuple(Charge(unit, who, event(algorithm, setting, t, unit, who, again)) for unit, who in PAIRS)
+    return tuple(
+        Charge(unit, who, event(algorithm, setting, t, unit, who, again), ADJACENCY[NEIGHBOURS[unit]])
+        for unit, who in PAIRS
+    )
 
 
 def event(
@@ -98,7 +105,10 @@ def _in_turn(
 
 
 def _on_the_sum(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: float) -> Event:
-    """Noise on the sum of clipped updates, in units of the clip."""
+    """Noise on the sum of clipped updates, in units of the clip.
+
+    Amplified: the sum has the same noise whoever came, so that released models tell of nobody but through it.
+    """
     if z == 0:
         return Unbounded("the noise is 0")
     if unit == "example" and setting.multiplicity > 1:
@@ -124,8 +134,10 @@ def _noisy_updates(
         # Only under fixed-size sampling does somebody else's noise take the place of a client that is not there.
         return Unbounded(HOW_MANY)
     if observer == "release" and not setting.all_answer:
-        # A record is in one update, whose own noise is there; its client's absence would show.
-        return Unbounded(WITH_ITS_NOISE) if unit == "client" else _on_the_sum(algorithm, setting, t, unit, own)
+        # A record is in one update, whose own noise is there. Who answered shows in the amount of the noise.
+        if unit == "client":
+            return Unbounded(WITH_ITS_NOISE)
+        return _shown(algorithm, setting, t, unit, own)
     if observer == "release":
         cohort = algorithm.clients.expected(t, setting.rounds, setting.clients)
         return _on_the_sum(algorithm, setting, t, unit, own * math.sqrt(cohort))
@@ -133,16 +145,13 @@ def _noisy_updates(
         return Unbounded("each update reaches the server before any noise is added")
     if unit == "example" and setting.multiplicity > 1:
         return Unbounded("the record lies on several clients, and the server sees each one's update")
-    # Who takes part is plain to the server; what is hidden is what the client holds: a change of 2 clips.
-    change = own if NEIGHBOURS[unit] == "replace-one" else own / 2
-    return TwoLevel(_rate(algorithm, setting, t), 1.0, 1, change, local="none", participation="visible")
+    return _shown(algorithm, setting, t, unit, own)
 
 
 def _shared_noise(algorithm: Algorithm, per_round: noise.Gaussian, setting: Setting, t: int, unit: Unit) -> Event:
     """Noise that clients add together, under secure aggregation: the server sees no more than the sum.
 
-    A sum with fewer clients has less noise, and one with too few is none: who takes part is plain to everybody, so
-    that no sampling hides a client. What is hidden is what it holds: a change of 2 clips.
+    A sum with fewer clients has less noise, and one with too few is none: who takes part is plain to everybody.
     """
     if isinstance(per_round, Correlated):
         return Unbounded("clients that come and go cannot add noise together that rounds share")
@@ -151,6 +160,14 @@ def _shared_noise(algorithm: Algorithm, per_round: noise.Gaussian, setting: Sett
     z = per_round.multiplier(t, setting.rounds)
     if z == 0:
         return Unbounded("the noise is 0")
+    return _shown(algorithm, setting, t, unit, z)
+
+
+def _shown(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: float) -> Event:
+    """Noise z where it shows who took part: no sampling amplifies. Hidden is what a client holds: 2 clips either way.
+
+    So a claim for a client is more than zero-out asks for: its data may be any other.
+    """
     if unit == "example" and setting.multiplicity > 1:
         return Gaussian(z / setting.multiplicity)
     change = z if NEIGHBOURS[unit] == "replace-one" else z / 2

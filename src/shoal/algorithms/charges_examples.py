@@ -41,16 +41,19 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
         return Unbounded("the noise is 0")
     if algorithm.clients.sampling == "cyclic":
         return Unbounded(IN_TURN)
-    rate = algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
+    cohort = algorithm.clients.expected(t, setting.rounds, setting.clients)
+    rate = cohort / setting.clients
     if unit == "example":
-        return _of_a_record(algorithm, setting, rate, z)
+        # Of c clients in a fixed-size sample each comes, whoever came before it, with at most this probability.
+        others = setting.multiplicity - 1 if algorithm.clients.sampling == "fixed-size" else 0
+        return _of_a_record(algorithm, setting, min(1.0, cohort / max(1, setting.clients - others)), z)
     return _of_a_client(algorithm, setting, rate, z, observer)
 
 
 def _of_a_record(algorithm: Algorithm, setting: Setting, rate: float, z: float) -> Event:
     """One record is another one; on each of the clients that hold it, if they are several.
 
-    These are charged as if each came by itself. Of a fixed-size sample fewer come together than that.
+    These are charged as if each came by itself.
     """
     kind, batch = KINDS[algorithm.examples.sampling], algorithm.examples.batch
     uses = _uses(algorithm, setting)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.accounting import pld
-from shoal.accounting.events import Event, leaves
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.events import Event
+from shoal.accounting.theorems import Neighbours, counted
 
 Array = npt.NDArray[np.float64]
 Tradeoff = Callable[[Array], Array]
@@ -89,7 +89,7 @@ def epsilon_of_shift(shift: float, delta: float) -> float:
 
 def tradeoff(event: Event, neighbours: Neighbours) -> Tradeoff:
     """The curve that no test may pass if the event is what was done: the envelope of its (epsilon, delta) lines."""
-    profile = pld.profile(leaves(event), neighbours)
+    profile = pld.profile(counted(event, neighbours), neighbours)
     epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30.0, 300)])
     deltas = np.array([profile.delta(float(value)) for value in epsilons])
     return _envelope(epsilons, deltas)

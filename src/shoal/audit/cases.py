@@ -17,7 +17,7 @@ from shoal.accounting.calibration import Budget
 from shoal.accounting.calibration import noise as least_noise
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
-from shoal.accounting.pld import Neighbours
+from shoal.accounting.theorems import Neighbours
 from shoal.algorithms.base import Algorithm, Local, Server, Setting
 from shoal.algorithms.charges import NEIGHBOURS, SOMEWHERE, calibrated, whole_run
 from shoal.algorithms.charges import event as first_event

@@ -21,12 +21,17 @@ app = typer.Typer(help="A privacy calculator: epsilon, delta, noise or rounds.",
 
 Accountant: TypeAlias = Literal["pld", "rdp", "rdp-classic", "zcdp", "advanced", "basic"]
 Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
-Neighbours: TypeAlias = Literal["add-remove", "replace-one"]
+Neighbours: TypeAlias = Literal["add-remove", "zero-out", "replace-one"]
 Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
 Participation: TypeAlias = Literal["hidden", "visible"]
 
 Epsilon = Annotated[float, typer.Option(help="The budget's epsilon.")]
-Delta = Annotated[float, typer.Option(help="The budget's delta.")]
+Delta = Annotated[
+    float,
+    typer.Option(
+        help="A test for one unit has true positives <= e^epsilon x false positives + delta. Below 1/units."
+    ),
+]
 Noise = Annotated[str, typer.Option(help="Sigma / sensitivity, or a schedule such as linear:15:4.85.")]
 Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
 Rate = Annotated[
@@ -39,7 +44,15 @@ LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: steps that a c
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 AccountantOption = Annotated[Accountant, typer.Option(help="Who counts.")]
 SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, enter a step.")]
-NeighboursOption = Annotated[Neighbours, typer.Option(help="What neighbouring data sets differ by.")]
+NeighboursOption = Annotated[
+    Neighbours,
+    typer.Option(
+        help="Adjacency: a unit more or fewer, one that contributes nothing (its place stays), another one."
+    ),
+]
+UnitsOption = Annotated[
+    int | None, typer.Option(min=1, help="How many clients or records there are: a delta above 1/UNITS is warned of.")
+]
 OrdersOption = Annotated[Orders, typer.Option(help="Orders of rdp-classic.")]
 ParticipationOption = Annotated[
     Participation, typer.Option(help="Two levels: can it be seen whether a client took part in a round?")
@@ -58,6 +71,7 @@ class Setting:
     accountant: Accountant
     neighbours: Neighbours
     orders: Orders
+    units: int | None
 
     def steps(self, noise: float, count: int) -> Event:
         """`count` steps, or rounds, with the same noise."""
@@ -103,21 +117,22 @@ def epsilon_command(
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
     neighbours: NeighboursOption = "add-remove",
-    participation: ParticipationOption = "hidden",
+    participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
+    units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
     """The epsilon that so many noisy steps cost at a delta."""
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
     )
     answer, more = setting.epsilon(setting.scheduled(noise, steps, steps), delta)
     if client_rate is not None and participation == "hidden":
         shown = replace(setting, participation="visible")
         seen, _ = shown.epsilon(shown.scheduled(noise, steps, steps), delta)
         more["epsilon_if_participation_shows"] = seen.epsilon
-    _show(answer, {"noise": _number(noise), "steps": steps, **more}, as_json)
+    _show(answer, {"noise": _number(noise), "steps": steps, **more}, setting, as_json)
 
 
 @app.command("delta")
@@ -130,20 +145,21 @@ def delta_command(
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
     neighbours: NeighboursOption = "add-remove",
-    participation: ParticipationOption = "hidden",
+    participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
+    units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
     """The delta that so many noisy steps cost at an epsilon."""
     from shoal.accounting import accountants
 
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
     )
     event = setting.scheduled(noise, steps, steps)
     answer = accountants.delta(event, epsilon, accountant, neighbours, orders)
-    _show(answer, {"noise": _number(noise), "steps": steps}, as_json)
+    _show(answer, {"noise": _number(noise), "steps": steps}, setting, as_json)
 
 
 @app.command("noise")
@@ -156,20 +172,21 @@ def noise_command(
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
     neighbours: NeighboursOption = "add-remove",
-    participation: ParticipationOption = "hidden",
+    participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
+    units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
     """The least noise with which so many steps keep a budget."""
     from shoal.accounting import calibration
 
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
     )
     budget = calibration.Budget(epsilon, delta, accountant, neighbours, orders)
     found = calibration.noise(lambda value: setting.steps(value, steps), budget)
-    _show(found.answer, {"noise": found.value, "steps": steps}, as_json)
+    _show(found.answer, {"noise": found.value, "steps": steps}, setting, as_json)
 
 
 @app.command("rounds")
@@ -185,16 +202,17 @@ def rounds_command(
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
     neighbours: NeighboursOption = "add-remove",
-    participation: ParticipationOption = "hidden",
+    participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
+    units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
     """The most steps, or rounds, that keep a budget with a given noise."""
     from shoal.accounting import calibration
 
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
     )
     if _constant(noise) is None and planned is None:
         raise ConfigError(
@@ -204,7 +222,7 @@ def rounds_command(
     event_at: Callable[[int], Event] = lambda count: setting.scheduled(noise, count, planned or count)  # noqa: E731
     found = calibration.rounds(event_at, budget, planned or 10**9)
     count = int(found.value)
-    _show(found.answer, {"noise": _number(noise), "steps": count, "rounds": count}, as_json)
+    _show(found.answer, {"noise": _number(noise), "steps": count, "rounds": count}, setting, as_json)
 
 
 def _constant(noise: str) -> float | None:
@@ -220,8 +238,13 @@ def _number(noise: str) -> float | str:
     return noise if constant is None else constant
 
 
-def _show(answer: Answer, more: dict[str, Any], as_json: bool) -> None:
-    written = {**answer.to_json(), **more}
+def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool) -> None:
+    from shoal.accounting.claims import large_delta
+    from shoal.accounting.theorems import ADJACENCY
+
+    large = setting.units and answer.delta and large_delta("unit", answer.delta, setting.units)
+    warnings = [large] if large else []
+    written = {**answer.to_json(), "adjacency": ADJACENCY[setting.neighbours], "warnings": warnings, **more}
     if as_json:
         sys.stdout.write(json.dumps(written, allow_nan=False) + "\n")
         return
@@ -237,6 +260,7 @@ def _show(answer: Answer, more: dict[str, Any], as_json: bool) -> None:
         "noise",
         "steps",
         "accountant",
+        "adjacency",
     ):
         if key in written:
             table.add_row(key.replace("_", " "), _text(written[key]))
@@ -245,6 +269,8 @@ def _show(answer: Answer, more: dict[str, Any], as_json: bool) -> None:
     if answer.because:
         label = "Note" if answer.valid else "Not a bound"
         console.print(f"{label}: {answer.because}.", markup=False, highlight=False)
+    for warning in warnings:
+        console.print(f"Warning: {warning}.", markup=False, highlight=False)
 
 
 def _text(value: object) -> str:

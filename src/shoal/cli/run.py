@@ -138,6 +138,8 @@ def show(result: Result, console: Console) -> None:
     console.print(table)
     console.print()
     console.print(privacy_table(result.proven, result.published))
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False)
 
 
 def privacy_table(proven: list[dict[str, Any]], published: list[dict[str, Any]]) -> Table:

@@ -86,6 +86,8 @@ def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the b
 
         console.print()
         console.print(privacy_table(found.proven, found.published))
+    for warning in (found.result or {}).get("warnings", []):
+        console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print()
     for key, value in found.flat_config().items():
         console.print(f"{escape(key)} = {escape(str(value))}", highlight=False)

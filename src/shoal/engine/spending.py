@@ -16,6 +16,7 @@ from shoal.accounting.claims import Observer, Proven, Unit, prove
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
+from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, charges, event
 from shoal.errors import ConfigError, LedgerError
@@ -100,7 +101,15 @@ class Spending:
             if epsilon is not None and self._kept == (unit, observer):
                 epsilon = min(epsilon, self.limit.epsilon or epsilon)  # PLD has found that no round passes it
             if epsilon is not None:
-                told.append({"unit": unit, "observer": observer, "epsilon": epsilon, "delta": self.limit.delta})
+                told.append(
+                    {
+                        "unit": unit,
+                        "observer": observer,
+                        "epsilon": epsilon,
+                        "delta": self.limit.delta,
+                        "adjacency": ADJACENCY[NEIGHBOURS[unit]],
+                    }
+                )
         return told
 
     def proven(self) -> list[Proven]:
@@ -112,6 +121,7 @@ class Spending:
                 self._ledger.charged_event(unit, who),
                 self.limit.delta,
                 neighbours=NEIGHBOURS[unit],
+                clients=self._setting.clients,
             )
             for unit, who in PAIRS
         ]

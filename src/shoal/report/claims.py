@@ -20,16 +20,22 @@ def proven_rows(proven: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [*_bounds(proving), *_reasons([claim for claim in proven if claim not in proving], len(proven))]
 
 
+def whose(claim: dict[str, Any]) -> str:
+    """`a client (zero-out)`: the unit, and by what its neighbours differ, if the claim says so."""
+    unit, adjacency = str(claim.get("unit")), claim.get("adjacency")
+    return f"{UNITS.get(unit, unit)} ({adjacency})" if adjacency else UNITS.get(unit, unit)
+
+
 def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
     same: dict[tuple[str, float, str, str], list[str]] = {}
     for claim in proving:
         note = f"by {str(claim.get('accountant') or 'rdp').upper()}"
         note = f"{note}; {claim['because']}" if claim.get("because") else note
-        key = (str(claim.get("unit")), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
+        key = (whose(claim), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
         same.setdefault(key, []).append(str(claim.get("observer")))
     return [
         {
-            "unit": UNITS.get(unit, unit),
+            "unit": unit,
             "observer": observers_in_words(observers),
             "epsilon": figure(epsilon),
             "delta": delta,
@@ -110,6 +116,9 @@ def in_words(run: Run) -> str:
     epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     times = f"{math.exp(epsilon):.3g}" if epsilon < 9 else f"10{power}"
-    whose = "one client's data as without them" if claim["unit"] == "client" else "one record as with any other"
+    asked = "whether one client's data were there" if claim["unit"] == "client" else "which of two records was there"
     who = OBSERVERS.get(str(claim["observer"]), str(claim["observer"]))
-    return f"To {who}, no outcome is more than {times} times as likely with {whose}, but for a chance of {delta:g}."
+    return (
+        f"Whatever test {who} makes of {asked}: its rate of true positives is at most {times} times its rate of "
+        f"false positives, plus {delta:g}."
+    )

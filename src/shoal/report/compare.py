@@ -129,6 +129,7 @@ def _point(entry: Entry, unit: str, observer: str) -> dict[str, Any]:
         ("data", run.dataset),
         ("accuracy", percent(run.accuracy)),
         ("proven epsilon", "none" if epsilon is None else figure(epsilon)),
+        ("adjacency", run.adjacency(unit, observer) or "not named"),
         ("rounds", f"{run.done:,}"),
         *((key, word(value)) for key, value in entry.choice.items()),
     ]

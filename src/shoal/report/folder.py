@@ -126,10 +126,15 @@ class Run:
 
     def epsilon(self, unit: str, observer: str) -> float | None:
         """What is proven for that unit against that observer, if anything is."""
-        for claim in self.proven:
-            if (claim.get("unit"), claim.get("observer")) == (unit, observer):
-                return number(claim.get("epsilon"))
-        return None
+        return number(self._claim(unit, observer).get("epsilon"))
+
+    def adjacency(self, unit: str, observer: str) -> str | None:
+        """By what neighbours differ in that claim; older runs do not say."""
+        return self._claim(unit, observer).get("adjacency")
+
+    def _claim(self, unit: str, observer: str) -> dict[str, Any]:
+        asked = (unit, observer)
+        return next((each for each in self.proven if (each.get("unit"), each.get("observer")) == asked), {})
 
     def flat_config(self) -> dict[str, Any]:
         """Every key of the configuration, as `-c` takes it."""

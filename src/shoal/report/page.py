@@ -12,9 +12,9 @@ from typing import Any
 
 from shoal import __version__
 from shoal.errors import RunError
-from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows
+from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows, whose
 from shoal.report.folder import REPORT, Run, number, read_run
-from shoal.report.plots import OBSERVERS, UNITS, plots_of
+from shoal.report.plots import OBSERVERS, plots_of
 from shoal.report.series import figure, in_seconds, percent
 
 HERE = Path(__file__).parent
@@ -79,6 +79,7 @@ def _context(run: Run) -> dict[str, Any]:
         "in_words": in_words(run),
         "confusion": _confusion(result),
         "notes": [str(note) for note in result.get("notes", [])],
+        "warnings": [str(warning) for warning in result.get("warnings", [])],
         "chosen": "" if run.selected is None else CHOSEN,
         "config": [(key, _word(value)) for key, value in run.flat_config().items()],
     }
@@ -90,11 +91,11 @@ def _headline(run: Run) -> dict[str, str]:
         told["plain"] = percent(run.plain_accuracy)
     claim = main_claim(run)
     if claim is not None:
-        unit, observer = str(claim.get("unit")), str(claim.get("observer"))
+        observer = str(claim.get("observer"))
         told["epsilon"] = figure(float(claim["epsilon"]))
         told["tone"] = "good" if float(claim["epsilon"]) <= WEAK else ""
         told["delta"] = f"{claim.get('delta') or 0:g}"
-        told["whom"] = f"{UNITS.get(unit, unit)}, against {OBSERVERS.get(observer, observer)}"
+        told["whom"] = f"{whose(claim)}, against {OBSERVERS.get(observer, observer)}"
     budget = number(run.budget.get("epsilon"))
     if budget is not None and run.selected is None:  # what a selection costs is beside each run's own budget
         told["budget"] = f"{budget:g}"

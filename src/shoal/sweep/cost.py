@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting import calibration, chain, selection
-from shoal.accounting.claims import Observer, Proven, Unit, nothing, prove
+from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, prove
 from shoal.accounting.events import Compose, Event, Unbounded, from_json
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, whole_run
 from shoal.config import Config, configure
@@ -17,6 +17,14 @@ from shoal.sweep.cells import cell_folder
 from shoal.sweep.plan import Plan
 
 Pair = tuple[Unit, Observer]
+ALONE = "of the best trial alone"
+EVERY_TRIAL = (
+    "a private selection is proven against whoever sees the chosen model alone, and this observer sees every trial"
+)
+THEIR_ROWS = (
+    "the score is the accuracy on held-out rows of these same clients, and a private selection protects nobody whose "
+    "rows give the score"
+)
 
 
 def charged(run: Path) -> dict[Pair, Event]:
@@ -57,15 +65,19 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
     for unit, observer in PAIRS:
         reason = _shared_noise(configs) or (_other_clients(configs) if unit == "client" else None)
         if reason is not None:
-            found.append(nothing(unit, observer, reason))
+            found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
         else:
             event = Compose(tuple(run[unit, observer] for run in spent))
-            found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit]))
+            clients = configs[0].data.clients if configs else None
+            found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit], clients=clients))
     return found
 
 
 def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
-    """What is proven where only the best trial is released (Papernot & Steinke 2022)."""
+    """What is proven where only the best trial is released (Papernot & Steinke 2022).
+
+    The theorem is about who sees that one alone, and about data that the score is not computed from.
+    """
     assert plan.selection is not None
     planned = planned_cells(plan)
     configs = [config for config, _ in planned]
@@ -76,13 +88,16 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
     shared = _shared_noise([configure(run / "config.toml") for run in runs])
     found = []
     for unit, observer in PAIRS:
-        reason = shared or (_other_clients(configs) if unit == "client" else None)
+        reason = None if observer == "release" else EVERY_TRIAL
+        if unit == "client" and reason is None:
+            reason = _other_clients(configs) or _scored_by_clients(configs)
         costs = [each[unit, observer] for each in events]
         answer = selection.epsilon(costs, plan.selection.trials, delta, NEIGHBOURS[unit])
-        if reason is not None or answer.epsilon is None:
-            found.append(nothing(unit, observer, reason or answer.because or "the accountant gives no bound"))
+        if (reason := shared or reason) is not None:
+            found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
         else:
-            found.append(Proven(unit, observer, answer.epsilon, delta, answer.accountant, "of the best trial alone"))
+            said = replace(answer, because=answer.because or ALONE)
+            found.append(claim(unit, observer, said, NEIGHBOURS[unit], configs[0].data.clients))
     return found
 
 
@@ -113,6 +128,11 @@ def _shared_noise(configs: Sequence[Config]) -> str | None:
     if len(set(seeds)) == len(seeds):
         return None
     return "two cells draw the same noise (noise_seed), so that together they tell more than their sum"
+
+
+def _scored_by_clients(configs: Sequence[Config]) -> str | None:
+    """Where the data name their clients, rows of each are held out, and the best trial is chosen by them."""
+    return THEIR_ROWS if any(config.data.partition == "column" for config in configs) else None
 
 
 def _other_clients(configs: Sequence[Config]) -> str | None:

@@ -1,0 +1,159 @@
+"""One table: what a sampling scheme costs, under which adjacency, against whom. A theorem, or why there is none.
+
+Whoever turns events into figures comes through `counted`, which refuses what the table refuses; docs/explanation.md
+holds the same table, in words. Shifts are in units of the clip: N(2) is a Gaussian whose mean moved by two clips.
+
+Adjacency, in the field's words. `zero-out`: the unit contributes nothing, its place stays, and so does everybody
+else's sampling (Kairouz et al. 2021). `add-remove` (add-or-remove): there is one unit more or fewer. `replace-one`:
+one unit is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from shoal.accounting.events import Compose, Event, Leaf, OnClients, Repeat, Sampled, TwoLevel, leaves
+from shoal.errors import ConfigError, nearest
+
+Unit: TypeAlias = Literal["example", "client"]
+Observer: TypeAlias = Literal["release", "server", "inside"]
+Neighbours: TypeAlias = Literal["add-remove", "zero-out", "replace-one"]
+Level: TypeAlias = Literal["clients", "records"]
+
+ADJACENCY: dict[str, str] = {"add-remove": "add-or-remove", "zero-out": "zero-out", "replace-one": "replace-one"}
+"""The adjacencies as they are written in claims."""
+
+BALLE = "Balle, Barthe, Gaboardi 2018"
+GAUSS = "Balle, Wang 2018, Theorem 8"
+MEAN = "the hockey-stick divergence of a mixture whose part is seen is the mean over the parts"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A theorem with its reference, or a refusal; `amplified`: it costs less because the sampling is secret."""
+
+    theorem: str = ""
+    reference: str = ""
+    refused: str = ""
+    amplified: bool = False
+
+    def words(self) -> str:
+        return f"refused: {self.refused}" if self.refused else f"{self.theorem} ({self.reference})"
+
+
+_TWICE = "at two clips, in both directions"
+_SECRET: dict[tuple[str, Neighbours], Cell] = {
+    ("none", "add-remove"): Cell("N(1) against N(0)", GAUSS),
+    ("none", "zero-out"): Cell("N(1) against N(0)", GAUSS),
+    ("none", "replace-one"): Cell("N(2) against N(0)", GAUSS),
+    ("poisson", "add-remove"): Cell(
+        "q N(1) + (1 - q) N(0) against N(0)", f"{BALLE}, Theorem 8; Zhu, Dong, Wang 2022, Theorem 11", amplified=True
+    ),
+    ("poisson", "zero-out"): Cell(
+        "q N(1) + (1 - q) N(0) against N(0)", f"{BALLE}, Theorem 8; Zhu, Dong, Wang 2022, Theorem 11", amplified=True
+    ),
+    ("poisson", "replace-one"): Cell(
+        "q N(1) + (1 - q) N(0) against q N(-1) + (1 - q) N(0)",
+        "Koskela, Jälkö, Honkela 2020, substitute relation",
+        amplified=True,
+    ),
+    ("fixed-size", "add-remove"): Cell(
+        "q N(2) + (1 - q) N(0) against N(0): who enters displaces another", f"{BALLE}, Theorem 2", amplified=True
+    ),
+    ("fixed-size", "zero-out"): Cell(f"amplified {_TWICE}", f"{BALLE}, Theorem 2", amplified=True),
+    ("fixed-size", "replace-one"): Cell(f"amplified {_TWICE}", f"{BALLE}, Theorem 9", amplified=True),
+    ("with-replacement", "add-remove"): Cell(
+        "drawn k times: N(2k) against N(0), amplified", f"{BALLE}, Theorem 2", amplified=True
+    ),
+    ("with-replacement", "zero-out"): Cell(
+        "drawn k times: N(2k) against N(0), amplified in both directions", f"{BALLE}, Theorem 2", amplified=True
+    ),
+    ("with-replacement", "replace-one"): Cell(
+        "drawn k times: N(2k) against N(0), amplified in both directions", f"{BALLE}, Theorem 10", amplified=True
+    ),
+    ("shuffled", "add-remove"): Cell(
+        refused="in batches of a fixed size an added record displaces others, so that more than one step changes"
+    ),
+    ("shuffled", "zero-out"): Cell("N(1) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
+    ("shuffled", "replace-one"): Cell("N(2) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
+    ("cyclic", "add-remove"): Cell(refused="with one client more or fewer everybody's turn may be another"),
+    ("cyclic", "zero-out"): Cell("a Gaussian a turn, or the price of correlated noise", "Denisov et al. 2022"),
+    ("cyclic", "replace-one"): Cell("the same at two clips", "Denisov et al. 2022"),
+}
+_USES_K = "the mean, or the rate m/K, is made with the number of clients K: claim zero-out, with K public"
+_PLAIN = "who takes part is plain to this observer: claim zero-out or replace-one"
+_CLIENTS = ("none", "poisson", "fixed-size", "cyclic")
+_RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled")
+
+
+def _clients(scheme: str, adjacency: Neighbours, observer: Observer) -> Cell:
+    """Noise on the sum hides who came from whoever sees models alone; the server, and the client itself, know."""
+    if observer == "release":
+        uses_k = adjacency == "add-remove" and scheme in ("none", "poisson")
+        return Cell(refused=_USES_K) if uses_k else _SECRET[scheme, adjacency]
+    if adjacency == "add-remove":
+        return Cell(refused=_PLAIN)
+    if scheme == "cyclic":
+        return Cell(refused="clients that come in turn are accounted only where the noise is on their sum")
+    rate = "" if scheme == "none" else "with probability q "
+    return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
+
+
+TABLE: dict[tuple[Level, str, Neighbours, Observer], Cell] = {
+    ("clients", scheme, adjacency, observer): _clients(scheme, adjacency, observer)
+    for scheme in _CLIENTS
+    for adjacency in ("zero-out", "add-remove", "replace-one")
+    for observer in ("release", "server", "inside")
+} | {  # which records a step drew is kept secret from all three: nobody sees more than the noisy steps
+    ("records", scheme, adjacency, observer): _SECRET[scheme, adjacency]
+    for scheme in _RECORDS
+    for adjacency in ("zero-out", "add-remove", "replace-one")
+    for observer in ("release", "server", "inside")
+}
+
+
+def counted(event: Event, neighbours: Neighbours) -> dict[Leaf, int]:
+    """The event as the simple ones that accountants add up; a ConfigError where the table refuses one of them."""
+    if neighbours not in ADJACENCY:
+        raise ConfigError(f"no adjacency is called '{neighbours}'{nearest(neighbours, ADJACENCY)}")
+    for scheme in _schemes(event):
+        if refused := _SECRET[scheme, neighbours].refused:
+            raise ConfigError(
+                f"{scheme} sampling under {ADJACENCY[neighbours]} is not accounted: {refused}; "
+                f"take replace-one or zero-out as the adjacency (--neighbours)"
+            )
+    return leaves(event)
+
+
+def _schemes(event: Event) -> Iterator[str]:
+    """How units were sampled, wherever in the event; who always takes part was not sampled."""
+    match event:
+        case Sampled(kind, rate, inner):
+            if 0 < rate < 1:
+                yield kind
+            yield from _schemes(inner)
+        case TwoLevel():
+            yield from _schemes(event.local_event)
+        case Repeat(inner) | OnClients(_, inner):
+            yield from _schemes(inner)
+        case Compose(events):
+            for inner in dict.fromkeys(events):
+                yield from _schemes(inner)
+
+
+def markdown() -> str:
+    """The table as docs/explanation.md has it."""
+    lines = [
+        "| sampled | scheme | adjacency | released models | server, client process |",
+        "|---|---|---|---|---|",
+    ]
+    for level, scheme, adjacency, observer in TABLE:
+        if observer != "release":
+            continue
+        name = {"none": "all", "cyclic": "in turn"}.get(scheme, scheme)
+        seen, server = (TABLE[level, scheme, adjacency, who] for who in ("release", "server"))
+        other = "the same" if server == seen else server.words()
+        lines.append(f"| {level} | {name} | {ADJACENCY[adjacency]} | {seen.words()} | {other} |")
+    return "\n".join(lines) + "\n"
