@@ -205,6 +205,11 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
         else:
             top[name] = _checked(name, value, _TOP[name][0])
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
+    if "examples.rate" in given and "examples.batch" in given:
+        raise ConfigError(
+            f"examples.rate {given['examples.rate']} and examples.batch {given['examples.batch']} contradict each "
+            f"other: leave one of them out"
+        )
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
         raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
     if top["random"] == "secure" and top["noise_seed"] is not None:
@@ -239,6 +244,8 @@ def to_dict(config: Config) -> dict[str, Any]:
         if is_dataclass(section):
             values = {field.name: getattr(section, field.name) for field in fields(section)}
             result[name] = {key: value for key, value in values.items() if value is not None}
+    if config.algorithm.examples.rate is not None:
+        del result["examples"]["batch"]  # it follows from the rate
     return result
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.accounting import accountants, rdp
 from shoal.accounting.accountants import Answer
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, leaves
+from shoal.accounting.events import Event, by_size
 from shoal.accounting.pld import Neighbours
 from shoal.accounting.rdp import DEFAULT, Orders
 from shoal.errors import ConfigError
@@ -107,7 +107,8 @@ def epsilon(cells: Sequence[Event], trials: Trials, delta: float, neighbours: Ne
         if (reason := accountants.unbounded(event)) is not None:
             return Answer(None, delta, "rdp", False, reason)
         try:
-            greatest = np.maximum(greatest, rdp.total(leaves(event), neighbours))
+            for counts in by_size(event).values():
+                greatest = np.maximum(greatest, rdp.total(counts, neighbours))
         except ConfigError as error:
             return Answer(None, delta, "rdp", False, str(error))
     if not greatest.any():

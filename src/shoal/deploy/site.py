@@ -139,7 +139,7 @@ class Site:
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
         section = settings.federation
         told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
-        if terms.setting.sizes != told or terms.setting.all_answer:
+        if terms.setting.sizes != told or terms.setting.all_answer or not terms.setting.bounds:
             raise Refused("its terms count on other sites than its configuration describes")
         try:
             dataset = self.owner.records(terms)
@@ -199,7 +199,7 @@ class Site:
             self._desk.take(letter, moment, number)
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
-        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t)
+        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t, self._records)
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
@@ -219,7 +219,7 @@ class Site:
         done = min(letter.number("round"), terms.setting.rounds)
         with suppress(Refused):
             for t in range(self._progress(terms, done), done):
-                self._purse.charge(terms.settings.algorithm, terms.setting, range(t, t + 1))
+                self._purse.charge(terms.settings.algorithm, terms.setting, range(t, t + 1), records=self._records)
                 self._keep_progress(terms, t + 1)
         return Parcel({"name": self.owner.name})
 
@@ -273,6 +273,11 @@ class Site:
         if crossing.records:
             extras["records"] = len(stage.federation.y)
         return Parcel(_repeated(letter) | extras, {"update": update[0]})
+
+    @property
+    def _records(self) -> int:
+        assert self._dataset is not None
+        return len(self._dataset.train_y)
 
     def _kept_terms(self) -> Terms | None:
         """Those of before a restart; Flower as it is shipped starts a process for every letter."""

@@ -177,7 +177,10 @@ class Simulator:
 def public_facts(partition: Partition, rounds: int, layout: Layout) -> Setting:
     """What accounting needs to know of a federation."""
     sizes = tuple(sorted({int(size) for size in partition.sizes}))
-    return Setting(len(partition), rounds, partition.multiplicity, len(layout.layers), sizes, partition.all_answer)
+    return Setting(
+        len(partition), rounds, partition.multiplicity, len(layout.layers), sizes,
+        all_answer=partition.all_answer, bounds=partition.bounds, simulated=partition.simulated,
+    )  # fmt: skip
 
 
 def pick_device(name: str) -> torch.device:

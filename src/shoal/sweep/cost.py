@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.accounting import calibration, chain, selection
 from shoal.accounting.claims import Observer, Proven, Unit, nothing, prove
-from shoal.accounting.events import Compose, Event, Unbounded, from_json
+from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, whole_run
 from shoal.config import Config, configure
 from shoal.errors import ConfigError
@@ -60,6 +60,8 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             found.append(nothing(unit, observer, reason))
         else:
             event = Compose(tuple(run[unit, observer] for run in spent))
+            if _other_clients(configs) is not None:  # a record lies with another client in every cell
+                event = apart(event)
             found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit]))
     return found
 
