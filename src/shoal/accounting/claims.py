@@ -17,6 +17,9 @@ from shoal.errors import ConfigError, nearest
 Unit: TypeAlias = Literal["example", "client"]
 Observer: TypeAlias = Literal["release", "server", "inside"]
 
+SIMULATED = "simulated clients"
+"""Said of every claim for clients to whom records were dealt: it is true of nobody in particular."""
+
 OBSERVERS: dict[str, str] = {
     "release": "whoever sees the released models",
     "server": "the server, who sees each client's update",
@@ -26,7 +29,10 @@ OBSERVERS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Proven:
-    """For one unit against one observer: an (epsilon, delta), or none, because ..."""
+    """For one unit against one observer: an (epsilon, delta), or none, because ...
+
+    `simulated`: the unit is a client that does not exist, to whom somebody's records were dealt.
+    """
 
     unit: Unit
     observer: Observer
@@ -34,6 +40,7 @@ class Proven:
     delta: float | None
     accountant: str | None
     because: str | None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
@@ -51,7 +58,8 @@ class Proven:
         if self.epsilon is None:
             return f"none, because {self.because}"
         said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.accountant})"
-        return f"{said}; {self.because}" if self.because else said
+        said = f"{said}; {self.because}" if self.because else said
+        return f"{said}; {SIMULATED}" if self.simulated else said
 
 
 @dataclass(frozen=True)

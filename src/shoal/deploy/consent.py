@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded
@@ -78,7 +79,7 @@ class Purse:
         self._seeded = False
         self._ledger = Ledger(path)
         try:
-            self._ledger.begin(site, "every run that this site took part in", "")
+            self._ledger.begin(site, "every run that this site took part in", "", note=release.SITE)
         except BaseException:
             self._ledger.close()
             raise

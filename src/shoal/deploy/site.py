@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shoal import release
 from shoal.accounting.ledger import verify
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
@@ -117,7 +118,8 @@ class Site:
             raise Refused("other terms were agreed to here: a site joins again for another run")
         if self._terms is None:
             self._take(terms)
-            write_whole(self.owner.folder / AGREED, terms.text.encode())
+            kept = {release.KEY: release.TERMS, "terms": terms.text}
+            write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             self._keep_progress(terms, self._progress(terms, begun))
             self._tell(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
         return Parcel({"agreed": terms.digest, "name": self.owner.name})
@@ -282,7 +284,10 @@ class Site:
     def _kept_terms(self) -> Terms | None:
         """Those of before a restart; Flower as it is shipped starts a process for every letter."""
         path = self.owner.folder / AGREED
-        return Terms.read(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        text = path.read_text(encoding="utf-8")
+        return Terms.read(json.loads(text).get("terms", text))  # once the file was the terms alone
 
     def _progress(self, terms: Terms, otherwise: int) -> int:
         """The first round of this run that is not charged yet: from the one in which this site joined."""
@@ -296,7 +301,7 @@ class Site:
     def _keep_progress(self, terms: Terms, following: int) -> None:
         """After the charge: a kill in between makes that round charged twice, never not at all."""
         assert self._purse is not None
-        kept = {"run": terms.run, "next": following, "ledger": self._purse.head}
+        kept = {release.KEY: release.SITE, "run": terms.run, "next": following, "ledger": self._purse.head}
         write_whole(self.owner.folder / PROGRESS, json.dumps(kept).encode())
 
     def _refuse_cut(self, ledger: Path) -> None:
@@ -320,7 +325,8 @@ class Site:
     def _keep_memory(self, terms: Terms, memory: dict[str, Tensor]) -> None:
         self._memory = {key: value for key, value in memory.items() if key.startswith(VELOCITY)}
         if self._memory:
-            write_whole(self.owner.folder / MEMORY, save(self._memory, metadata={"run": terms.run}))
+            notes = {"run": terms.run, release.KEY: release.SITE}
+            write_whole(self.owner.folder / MEMORY, save(self._memory, metadata=notes))
 
 
 def _repeated(letter: Parcel) -> dict[str, Value]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal import release
 from shoal.algorithms.base import Algorithm, Setting
 from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
@@ -170,7 +171,8 @@ class Simulator:
         if self.stage.streams.mode == "secure":  # a run that is resumed correlates anew, and with no momentum
             kept = {key: tensor for key, tensor in kept.items() if key != PAST and not key.startswith(VELOCITY)}
         tensors = {"model": self.state.model, **kept}
-        folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done), "ledger": ledger_head})
+        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
+        folder.write_tensors(CHECKPOINT, tensors, notes)
         return folder.digest(CHECKPOINT)
 
 
