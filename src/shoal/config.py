@@ -183,14 +183,16 @@ DEFAULT_EXPERIMENT: dict[str, Any] = {
 def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top.
 
-    Without a source, and unless an override names an algorithm, it is the default experiment.
+    Without a source, and unless an override names an algorithm, it is the default experiment, but for the number of
+    clients where the data are others.
     """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     for word in overrides:
         key, value = override(word)
         given[key] = value
     if source is None and "algorithm" not in given:
-        given = DEFAULT_EXPERIMENT | given
+        others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
+        given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
     algorithm = find_algorithm(_checked("algorithm", given.pop("algorithm", _TOP["algorithm"][1]), str))
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}

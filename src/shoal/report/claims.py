@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shoal.report.folder import Run, number
-from shoal.report.plots import OBSERVERS, UNITS, observers_in_words
+from shoal.report.plots import OBSERVERS, UNITS, observers_in_words, whose
 from shoal.report.series import figure
 
 WEAK = 10.0
@@ -25,11 +25,11 @@ def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
     for claim in proving:
         note = f"by {str(claim.get('accountant') or 'rdp').upper()}"
         note = f"{note}; {claim['because']}" if claim.get("because") else note
-        key = (str(claim.get("unit")), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
+        key = (whose(claim), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
         same.setdefault(key, []).append(str(claim.get("observer")))
     return [
         {
-            "unit": UNITS.get(unit, unit),
+            "unit": unit,
             "observer": observers_in_words(observers),
             "epsilon": figure(epsilon),
             "delta": delta,
@@ -110,6 +110,8 @@ def in_words(run: Run) -> str:
     epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     times = f"{math.exp(epsilon):.3g}" if epsilon < 9 else f"10{power}"
-    whose = "one client's data as without them" if claim["unit"] == "client" else "one record as with any other"
+    simulated = "simulated " if claim.get("simulated") else ""
+    data = f"one {simulated}client's data as without them"
+    data = data if claim["unit"] == "client" else "one record as with any other"
     who = OBSERVERS.get(str(claim["observer"]), str(claim["observer"]))
-    return f"To {who}, no outcome is more than {times} times as likely with {whose}, but for a chance of {delta:g}."
+    return f"To {who}, no outcome is more than {times} times as likely with {data}, but for a chance of {delta:g}."

@@ -63,7 +63,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             if _other_clients(configs) is not None:  # a record lies with another client in every cell
                 event = apart(event)
             found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit]))
-    return found
+    return _of_whom(found, configs)
 
 
 def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
@@ -85,7 +85,13 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
             found.append(nothing(unit, observer, reason or answer.because or "the accountant gives no bound"))
         else:
             found.append(Proven(unit, observer, answer.epsilon, delta, answer.accountant, "of the best trial alone"))
-    return found
+    return _of_whom(found, configs)
+
+
+def _of_whom(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
+    """The claims, those for clients to whom records were dealt marked as such."""
+    simulated = any(config.data.partition != "column" and config.data.clients > 1 for config in configs)
+    return [replace(claim, simulated=simulated and claim.unit == "client") for claim in claims]
 
 
 def planned_cells(plan: Plan) -> list[tuple[Config, dict[Pair, Event]]]:
