@@ -20,6 +20,7 @@ def test_a_proven_claim_has_the_shape_that_users_read() -> None:
         "delta": 1e-5,
         "accountant": "pld",
         "because": None,
+        "simulated": False,
     }
     assert proven.words() == "epsilon 1.388 at delta 1e-05 (pld)"
 

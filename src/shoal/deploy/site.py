@@ -141,7 +141,8 @@ class Site:
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
         section = settings.federation
         told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
-        if terms.setting.sizes != told or terms.setting.all_answer or not terms.setting.bounds:
+        of_two_sizes_only = len(told) > 1 and not terms.setting.bounds  # sites may have any size between
+        if terms.setting.sizes != told or terms.setting.all_answer or of_two_sizes_only:
             raise Refused("its terms count on other sites than its configuration describes")
         try:
             dataset = self.owner.records(terms)
