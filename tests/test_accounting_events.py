@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.accounting.events import (
     NOTHING,
+    BySize,
     Compose,
     Event,
     Gaussian,
@@ -19,6 +20,8 @@ from shoal.accounting.events import (
     Sampled,
     TwoLevel,
     Unbounded,
+    apart,
+    by_size,
     from_json,
     leaves,
 )
@@ -26,9 +29,13 @@ from shoal.errors import ConfigError, ShoalError
 
 noises = st.floats(1e-3, 1e3)
 rates = st.floats(0, 1)
+uses = st.lists(st.tuples(st.integers(0, 10**6), rates, st.integers(1, 99)), min_size=1, max_size=4).map(
+    lambda some: tuple(sorted({use[0]: use for use in some}.values()))
+)
 simple = st.one_of(
     noises.map(Gaussian),
     st.text(min_size=1).map(Unbounded),
+    st.builds(lambda noise, some: BySize(TwoLevel(0.5, 1.0, 99, noise), some), noises, uses),
     st.builds(
         TwoLevel,
         rates,
@@ -140,6 +147,12 @@ def test_json_that_is_nested_too_deep_is_refused() -> None:
         (lambda: TwoLevel(0.1, 0.1, 0, 1), "local_steps must be"),
         (lambda: TwoLevel(0.1, 2, 1, 1), "rate must be in"),
         (lambda: TwoLevel(0.1, 0.1, 1, 1, participation="seen"), "participation must be"),  # type: ignore[arg-type]
+        (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ()), "uses must be a list"),
+        (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.1, 2), (5, 0.1, 2))), "uses must be in ascending order"),
+        (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.2, 2),)), "uses must be no worse"),
+        (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.1, 3),)), "uses must be no worse"),
+        (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.1, "2"),)), "local_steps must be"),  # type: ignore[arg-type]
+        (lambda: BySize(Gaussian(1), ((5, 0.1, 2),)), "a two-level event"),  # type: ignore[arg-type]
         (lambda: Unbounded(""), "because must be a reason"),
         (lambda: Compose([Gaussian(1)]), "a tuple of events"),  # type: ignore[arg-type]
     ],
@@ -168,3 +181,33 @@ def test_sampling_all_is_no_sampling_and_sampling_none_is_nothing() -> None:
     assert leaves(Sampled("none", 1.0, Gaussian(2))) == {Gaussian(2): 1}
     assert leaves(Sampled("fixed-size", 0.0, Gaussian(2))) == {}
     assert leaves(TwoLevel(0.0, 0.5, 3, 2)) == {}
+
+
+SMALL, LARGE = TwoLevel(1.0, 0.5, 2, 3.0), TwoLevel(1.0, 0.1, 10, 3.0)
+TWO_KINDS = BySize(TwoLevel(1.0, 0.5, 10, 3.0), ((20, 0.5, 2), (100, 0.1, 10)))
+
+
+def test_clients_of_several_sizes_are_counted_each_for_itself() -> None:
+    found = by_size(Compose((Repeat(TWO_KINDS, 3), Gaussian(2.0))))
+    assert found == {
+        0: leaves(Compose((Repeat(SMALL, 3), Gaussian(2.0)))),
+        100: leaves(Compose((Repeat(LARGE, 3), Gaussian(2.0)))),
+    }
+    assert by_size(Gaussian(2.0)) == {0: {Gaussian(2.0): 1}}
+
+
+def test_kinds_of_clients_that_are_cut_at_other_sizes_are_cut_at_both() -> None:
+    other = BySize(TwoLevel(1.0, 0.9, 5, 3.0), ((1, 0.9, 1), (50, 0.3, 5)))
+    found = by_size(Compose((TWO_KINDS, other)))
+    assert found == {
+        0: leaves(Compose((SMALL, TwoLevel(1.0, 0.9, 1, 3.0)))),
+        50: leaves(Compose((SMALL, TwoLevel(1.0, 0.3, 5, 3.0)))),
+        100: leaves(Compose((LARGE, TwoLevel(1.0, 0.3, 5, 3.0)))),
+    }
+
+
+def test_where_a_record_may_lie_with_any_client_it_is_charged_for_the_worst() -> None:
+    worst = leaves(TWO_KINDS.event)
+    assert leaves(TWO_KINDS) == worst
+    assert by_size(apart(Repeat(Compose((TWO_KINDS,)), 3))) == {0: {leaf: 3 * n for leaf, n in worst.items()}}
+    assert by_size(OnClients(2, TWO_KINDS)) == {0: {leaf: 2 * n for leaf, n in worst.items()}}

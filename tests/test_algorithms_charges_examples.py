@@ -10,7 +10,8 @@ from scipy.stats import hypergeom
 from shoal.accounting import accountants, curves
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import prove
-from shoal.accounting.events import Gaussian, OnClients, Repeat, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import BySize, Gaussian, OnClients, Repeat, Sampled, TwoLevel, Unbounded
+from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local, Setting
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, calibrated, charges, event, proves, whole_run
@@ -110,22 +111,100 @@ def test_a_partition_into_batches_is_one_use_an_epoch(sampling, local, sizes, us
     [
         (Local(steps=12), (60, 120, 30), 0.2, 12),
         (Local(steps=12), (60, 4), 1.0, 12),
-        (Local(epochs=2), (60, 120), 0.1, 40),
         (Local(epochs=1), (60, 57), 6 / 57, 10),
         (Local(steps=12), (), 1.0, 12),
     ],
 )
-def test_poisson_batches_are_charged_for_the_smallest_client_and_the_most_steps(local, sizes, share, steps):
+def test_poisson_batches_of_as_many_steps_are_charged_for_the_smallest_client(local, sizes, share, steps):
     found = charged(cdp(local=local), setting=replace(SETTING, sizes=sizes))
     assert found == TwoLevel(0.25, share, steps, 2.0)
 
 
-def test_the_join_over_clients_costs_no_less_than_any_of_them():
-    def cost(*sizes):
-        done = whole_run(cdp(local=Local(epochs=1)), replace(SETTING, sizes=sizes), 20, "example", "server")
-        return accountants.epsilon(done, 1e-5, neighbours="replace-one").epsilon
+def test_where_steps_differ_each_kind_of_client_is_charged_for_its_own():
+    found = charged(cdp(local=Local(epochs=2)), setting=replace(SETTING, sizes=(60, 58, 120, 3)))
+    worst = TwoLevel(0.25, 1.0, 40, 2.0)
+    assert found == BySize(worst, ((3, 1.0, 2), (58, 6 / 58, 20), (120, 0.05, 40)))
 
-    assert cost(60, 300) >= max(cost(60), cost(300))
+
+def cost(record, sizes, accountant="pld", rounds=20, **more):
+    setting = replace(SETTING, sizes=sizes, **more)
+    done = whole_run(record, setting, rounds, "example", "server")
+    return accountants.epsilon(done, 1e-5, accountant, neighbours="replace-one").epsilon
+
+
+@pytest.mark.parametrize("noise", [2.0, "linear:4:2"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_clients_of_several_sizes_cost_what_the_dearest_of_them_costs(accountant, noise):
+    """Also where the noise changes from round to round: a record stays with its client."""
+    record = cdp(local=Local(epochs=1), per_step=StepNoise(noise))
+    for sizes in ((60, 300), (3, 61, 300), (7, 2600)):
+        alone = [cost(record, (size,), accountant, rounds=3) for size in sizes]
+        assert cost(record, sizes, accountant, rounds=3) == pytest.approx(max(alone), rel=1e-9)
+
+
+def test_what_is_spent_is_counted_by_client_while_a_run_goes_on():
+    record = cdp(local=Local(epochs=1), per_step=StepNoise("linear:4:2"))
+    for sizes in ((60, 300), (3, 61, 7, 300)):
+        running = Running("replace-one")
+        for t in range(20):
+            running.add(charged(record, t=t, setting=replace(SETTING, sizes=sizes)))
+        assert running.epsilon(1e-5) == pytest.approx(cost(record, sizes, "rdp"), rel=1e-9)
+        more = running.epsilon_with(charged(record, t=19, setting=replace(SETTING, sizes=sizes)), 1e-5)
+        assert more > running.epsilon(1e-5)
+
+
+def test_noise_is_calibrated_to_clients_that_exist():
+    """12 hospitals of 20 to 2,600 patients, epsilon 4, 30 rounds, batch 100: the smallest client's share with the
+    greatest client's steps would ask for a noise multiplier of 60."""
+    sizes = tuple(round(20 * 130 ** (k / 11)) for k in range(12))
+    hospitals = Setting(12, 30, sizes=sizes)
+    record = replace(algorithm("dp-sgd"), examples=Examples("poisson", 100))
+    budget = Budget(4.0, 1e-5, neighbours="replace-one")
+    noises = [
+        calibrated(record, replace(hospitals, sizes=(size,)), budget, "example", "release").per_step.noise
+        for size in (20, 117, 183)
+    ]
+    found = calibrated(record, hospitals, budget, "example", "release").per_step.noise
+    assert found == pytest.approx(max(noises), rel=3e-4)
+    assert 14 < found < 15
+
+
+def test_many_sizes_are_charged_as_a_few_kinds_that_cost_little_more():
+    record, sizes = cdp(local=Local(epochs=1)), tuple(range(20, 5000, 7))
+    found = charged(record, setting=replace(SETTING, sizes=sizes))
+    assert len(found.uses) <= 25
+    for size in sizes:
+        assert found.of(size).sampling_rate >= 6 / size
+        assert found.of(size).local_steps >= math.ceil(size / 6)
+    dearest = max(cost(record, (size,), "rdp") for size in sizes[:20])
+    assert cost(record, sizes, "rdp") == pytest.approx(dearest, rel=1e-9)
+
+
+@pytest.mark.parametrize(("least", "most"), [(3, 80), (6, 7), (60, 60), (1, 10**6)])
+def test_bounds_on_sizes_are_charged_for_every_size_between(least, most):
+    """Seven records in batches of six: a greater share than ten have, and more steps than six have."""
+    setting = replace(SETTING, sizes=tuple(sorted({least, most})), bounds=True)
+    found = charged(cdp(local=Local(epochs=1)), setting=setting)
+    for size in {*range(least, min(most, 2000)), (least + most) // 2, most}:
+        of = found.of(size) if isinstance(found, BySize) else found
+        assert of.sampling_rate >= min(1.0, 6 / size)
+        assert of.local_steps >= math.ceil(size / 6)
+
+
+def test_bounds_however_far_apart_take_no_time():
+    setting = replace(SETTING, sizes=(1, 10**15), bounds=True)
+    assert len(charged(cdp(local=Local(epochs=1)), setting=setting).uses) <= 25
+
+
+def test_sampling_by_rate_charges_every_client_the_same_whatever_its_size():
+    record = cdp(examples=Examples("poisson", rate=0.05, nominal_records=120), local=Local(epochs=2))
+    for sizes in ((60,), (3, 60, 5000), ()):
+        assert charged(record, setting=replace(SETTING, sizes=sizes)) == TwoLevel(0.25, 0.05, 40, 2.0)
+
+
+def test_copies_on_clients_of_several_sizes_are_charged_for_the_worst_of_each():
+    found = charged(cdp(local=Local(epochs=1)), setting=replace(SETTING, sizes=(60, 300), multiplicity=2))
+    assert found == OnClients(2, TwoLevel(0.25, 0.1, 50, 2.0))
 
 
 def test_epochs_of_poisson_batches_of_unknown_clients_prove_nothing():

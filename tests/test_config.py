@@ -206,6 +206,16 @@ def test_what_is_written_down_reads_back_as_the_same_configuration(tmp_path, nam
     assert configure(path) == config
 
 
+def test_a_rate_reads_back_too_and_beside_a_batch_it_is_refused(tmp_path):
+    rate = ["algorithm=dp-sgd", "examples.rate=.05", "examples.nominal_records=600"]
+    config = configure(None, rate)
+    assert config.algorithm.examples.batch == 30
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    assert configure(path) == config
+    assert "examples.rate 0.05 and examples.batch 9 contradict" in refused(*rate, "examples.batch=9")
+
+
 def test_the_default_experiment_reads_back_too(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(configure()), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from shoal.accounting.events import Compose, Gaussian, Repeat
 from shoal.accounting.ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Setting
+from shoal.algorithms.charges import event as round_event
 from shoal.config import configure
 from shoal.deploy.consent import Purse, Refused, Wishes, least_noise
 from shoal.deploy.parcel import Parcel
@@ -105,6 +107,22 @@ def test_the_least_noise_is_that_of_the_unit():
     assert least_noise(algorithm("fed-cdp"), setting, "example") == 3.0  # 6, but a gradient of 4 layers may be 2 C
     assert least_noise(algorithm("fed-cdp"), setting, "client") == 0
     assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
+
+
+def test_a_site_is_charged_for_the_records_that_it_has(tmp_path):
+    """The federation is for sites of 20 to 2,600 records: this one has 100, and is charged for that."""
+    method = configure({"algorithm": "dp-sgd", "examples.batch": 20, "per_step.noise": 8.0}).algorithm
+    terms = Setting(12, 3, sizes=(20, 2600), bounds=True, all_answer=False)
+    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(unit="example"), "example")
+    purse.charge(method, terms, range(1), 1, records=100)
+    purse.close()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        here = replace(terms, sizes=(100,), bounds=False)
+        expected = Compose(tuple(round_event(method, here, t, "example", "release") for t in (0, 1)))
+        assert ledger.charged_event("example", "release") == expected
+        assert ledger.charged_event("client", "release") == Compose(
+            tuple(round_event(method, terms, t, "client", "release") for t in (0, 1))
+        )
 
 
 @pytest.mark.parametrize(

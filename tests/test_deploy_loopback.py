@@ -14,7 +14,10 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 import shoal
 from loopback import with_sites
+from shoal.accounting import accountants
 from shoal.algorithms import algorithm
+from shoal.algorithms.base import Setting
+from shoal.algorithms.charges import whole_run
 from shoal.deploy.parcel import Spoilt
 from shoal.deploy.serve import serve
 from shoal.deploy.terms import ROUND, TERMS, Terms
@@ -77,6 +80,18 @@ def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
     assert farthest(result, expected) <= 1e-5
     assert result.accuracy == expected.accuracy
     assert [line["clients"] for line in result.metrics] == [line["clients"] for line in expected.metrics]
+
+
+def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
+    given = settings("dp-sgd", data__partition="dirichlet", examples__rate=0.1, examples__nominal_records=50)
+    del given["examples.batch"], given["local.steps"]
+    result, _ = served(tmp_path, given)
+    assert farthest(result, simulated(tmp_path, given)) <= 1e-5
+    proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
+    record = shoal.config.configure(given).algorithm
+    done = whole_run(record, Setting(SITES, ROUNDS, sizes=(300,)), ROUNDS, "example", "server")
+    expected = accountants.epsilon(done, 1e-5, neighbours="replace-one").epsilon
+    assert proven["example", "server"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", IN_TURN)

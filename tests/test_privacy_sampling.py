@@ -1,5 +1,7 @@
 """Who takes part in a round, and which records in a step."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,6 +78,42 @@ def test_poisson_batches_hold_each_record_with_probability_batch_over_n():
     for row in drawn[:100]:
         chosen = row[row >= 0].tolist()
         assert chosen == sorted(set(chosen))
+
+
+@pytest.mark.parametrize("records", [20, 400])
+def test_by_rate_each_record_is_drawn_as_often_whatever_its_client_holds(records):
+    """Over 20,000 steps; 6 sigma each: false alarms below 10^-6."""
+    examples = Examples("poisson", rate=0.05, nominal_records=100)
+    drawn = examples.draw(generator(), records, 20_000)
+    counts = np.bincount(drawn[drawn >= 0], minlength=records)
+    assert np.all(np.abs(counts / 20_000 - 0.05) < 6 * np.sqrt(0.05 * 0.95 / 20_000))
+    assert examples.steps(records, 3) == 60
+    assert examples.batch == 5, "by which sums are divided: public, and no client's own"
+
+
+def test_an_epoch_at_a_rate_that_divides_nothing_has_a_step_more():
+    assert [Examples("poisson", rate=rate, nominal_records=9).steps(7, 1) for rate in (1.0, 0.4, 1 / 3, 1 / 49)] == [
+        1,
+        3,
+        3,
+        49,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rate": 0.1}, "examples.rate needs examples.nominal_records"),
+        ({"nominal_records": 10}, "examples.nominal_records needs examples.rate"),
+        ({"rate": 1.1, "nominal_records": 10}, "examples.rate must be from 1e-06 to 1, got 1.1"),
+        ({"rate": 0.0, "nominal_records": 10}, "examples.rate must be from 1e-06 to 1, got 0.0"),
+        ({"rate": 0.1, "nominal_records": 0}, "examples.nominal_records must be >= 1, got 0"),
+        ({"rate": 0.1, "nominal_records": 9, "sampling": "shuffled"}, "examples.rate is for examples.sampling"),
+    ],
+)
+def test_a_rate_that_means_nothing_is_refused(given, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Examples(**{"sampling": "poisson"} | given)
 
 
 def test_with_replacement_may_draw_a_record_twice():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shoal import release
 from shoal.config import Config, configure, read_toml, to_toml
 from shoal.errors import ConfigError, LedgerError, RunError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.accounting.claims import Published
     from shoal.data import Dataset
     from shoal.engine.simulator import Simulator
+    from shoal.engine.spending import Spending
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Result:
             "published",
             "warnings",
         )
-        return {"run": str(self.run)} | {name: getattr(self, name) for name in names}
+        return {release.KEY: release.RESULT, "run": str(self.run)} | {name: getattr(self, name) for name in names}
 
 
 def run(
@@ -120,7 +122,8 @@ def run(
         if resume is None:
             stage = simulator.stage
             folder.write_text("environment.txt", environment(stage.federation.device, stage.streams.mode))
-            folder.write_text("config.toml", to_toml(settings))
+            note = release.of_config(stage.streams.mode)
+            folder.write_text("config.toml", f"# {release.KEY}: {note}\n{to_toml(settings)}")
         written = folder.digest("config.toml")
         ledger.begin(folder.path.resolve().name, settings.algorithm.name, written, asdict(settings.budget))
         spending = Spending(settings.algorithm, simulator.setting, limit_of(settings), ledger)
@@ -140,11 +143,13 @@ def run(
             stopped = simulator.run(folder, spending, told)
             if stopped == "stopped":
                 raise Interrupted(folder.path, simulator.done, simulator.rounds)
-            folder.write_tensors("model.safetensors", simulator.model_tensors(), {"round": str(simulator.done)})
             proven = [claim.to_json() for claim in spending.proven()]
             if ledger.closed is None:
                 ledger.end(stopped, proven)
             proven = (ledger.closed or {}).get("proven", proven)  # of a run that had ended: what it said then
+            note = release.of_model(proven, simulator.stage.streams.mode)
+            notes = {"round": str(simulator.done), release.KEY: note}
+            folder.write_tensors("model.safetensors", simulator.model_tensors(), notes)
             metrics = folder.metrics()
             plain = _without_privacy(simulator) if settings.baseline else []
             result = Result(
@@ -168,7 +173,7 @@ def run(
             raise
         finally:
             simulator.close()
-        recorder.end(lambda: result.to_json() | _facts(simulator), plain)
+        recorder.end(lambda: result.to_json() | _facts(simulator) | _by_client(simulator, spending), plain)
     return result
 
 
@@ -217,6 +222,7 @@ def _facts(simulator: Simulator) -> dict[str, Any]:
     held = dataset.train_y.numpy()[np.unique(federation.partition.indices)]
     return {
         "clients": len(federation),
+        "simulated_clients": simulator.setting.simulated,
         "parameters": simulator.state.model.numel(),
         "train_rows": len(held),
         "test_rows": len(dataset.test_y),
@@ -225,6 +231,23 @@ def _facts(simulator: Simulator) -> dict[str, Any]:
         "confusion": simulator.confusion().tolist(),
         "notes": list(dataset.notes),
     }
+
+
+def _by_client(simulator: Simulator, spending: Spending) -> dict[str, Any]:
+    """What a record of each client costs, the worst first, where it depends on the client's size."""
+    federation = simulator.stage.federation
+    sizes = [int(size) for size in federation.sizes]
+    rows = spending.by_client(sizes)
+    names = federation.dataset.owner_names
+    named = len(names) == len(sizes) and not federation.partition.simulated
+    told = [
+        {"client": names[client] if named else str(client + 1), "records": sizes[client], "epsilon": claim.epsilon}
+        for client, claim in rows
+    ]
+    if not told:
+        return {}
+    about = {"unit": "example", "observer": "release", "delta": spending.limit.delta}
+    return {"by_client": {release.KEY: release.BY_CLIENT, **about, "clients": told, "more": len(sizes) - len(told)}}
 
 
 def _published(config: Config, simulator: Simulator) -> tuple[Published, ...]:

@@ -183,14 +183,16 @@ DEFAULT_EXPERIMENT: dict[str, Any] = {
 def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top.
 
-    Without a source, and unless an override names an algorithm, it is the default experiment.
+    Without a source, and unless an override names an algorithm, it is the default experiment, but for the number of
+    clients where the data are others.
     """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     for word in overrides:
         key, value = override(word)
         given[key] = value
     if source is None and "algorithm" not in given:
-        given = DEFAULT_EXPERIMENT | given
+        others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
+        given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
     algorithm = find_algorithm(_checked("algorithm", given.pop("algorithm", _TOP["algorithm"][1]), str))
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
@@ -205,6 +207,11 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
         else:
             top[name] = _checked(name, value, _TOP[name][0])
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
+    if "examples.rate" in given and "examples.batch" in given:
+        raise ConfigError(
+            f"examples.rate {given['examples.rate']} and examples.batch {given['examples.batch']} contradict each "
+            f"other: leave one of them out"
+        )
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
         raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
     if top["random"] == "secure" and top["noise_seed"] is not None:
@@ -239,6 +246,8 @@ def to_dict(config: Config) -> dict[str, Any]:
         if is_dataclass(section):
             values = {field.name: getattr(section, field.name) for field in fields(section)}
             result[name] = {key: value for key, value in values.items() if value is not None}
+    if config.algorithm.examples.rate is not None:
+        del result["examples"]["batch"]  # it follows from the rate
     return result
 
 

@@ -14,6 +14,7 @@ from shoal.algorithms.charges import calibrated
 from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
+from shoal.data.known import KNOWN
 from shoal.data.sources import writable_folder
 from shoal.engine.simulator import Simulator, public_facts
 from shoal.engine.spending import Limit
@@ -21,6 +22,7 @@ from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
 from shoal.privacy.random import Streams
+from shoal.privacy.schedules import parse
 
 
 def prepare(
@@ -37,8 +39,9 @@ def prepare(
     configuration: the coordinator of a real federation gives both.
     """
     dataset = with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
-    config = _resolved(config, dataset)
-    parts = parted(config, dataset) if parts is None else parts
+    if parts is None:
+        config = _resolved(config, dataset)
+        parts = parted(config, dataset)
     streams = Streams(config.seed)
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
@@ -114,6 +117,8 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
 def _resolved(config: Config, dataset: Dataset) -> Config:
     """What `auto` stands for, now that the data are known."""
     section = config.data
+    if section.partition == "auto" and dataset.owners is None and dataset.name not in KNOWN:
+        return _of_one_client(config, dataset)
     if section.partition == "auto":
         section = replace(section, partition="iid" if dataset.owners is None else "column")
     if section.partition == "column" and dataset.owners is not None:
@@ -125,6 +130,25 @@ def _resolved(config: Config, dataset: Dataset) -> Config:
             )
         section = replace(section, clients=named)
     return replace(config, data=section)
+
+
+def _of_one_client(config: Config, dataset: Dataset) -> Config:
+    """A user's own data that name no owners are one client's: clients are not made up unless the user says so."""
+    section, method, budget = config.data, config.algorithm, config.budget
+    wanted = None
+    if section.clients not in (1, DataSection.clients):
+        wanted = f"data.clients is {section.clients}"
+    elif budget.epsilon is not None and budget.unit == "client":
+        wanted = "budget.unit is client"
+    elif method.clients.sampling != "all" and max(parse(method.clients.cohort).values(config.rounds)) > 1:
+        wanted = f"clients.cohort is {method.clients.cohort}"
+    if wanted is not None:
+        raise ConfigError(
+            f"{wanted}, but data '{dataset.name}' name no clients, so that they are one: name the column of owners "
+            f"with data.client, deal the rows to simulated clients with data.partition=iid, or protect records with "
+            f"algorithm=dp-sgd and budget.unit=example"
+        )
+    return replace(config, data=replace(section, partition="iid", clients=1))
 
 
 def limit_of(config: Config) -> Limit:

@@ -17,6 +17,9 @@ from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
 
+SIMULATED = "simulated clients"
+"""Said of every claim for clients to whom records were dealt: it is true of nobody in particular."""
+
 OBSERVERS: dict[str, str] = {
     "release": "whoever sees the released models",
     "server": "the server, who sees each client's update",
@@ -29,7 +32,8 @@ class Proven:
     """For one unit against one observer: an (epsilon, delta), or none, because ...
 
     `adjacency`: what neighbouring data sets differ by (theorems.ADJACENCY); None in claims that were written before
-    it was named. Where something is proven, `because` says on what it rests.
+    it was named. Where something is proven, `because` says on what it rests. `simulated`: the unit is a client that
+    does not exist, to whom somebody's records were dealt.
     """
 
     unit: Unit
@@ -39,6 +43,7 @@ class Proven:
     accountant: str | None
     because: str | None
     adjacency: str | None = None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
@@ -60,7 +65,8 @@ class Proven:
             return f"none, because {self.because}"
         how = self.accountant if self.adjacency is None else f"{self.accountant}, {self.adjacency}"
         said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({how})"
-        return f"{said}; {self.because}" if self.because else said
+        said = f"{said}; {self.because}" if self.because else said
+        return f"{said}; {SIMULATED}" if self.simulated else said
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from shoal.errors import ConfigError, nearest
@@ -32,7 +32,7 @@ class _Fact:
             if isinstance(value, _Fact):
                 value = value.to_json()
             elif isinstance(value, tuple):
-                value = [item.to_json() for item in value]
+                value = [item.to_json() if isinstance(item, _Fact) else list(item) for item in value]
             written["of" if field.name in ("event", "events") else field.name] = value
         return written
 
@@ -106,6 +106,38 @@ class TwoLevel(_Fact):
         return Repeat(step, self.local_steps)
 
 
+Use: TypeAlias = tuple[int, float, int]
+"""(least, sampling_rate, local_steps): a client with `least` records or more, but fewer than the next use's."""
+
+
+@dataclass(frozen=True)
+class BySize(_Fact):
+    """A round of clients of several sizes: each sampled its records at a rate, and made steps, of its own.
+
+    `uses` says so by a client's number of records, in ascending order. `event` is as bad as the worst of them: the
+    greatest rate with the most steps. A record lies with one client throughout a run, so that an accountant composes
+    the rounds of each client and takes the greatest cost. Where a record may lie elsewhere every time, `event` holds.
+    """
+
+    event: TwoLevel
+    uses: tuple[Use, ...]
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.event, TwoLevel), "of", self.event, "a two-level event inside 'by-size'")
+        listed = isinstance(self.uses, tuple) and len(self.uses) > 0 and all(map(_is_use, self.uses))
+        _require(listed, "uses", self.uses, "a list of [least records, sampling rate, local steps]")
+        sizes = [least for least, _, _ in self.uses]
+        _require(sizes == sorted(set(sizes)), "uses", self.uses, "in ascending order of records")
+        for each in map(self.of, sizes):
+            worst = each.sampling_rate <= self.event.sampling_rate and each.local_steps <= self.event.local_steps
+            _require(worst, "uses", self.uses, "no worse than the event around them")
+
+    def of(self, records: int) -> TwoLevel:
+        """What happened to a record of a client with so many records."""
+        _, rate, steps = next((use for use in reversed(self.uses) if use[0] <= records), self.uses[0])
+        return replace(self.event, sampling_rate=rate, local_steps=steps)
+
+
 @dataclass(frozen=True)
 class OnClients(_Fact):
     """The record lies on up to `clients` clients, and each of them did `event`, with noise of its own."""
@@ -151,13 +183,14 @@ class Unbounded(_Fact):
         _require(isinstance(self.because, str) and self.because != "", "because", self.because, "a reason")
 
 
-Event: TypeAlias = Gaussian | Sampled | TwoLevel | OnClients | Repeat | Compose | Unbounded
+Event: TypeAlias = Gaussian | Sampled | TwoLevel | BySize | OnClients | Repeat | Compose | Unbounded
 Leaf: TypeAlias = Gaussian | Sampled | TwoLevel | Unbounded
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian": Gaussian,
     "sampled": Sampled,
     "two-level": TwoLevel,
+    "by-size": BySize,
     "on-clients": OnClients,
     "repeat": Repeat,
     "compose": Compose,
@@ -183,6 +216,8 @@ def from_json(written: object, depth: int = 0) -> Event:
             values["events"] = tuple(from_json(item, depth + 1) for item in inner)
         else:
             values["event"] = from_json(inner, depth + 1)
+    if isinstance(values.get("uses"), list):
+        values["uses"] = tuple(tuple(use) if isinstance(use, list) else use for use in values["uses"])
     known = {field.name for field in fields(_KINDS[name])}
     if unknown := sorted(map(str, set(values) - known)):
         raise ConfigError(f"event '{name}' has no key {_short(unknown[0])}{nearest(unknown[0][:40], known)}")
@@ -195,12 +230,47 @@ def from_json(written: object, depth: int = 0) -> Event:
 
 def leaves(event: Event) -> dict[Leaf, int]:
     """The event as a multiset of simple ones, which is what accountants add up."""
-    counts: Counter[Leaf] = Counter()
+    return _settled(_counted(event), None)
+
+
+def by_size(event: Event) -> dict[int, dict[Leaf, int]]:
+    """The same for clients with so many records or more, up to the next of these numbers, the first of which is 0."""
+    counts = _counted(event)
+    sizes = {least for leaf in counts if isinstance(leaf, BySize) for least, _, _ in leaf.uses[1:]}
+    return {records: _settled(counts, records) for records in sorted({0, *sizes})}
+
+
+def _counted(event: Event) -> Counter[Leaf | BySize]:
+    counts: Counter[Leaf | BySize] = Counter()
     _walk(event, 1, counts)
-    return dict(counts)
+    return counts
 
 
-def _walk(event: Event, times: int, counts: Counter[Leaf]) -> None:
+def _settled(counts: Mapping[Leaf | BySize, int], records: int | None) -> dict[Leaf, int]:
+    """As it was for clients with so many records; without a number, as bad as for the worst."""
+    settled: Counter[Leaf] = Counter()
+    for leaf, times in counts.items():
+        if isinstance(leaf, BySize):
+            for inner, more in leaves(leaf.event if records is None else leaf.of(records)).items():
+                settled[inner] += times * more
+        else:
+            settled[leaf] += times
+    return dict(settled)
+
+
+def apart(event: Event) -> Event:
+    """The event where a record may lie with another client every time: as bad as for the worst of them."""
+    match event:
+        case BySize(worst, _):
+            return worst
+        case Compose(events):
+            return Compose(tuple(apart(item) for item in events))
+        case Repeat(inner, count):
+            return Repeat(apart(inner), count)
+    return event
+
+
+def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
     match event:
         case _ if times == 0:
             pass
@@ -212,15 +282,15 @@ def _walk(event: Event, times: int, counts: Counter[Leaf]) -> None:
             _walk(inner, times * math.ceil(count * rate - 1e-9), counts)
         case Repeat(inner, count):
             _walk(inner, times * count, counts)
-        case OnClients(clients, inner):
-            _walk(inner, times * clients, counts)
+        case OnClients(clients, inner):  # which may be of different kinds
+            _walk(apart(inner), times * clients, counts)
         case Sampled() | TwoLevel():
             _walk_sampled(event, times, counts)
-        case Gaussian() | Unbounded():
+        case Gaussian() | Unbounded() | BySize():
             counts[event] += times
 
 
-def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf]) -> None:
+def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf | BySize]) -> None:
     rate = event.rate if isinstance(event, Sampled) else event.client_rate
     inner = event.event if isinstance(event, Sampled) else event.local_event
     always = rate == 1 or (isinstance(event, Sampled) and event.kind in ("none", "shuffled"))
@@ -258,6 +328,10 @@ def _is_rate(value: object) -> bool:
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**15
+
+
+def _is_use(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and _is_count(value[0], 0) and _is_rate(value[1])
 
 
 def _require(holds: bool, name: str, value: object, what: str) -> None:

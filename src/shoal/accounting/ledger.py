@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shoal import release
 from shoal.accounting import chain
 from shoal.accounting.chain import START, Line, Verification, verify
 from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
@@ -116,11 +117,18 @@ class Ledger:
             return None
         return last
 
-    def begin(self, run: str, algorithm: str, config: str, budget: dict[str, Any] | None = None) -> None:
-        """Say whose ledger this is; on an old one, check that it is the same run's."""
+    def begin(
+        self,
+        run: str,
+        algorithm: str,
+        config: str,
+        budget: dict[str, Any] | None = None,
+        note: str = release.LEDGER,
+    ) -> None:
+        """Say whose ledger this is (`note`: may it be released?); on an old one, check that it is the same run's."""
         body = {"run": run, "algorithm": algorithm, "config": config, "budget": budget}
         if self.opened is None:
-            self._append("open", body)
+            self._append("open", {release.KEY: note, **body})
         elif different := [key for key, value in body.items() if self.opened.get(key) != value]:
             key = different[0]
             raise LedgerError(

@@ -277,34 +277,50 @@ def classic_delta(orders: Orders, divergences: Array, epsilon: float) -> float:
 
 @dataclass
 class Running:
-    """What a run has spent so far, by RDP: a query a round costs a few milliseconds, whatever came before."""
+    """What a run has spent so far, by RDP: a query a round costs a few milliseconds, whatever came before.
+
+    Where clients are of several kinds (BySize) each has an account of its own, by its least number of records.
+    """
 
     neighbours: Neighbours = "add-remove"
     orders: Orders = DEFAULT
     because: str | None = None
-    spent: Array = field(init=False)
+    spent: dict[int, Array] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.spent = np.zeros(len(self.orders))
+        self.spent = {0: np.zeros(len(self.orders))}
 
     def add(self, event: Event) -> None:
         """Charge an event."""
-        cost, because = self._cost(event)
-        self.spent = self.spent + cost
+        spent, because = self._with(event)
+        self.spent = spent
         self.because = self.because or because
 
     def epsilon(self, delta: float) -> float | None:
-        """What is spent; None where nothing is proven (`because` says why)."""
-        return None if self.because else epsilon(self.orders, self.spent, delta)
+        """What is spent, by the kind of client that spent most; None where nothing is proven (`because` says why)."""
+        return None if self.because else self._greatest(self.spent, delta)
 
     def epsilon_with(self, event: Event, delta: float) -> float | None:
         """What would be spent after this event as well, without charging it."""
-        cost, because = self._cost(event)
-        return None if self.because or because else epsilon(self.orders, self.spent + cost, delta)
+        spent, because = self._with(event)
+        return None if self.because or because else self._greatest(spent, delta)
 
-    def _cost(self, event: Event) -> tuple[Array, str | None]:
+    def _greatest(self, spent: dict[int, Array], delta: float) -> float:
+        return max(epsilon(self.orders, each, delta) for each in spent.values())
+
+    def _with(self, event: Event) -> tuple[dict[int, Array], str | None]:
+        costs = counted(event, self.neighbours)
+        spent = {}
+        for records in sorted({*self.spent, *costs}):
+            cost, because = self._cost(costs[max(size for size in costs if size <= records)])
+            if because is not None:
+                return self.spent, because
+            spent[records] = self.spent[max(size for size in self.spent if size <= records)] + cost
+        return spent, None
+
+    def _cost(self, counts: Mapping[Leaf, int]) -> tuple[Array, str | None]:
         cost = np.zeros(len(self.orders))
-        for leaf, n in counted(event, self.neighbours).items():
+        for leaf, n in counts.items():
             if isinstance(leaf, Unbounded):
                 return cost, leaf.because
             cost = cost + n * divergence(leaf, self.neighbours, self.orders)

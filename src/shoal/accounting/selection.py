@@ -107,7 +107,8 @@ def epsilon(cells: Sequence[Event], trials: Trials, delta: float, neighbours: Ne
         if (reason := accountants.unbounded(event)) is not None:
             return Answer(None, delta, "rdp", False, reason)
         try:
-            greatest = np.maximum(greatest, rdp.total(counted(event, neighbours), neighbours))
+            for counts in counted(event, neighbours).values():
+                greatest = np.maximum(greatest, rdp.total(counts, neighbours))
         except ConfigError as error:
             return Answer(None, delta, "rdp", False, str(error))
     if not greatest.any():

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from shoal.accounting.events import Compose, Event, Leaf, OnClients, Repeat, Sampled, TwoLevel, leaves
+from shoal.accounting.events import BySize, Compose, Event, Leaf, OnClients, Repeat, Sampled, TwoLevel, by_size
 from shoal.errors import ConfigError, nearest
 
 Unit: TypeAlias = Literal["example", "client"]
@@ -114,8 +114,11 @@ TABLE: dict[tuple[Level, str, Neighbours, Observer], Cell] = {
 }
 
 
-def counted(event: Event, neighbours: Neighbours) -> dict[Leaf, int]:
-    """The event as the simple ones that accountants add up; a ConfigError where the table refuses one of them."""
+def counted(event: Event, neighbours: Neighbours) -> dict[int, dict[Leaf, int]]:
+    """The event as the simple ones that accountants add up, for clients of each size (events.by_size).
+
+    A ConfigError where the table refuses one of them.
+    """
     if neighbours not in ADJACENCY:
         raise ConfigError(f"no adjacency is called '{neighbours}'{nearest(neighbours, ADJACENCY)}")
     for scheme in _schemes(event):
@@ -124,7 +127,7 @@ def counted(event: Event, neighbours: Neighbours) -> dict[Leaf, int]:
                 f"{scheme} sampling under {ADJACENCY[neighbours]} is not accounted: {refused}; "
                 f"take replace-one or zero-out as the adjacency (--neighbours)"
             )
-    return leaves(event)
+    return by_size(event)
 
 
 def _schemes(event: Event) -> Iterator[str]:
@@ -136,7 +139,7 @@ def _schemes(event: Event) -> Iterator[str]:
             yield from _schemes(inner)
         case TwoLevel():
             yield from _schemes(event.local_event)
-        case Repeat(inner) | OnClients(_, inner):
+        case Repeat(inner) | OnClients(_, inner) | BySize(inner):
             yield from _schemes(inner)
         case Compose(events):
             for inner in dict.fromkeys(events):

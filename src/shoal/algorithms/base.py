@@ -17,7 +17,7 @@ from shoal.privacy.clip import Clip, Clipping, MedianClip, NoisyClip, QuantileCl
 from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.noise import Gaussian, StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.sampling import MOST_STEPS, Clients, Examples
 from shoal.privacy.schedules import LEAST, MOST, require_scale, require_scales, scale_in
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
@@ -32,7 +32,8 @@ class Setting:
 
     `rounds` are those that were planned. `multiplicity`: on how many clients one record may lie. `layers`: those of
     the model that have parameters. `sizes`: the different numbers of records that clients have, empty if unknown.
-    `all_answer`: whoever is asked answers, which no real federation can promise.
+    `bounds`: they are only the least and the greatest, and any between may be there. `all_answer`: whoever is asked
+    answers, which no real federation can promise. `simulated`: records were dealt to clients that do not exist.
     """
 
     clients: int
@@ -41,13 +42,14 @@ class Setting:
     layers: int = 1
     sizes: tuple[int, ...] = ()
     all_answer: bool = True
+    bounds: bool = False
+    simulated: bool = False
 
 
 Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
 """(algorithm, setting, rounds that were played, delta) -> what the paper's recipe gives."""
 
 
-MOST_STEPS = 1_000_000
 LEAST_STEP, MOST_STEP = 1e-18, 1e18
 """What a clipped gradient moves a model by is between these: lr x clip / batch, where float32 keeps its digits."""
 

@@ -30,6 +30,8 @@ from shoal.privacy.correlated import Correlated, price
 from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.schedules import parse
 
+ONE_CLIENT = "there is one client, and what is trained on its data alone cannot hide them"
+
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
     ("client", "release"),
     ("client", "server"),
@@ -65,6 +67,8 @@ def _decided(
 
     Either alone is a bound, for what comes after it looks at no data again.
     """
+    if unit == "client" and setting.clients == 1:
+        return "updates", Unbounded(ONE_CLIENT)
     updates = _on_updates(algorithm, setting, t, unit, observer, again)
     if algorithm.per_step is None:
         return "updates", updates

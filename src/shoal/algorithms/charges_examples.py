@@ -8,9 +8,22 @@ So the server, and someone who watches the local steps, see no more than that: o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import Event, Gaussian, OnClients, Repeat, Sampled, SamplingKind, TwoLevel, Unbounded
+from shoal.accounting.events import (
+    BySize,
+    Event,
+    Gaussian,
+    OnClients,
+    Repeat,
+    Sampled,
+    SamplingKind,
+    TwoLevel,
+    Unbounded,
+    Use,
+)
 from shoal.algorithms.base import Algorithm, Setting
 
 KINDS: dict[str, SamplingKind] = {
@@ -19,6 +32,8 @@ KINDS: dict[str, SamplingKind] = {
     "shuffled": "shuffled",
     "fixed-order": "shuffled",  # a known order is no worse than an unknown one: neither is amplified
 }
+FINE = 12
+"""Kinds of clients that are charged each for itself; greater ones are taken together, in as many kinds."""
 ONE_FOR_ANOTHER = "clients keep their momentum: who comes in a fixed-size sample shows in later updates of others"
 HOW_MANY = (
     "each update has noise of its own, so that its amount tells how many came; a fixed-size cohort of fewer than all "
@@ -60,29 +75,71 @@ def _of_a_record(algorithm: Algorithm, setting: Setting, rate: float, z: float) 
     if not uses:
         return Unbounded(_UNKNOWN)
     if kind == "shuffled":  # the client that uses its records most often
-        share, steps = max(uses, key=lambda use: math.ceil(use[0] * use[1] - 1e-9))
-    else:  # no client has a greater share, and none makes more steps
-        share, steps = (max(values) for values in zip(*uses, strict=True))
+        uses = [max(uses, key=lambda use: math.ceil(use[1] * use[2] - 1e-9))]
+    share, steps = max(share for _, share, _ in uses), max(steps for _, _, steps in uses)
     if kind == "with-replacement" and share >= 1:  # all draws of a step may be of one record
-        event = TwoLevel(rate, 1.0, steps, z / batch, local="none")
+        worst, uses = TwoLevel(rate, 1.0, steps, z / batch, local="none"), uses[:1]
     else:
-        event = TwoLevel(rate, share, steps, z, local=kind, draws=batch if kind == "with-replacement" else None)
-    return event if setting.multiplicity == 1 else OnClients(setting.multiplicity, event)
+        worst = TwoLevel(rate, share, steps, z, local=kind, draws=batch if kind == "with-replacement" else None)
+    if setting.multiplicity > 1:
+        return OnClients(setting.multiplicity, worst)
+    return worst if len(uses) == 1 else BySize(worst, tuple(uses))
 
 
-def _uses(algorithm: Algorithm, setting: Setting) -> list[tuple[float, int]]:
-    """For each size of client: the share of its records that enter a step, and its steps in a round."""
+def _uses(algorithm: Algorithm, setting: Setting) -> list[Use]:
+    """By clients' sizes: the share of its records that enter a step, and its steps in a round.
+
+    The more records a client has, the smaller is the share, and the more steps it makes. So a stretch of sizes is
+    charged for the share of its least and the steps of its greatest, which is exact where the steps are the same.
+    """
     examples, local = algorithm.examples, algorithm.local
+    steps = partial(_steps, algorithm)
     partition = KINDS[examples.sampling] == "shuffled"
     if not setting.sizes:
-        if local.steps is None:
-            return [(1.0, local.epochs)] if partition else []
-        return [(1.0, local.steps)]
-    uses = []
-    for records in (max(1, size) for size in setting.sizes):
-        share = 1 / examples.steps(records, 1) if partition else min(1.0, examples.batch / records)
-        uses.append((share, local.steps or examples.steps(records, local.epochs)))
-    return uses
+        if partition or local.steps is not None or examples.rate is not None:
+            return [(0, examples.rate or 1.0, local.epochs if partition and local.steps is None else steps(1))]
+        return []
+    stretches: list[tuple[int, int]] = []
+    for least, most in _sizes(setting, examples.batch):
+        if stretches and steps(stretches[-1][0]) == steps(most) and not partition:
+            stretches[-1] = stretches[-1][0], most
+        else:
+            stretches.append((least, most))
+    if partition:
+        return [(least, 1 / examples.steps(least, 1), steps(least)) for least, _ in stretches]
+    return [(least, examples.share(least), steps(most)) for least, most in _few(stretches)]
+
+
+def _steps(algorithm: Algorithm, records: int) -> int:
+    return algorithm.local.steps or algorithm.examples.steps(records, algorithm.local.epochs)
+
+
+def _sizes(setting: Setting, batch: int) -> Iterator[tuple[int, int]]:
+    """The sizes of clients, in ascending order; where only bounds are known, all between, in stretches (from, to)."""
+    sizes = sorted({max(1, size) for size in setting.sizes})
+    if not setting.bounds:
+        yield from ((size, size) for size in sizes)
+        return
+    least, last = sizes[0], sizes[-1]
+    while least <= last:
+        batches = max(math.ceil(least / batch), math.floor(1.01 * least / batch))  # wider ones for greater clients
+        most = min(batches * batch, last)
+        yield least, most
+        least = most + 1
+
+
+def _few(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """At most some 24 stretches: the least sizes, which cost most, as they are, greater ones a factor apart."""
+    few, rest = stretches[:FINE], stretches[FINE:]
+    if len(rest) <= FINE:
+        return stretches
+    factor = (rest[-1][1] / rest[0][0]) ** (1 / FINE)
+    for least, most in rest:
+        if len(few) > FINE and least < few[-1][0] * factor:
+            few[-1] = few[-1][0], most
+        else:
+            few.append((least, most))
+    return few
 
 
 def _of_a_client(algorithm: Algorithm, setting: Setting, rate: float, z: float, observer: Observer) -> Event:
@@ -94,7 +151,7 @@ def _of_a_client(algorithm: Algorithm, setting: Setting, rate: float, z: float, 
     if not sizes and (poisson or algorithm.local.steps is None):
         return Unbounded("how many records a client has is not known, nor how far all of them move a step")
     most = max(1, *sizes) if poisson else algorithm.examples.batch
-    steps = {steps for _, steps in _uses(algorithm, setting)}
+    steps = {_steps(algorithm, max(1, size)) for size in sizes or (1,)}
     if len(steps) > 1 or (algorithm.aggregate.weights == "size" and len(sizes) != 1):
         return Unbounded("clients of several sizes add noise of several amounts, which tell their sizes")
     if observer != "release":

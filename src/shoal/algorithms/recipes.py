@@ -28,7 +28,7 @@ def thesis_examples(algorithm: Algorithm, setting: Setting, rounds: int, delta: 
     sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
     if sigma == 0 or steps is None or not setting.sizes:
         return ()
-    rate = _client_rate(algorithm, setting) * min(1.0, algorithm.examples.batch / max(setting.sizes))
+    rate = _client_rate(algorithm, setting) * algorithm.examples.share(max(setting.sizes))
     words = "000: moments accountant, orders 2..32, q = C B/|P_k| in every local step"
     return (Published("example", moments_epsilon(rate, sigma, rounds * steps, delta, "2-32"), delta, words),)
 

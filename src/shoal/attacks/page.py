@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from shoal import release
 from shoal.errors import RunError
 
 COLUMNS = {
@@ -40,7 +41,8 @@ PROVES_NOTHING = "An attack that fails proves nothing: only an epsilon does."
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="color-scheme" content="light dark"><title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
+<meta name="release" content="{{ release }}"><meta name="color-scheme" content="light dark">
+<title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
 <style>
 :root {
   --paper: #fbfbf9; --card: #fff; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314;
@@ -125,7 +127,7 @@ def html(
     template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
     return template.render(
         title=title, words=words, rows=filled, head=chosen.values(), about=about, command=command,
-        picture=base64.b64encode(png).decode(),
+        picture=base64.b64encode(png).decode(), release=release.ATTACK,
     )  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def write(
     folder = runs / f"attack-{stamp}-{name}"
     try:
         folder.mkdir(parents=True)
-        told = {"title": title, "command": command, **facts, "rows": list(rows)}
+        told = {release.KEY: release.ATTACK, "title": title, "command": command, **facts, "rows": list(rows)}
         (folder / "attack.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         (folder / "attack.png").write_bytes(png)
         (folder / "report.html").write_text(html(title, words, rows, png, about, command), encoding="utf-8")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from shoal import release
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -98,5 +100,5 @@ def _tone(leaks: bool) -> str:
 
 def _png(figure: Figure) -> bytes:
     held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=130, facecolor="white")
+    figure.savefig(held, format="png", dpi=130, facecolor="white", metadata={release.KEY: release.ATTACK})
     return held.getvalue()

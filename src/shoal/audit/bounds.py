@@ -89,9 +89,9 @@ def epsilon_of_shift(shift: float, delta: float) -> float:
 
 def tradeoff(event: Event, neighbours: Neighbours) -> Tradeoff:
     """The curve that no test may pass if the event is what was done: the envelope of its (epsilon, delta) lines."""
-    profile = pld.profile(counted(event, neighbours), neighbours)
+    profiles = [pld.profile(counts, neighbours) for counts in counted(event, neighbours).values()]
     epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30.0, 300)])
-    deltas = np.array([profile.delta(float(value)) for value in epsilons])
+    deltas = np.array([max(profile.delta(float(value)) for profile in profiles) for value in epsilons])
     return _envelope(epsilons, deltas)
 
 

@@ -134,7 +134,7 @@ def _theorem(record: Algorithm, epsilon: float) -> Case:
     scaled = replace(
         record,
         clients=Clients("fixed-size", DRIFT_COHORT),
-        examples=replace(record.examples, batch=DRIFT_BATCH),
+        examples=record.examples.of_batch(DRIFT_BATCH),
         local=Local(epochs=1, lr=1e-4),  # so small that the second step has the first one's gradients
         per_step=replace(record.per_step, noise=found.value),
         server=Server(),
@@ -167,12 +167,12 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
     ]
     small = replace(record, local=Local(steps=1, lr=1.0), server=Server())
     if where == "steps":
-        small = replace(small, clients=Clients("all"), examples=replace(record.examples, batch=BATCH))
+        small = replace(small, clients=Clients("all"), examples=record.examples.of_batch(BATCH))
         return small, Setting(1, rounds, sizes=(BATCH,))
     small = replace(
         small,
         clients=replace(record.clients, cohort=cohort),
-        examples=replace(record.examples, batch=1),
+        examples=record.examples.of_batch(1),
     )
     if small.per_step is not None:
         small = replace(small, per_step=replace(small.per_step, noise=0.0))

@@ -77,7 +77,7 @@ def _wider_batch(record: Algorithm, batch: int) -> Algorithm:
     noise = parse(record.per_step.noise).scaled(ratio).written()
     record = replace(
         record,
-        examples=replace(record.examples, batch=batch),
+        examples=record.examples.of_batch(batch),
         per_step=replace(record.per_step, noise=noise),
     )
     if isinstance(record.per_example, QuantileExampleClip):

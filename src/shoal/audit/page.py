@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from shoal import release
 from shoal.audit.auditing import Outcome
 from shoal.audit.bounds import CONFIDENCE
 from shoal.audit.cases import DELTA
@@ -22,7 +23,8 @@ from shoal.report.claims import at_least
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="color-scheme" content="light dark"><title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
+<meta name="release" content="{{ release }}"><meta name="color-scheme" content="light dark">
+<title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
 <style>
 :root { --paper: #fbfbf9; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314; --good: #0f6b5c; }
 @media (prefers-color-scheme: dark) {
@@ -112,7 +114,13 @@ def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> s
     template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
     held = base64.b64encode(png).decode()
     return template.render(
-        title=title, rows=rows, head=HEAD, picture=held, command=command, confidence=f"{CONFIDENCE:.2%}"
+        title=title,
+        rows=rows,
+        head=HEAD,
+        picture=held,
+        command=command,
+        confidence=f"{CONFIDENCE:.2%}",
+        release=release.AUDIT,
     )
 
 
@@ -138,7 +146,8 @@ def place(folder: Path) -> Iterator[Path]:
 def write(folder: Path, name: str, outcomes: Sequence[Outcome], command: str = "") -> Path:
     """The figures, the picture and the page."""
     png = picture(outcomes)
-    told = {"command": command, "confidence": CONFIDENCE, "rows": [outcome.row() for outcome in outcomes]}
+    told = {release.KEY: release.AUDIT, "command": command, "confidence": CONFIDENCE}
+    told["rows"] = [outcome.row() for outcome in outcomes]
     try:
         (folder / "audit.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         (folder / "audit.png").write_bytes(png)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shoal import release
 from shoal.audit import bounds
 from shoal.audit.auditing import Outcome
 
@@ -32,7 +33,7 @@ def picture(outcomes: Sequence[Outcome]) -> bytes:
     for place in axes[len(outcomes) :]:
         place.set_visible(False)
     held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=110, facecolor="white")
+    figure.savefig(held, format="png", dpi=110, facecolor="white", metadata={release.KEY: release.AUDIT})
     return held.getvalue()
 
 

@@ -81,9 +81,7 @@ class Watch:
         self._budget: Any = None
 
     def start(self, config: Config, simulator: Simulator, run: Path) -> None:
-        self._console.print(
-            f"{config.algorithm.name} on {config.data.name}: {len(simulator.stage.federation)} clients, {run}"
-        )
+        self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(simulator)}, {run}")
         for note in simulator.stage.federation.dataset.notes:
             self._console.print(f"note: {note}", highlight=False)
         self._budget = config.budget
@@ -120,6 +118,12 @@ class Watch:
             signal.signal(signal.SIGINT, self._before)
 
 
+def _clients(simulator: Simulator) -> str:
+    count = len(simulator.stage.federation)
+    kind = "simulated clients" if simulator.setting.simulated else "clients" if count != 1 else "client"
+    return f"{count} {kind}"
+
+
 def show(result: Result, console: Console) -> None:
     """The closing table: how good, and what is proven against whom."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -145,7 +149,7 @@ def show(result: Result, console: Console) -> None:
 def privacy_table(proven: list[dict[str, Any]], published: list[dict[str, Any]]) -> Table:
     """What is proven of whom against whom; what is not, grouped by the reason; what the paper says."""
     from shoal.accounting.claims import Proven, Published
-    from shoal.report.plots import OBSERVERS, UNITS
+    from shoal.report.plots import OBSERVERS, UNITS, whose
 
     table = Table("privacy of", "against", "proven", box=None, pad_edge=False)
     reasons: dict[str, list[Proven]] = {}
@@ -153,7 +157,7 @@ def privacy_table(proven: list[dict[str, Any]], published: list[dict[str, Any]])
         if claim.epsilon is None:
             reasons.setdefault(claim.words(), []).append(claim)
         else:
-            table.add_row(UNITS[claim.unit], OBSERVERS[claim.observer], claim.words(), style="bold")
+            table.add_row(whose(claim.to_json()), OBSERVERS[claim.observer], claim.words(), style="bold")
     for words, claims in reasons.items():
         units = " and ".join(dict.fromkeys(UNITS[claim.unit] for claim in claims))
         observers = ", ".join(dict.fromkeys(OBSERVERS[claim.observer] for claim in claims))

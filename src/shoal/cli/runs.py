@@ -54,7 +54,7 @@ def list_command(
             run.dataset,
             f"{run.done}" if run.done == run.rounds else f"{run.done}/{run.rounds}",
             "" if run.accuracy is None else f"{run.accuracy:.4f}",
-            "none" if epsilon is None else f"epsilon {epsilon:.3g}",
+            "none" if epsilon is None else f"epsilon {epsilon:.3g}{', simulated clients' if run.simulated else ''}",
             run.state,
         ]
         table.add_row(*map(escape, row))
@@ -126,6 +126,7 @@ def summary(run: Run) -> dict[str, Any]:
         "accuracy": run.accuracy,
         "baseline": run.plain_accuracy,
         "seconds": run.seconds,
+        "simulated_clients": run.simulated,
         "proven": run.proven,
         "published": run.published,
     }
@@ -139,6 +140,7 @@ def _told(run: Run) -> list[tuple[str, str]]:
         ("run", str(run.path)),
         ("state", run.state),
         ("method", f"{run.algorithm} on {run.dataset}"),
+        *([("clients", "simulated: records were dealt to them")] if run.simulated else []),
         ("rounds", f"{run.done} of {run.rounds}"),
         ("accuracy", "not known" if run.accuracy is None else f"{run.accuracy:.4f} on held-out data"),
         ("started", run.started.strftime("%Y-%m-%d %H:%M:%S")),

@@ -155,7 +155,7 @@ class Stopped(RunError):
 def tell(outcome: Outcome, console: Console) -> None:
     """The closing table; under private selection only the chosen one."""
     from shoal.report.compare import word
-    from shoal.report.plots import OBSERVERS, UNITS
+    from shoal.report.plots import OBSERVERS, whose
     from shoal.sweep.outcome import LOOKING_COSTS, ONLY_THE_BEST, frontier
 
     private = outcome.plan.selection is not None
@@ -182,7 +182,7 @@ def tell(outcome: Outcome, console: Console) -> None:
         console.print("the chosen model:" if private else "all cells together:")
         for claim in outcome.proven:
             if claim.epsilon is not None:
-                whom = f"{UNITS[claim.unit]}, against {OBSERVERS[claim.observer]}"
+                whom = f"{whose(claim.to_json())}, against {OBSERVERS[claim.observer]}"
                 console.print(f"  {whom}: {escape(claim.words())}", highlight=False)
         if all(claim.epsilon is None for claim in outcome.proven):
             console.print(f"  nothing is proven: {escape(str(outcome.proven[0].because))}", highlight=False)

@@ -26,7 +26,9 @@ class Partition:
 
     indices: np.ndarray  # int32, records of all clients one after the other
     offsets: np.ndarray  # int64, [K + 1]
+    simulated: bool = False  # records were dealt to clients that do not exist
     all_answer: ClassVar[bool] = True  # in a simulation whoever is asked answers
+    bounds: ClassVar[bool] = False  # sizes are those of the clients, not only what they lie between
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -185,13 +187,13 @@ def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) 
             f"clients is {clients}, but the client column names {len(sizes)}; "
             f"leave clients out or set it to {len(sizes)}"
         )
-    return _partition(np.argsort(owners, kind="stable"), sizes)
+    return _partition(np.argsort(owners, kind="stable"), sizes, simulated=False)
 
 
-def _partition(indices: np.ndarray, sizes: np.ndarray) -> Partition:
+def _partition(indices: np.ndarray, sizes: np.ndarray, *, simulated: bool = True) -> Partition:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    return Partition(indices.astype(np.int32, copy=False), offsets)
+    return Partition(indices.astype(np.int32, copy=False), offsets, simulated and len(sizes) > 1)
 
 
 def _deal(count: int, clients: int, each: int, generator: Generator) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded
@@ -78,7 +79,7 @@ class Purse:
         self._seeded = False
         self._ledger = Ledger(path)
         try:
-            self._ledger.begin(site, "every run that this site took part in", "")
+            self._ledger.begin(site, "every run that this site took part in", "", note=release.SITE)
         except BaseException:
             self._ledger.close()
             raise
@@ -119,14 +120,22 @@ class Purse:
             if t == 0 and self.wishes.epsilon is not None:
                 self._refuse_over_budget(planned)
 
-    def charge(self, algorithm: Algorithm, setting: Setting, missed: range, asked: int | None = None) -> None:
+    def charge(
+        self,
+        algorithm: Algorithm,
+        setting: Setting,
+        missed: range,
+        asked: int | None = None,
+        records: int | None = None,
+    ) -> None:
         """Charge rounds that the site was not asked for, and one that it is, on the disk.
 
-        Refused, and nothing charged, where the budget does not pay.
+        Refused, and nothing charged, where the budget does not pay. A record is charged for a client with `records`
+        records, which this site is: replacing one record leaves their number as it is.
         """
-        together = [self._charged(algorithm, setting, t, asked=False) for t in missed]
+        together = [self._charged(algorithm, setting, t, asked=False, records=records) for t in missed]
         if asked is not None:
-            together.append(self._charged(algorithm, setting, asked, asked=True))
+            together.append(self._charged(algorithm, setting, asked, asked=True, records=records))
         if self.wishes.epsilon is not None:
             self._refuse_over_budget(Compose(tuple(_wanted(each, self._pair) for each in together)))
         for each in together:
@@ -136,8 +145,14 @@ class Purse:
     def close(self) -> None:
         self._ledger.close()
 
-    def _charged(self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
+    def _charged(
+        self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool, records: int | None = None
+    ) -> tuple[Charge, ...]:
         charged = _charged(algorithm, setting, t, asked=asked)
+        if records is not None:
+            here = replace(setting, sizes=(records,), bounds=False)
+            both = zip(charged, _charged(algorithm, here, t, asked=asked), strict=True)
+            charged = tuple(own if own.unit == "example" else anyones for anyones, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
     def _refuse_over_budget(self, event: Event) -> None:

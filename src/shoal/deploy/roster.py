@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from shoal import release
 from shoal.engine.folder import write_whole
 from shoal.errors import RunError
 
@@ -36,7 +37,7 @@ class Roster:
         if self._path.exists():
             try:
                 kept = json.loads(self._path.read_text(encoding="utf-8"))
-                self.members = {identity: Member(**facts) for identity, facts in kept.items()}
+                self.members = {key: Member(**facts) for key, facts in kept.items() if key != release.KEY}
             except (ValueError, TypeError) as error:
                 raise RunError(f"{self._path} cannot be read: {error}; put the right one back") from None
 
@@ -84,4 +85,4 @@ class Roster:
 
     def keep(self) -> None:
         kept = {key: asdict(member) | {"node": None, "agreed": False} for key, member in self.members.items()}
-        write_whole(self._path, json.dumps(kept, indent=1).encode())
+        write_whole(self._path, json.dumps({release.KEY: release.SITES, **kept}, indent=1).encode())

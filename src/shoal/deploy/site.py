@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shoal import release
 from shoal.accounting.ledger import verify
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
@@ -117,7 +118,8 @@ class Site:
             raise Refused("other terms were agreed to here: a site joins again for another run")
         if self._terms is None:
             self._take(terms)
-            write_whole(self.owner.folder / AGREED, terms.text.encode())
+            kept = {release.KEY: release.TERMS, "terms": terms.text}
+            write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             self._keep_progress(terms, self._progress(terms, begun))
             self._tell(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
         return Parcel({"agreed": terms.digest, "name": self.owner.name})
@@ -139,7 +141,8 @@ class Site:
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
         section = settings.federation
         told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
-        if terms.setting.sizes != told or terms.setting.all_answer:
+        of_two_sizes_only = len(told) > 1 and not terms.setting.bounds  # sites may have any size between
+        if terms.setting.sizes != told or terms.setting.all_answer or of_two_sizes_only:
             raise Refused("its terms count on other sites than its configuration describes")
         try:
             dataset = self.owner.records(terms)
@@ -199,7 +202,7 @@ class Site:
             self._desk.take(letter, moment, number)
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
-        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t)
+        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t, self._records)
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
@@ -219,7 +222,7 @@ class Site:
         done = min(letter.number("round"), terms.setting.rounds)
         with suppress(Refused):
             for t in range(self._progress(terms, done), done):
-                self._purse.charge(terms.settings.algorithm, terms.setting, range(t, t + 1))
+                self._purse.charge(terms.settings.algorithm, terms.setting, range(t, t + 1), records=self._records)
                 self._keep_progress(terms, t + 1)
         return Parcel({"name": self.owner.name})
 
@@ -274,10 +277,18 @@ class Site:
             extras["records"] = len(stage.federation.y)
         return Parcel(_repeated(letter) | extras, {"update": update[0]})
 
+    @property
+    def _records(self) -> int:
+        assert self._dataset is not None
+        return len(self._dataset.train_y)
+
     def _kept_terms(self) -> Terms | None:
         """Those of before a restart; Flower as it is shipped starts a process for every letter."""
         path = self.owner.folder / AGREED
-        return Terms.read(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        text = path.read_text(encoding="utf-8")
+        return Terms.read(json.loads(text).get("terms", text))  # once the file was the terms alone
 
     def _progress(self, terms: Terms, otherwise: int) -> int:
         """The first round of this run that is not charged yet: from the one in which this site joined."""
@@ -291,7 +302,7 @@ class Site:
     def _keep_progress(self, terms: Terms, following: int) -> None:
         """After the charge: a kill in between makes that round charged twice, never not at all."""
         assert self._purse is not None
-        kept = {"run": terms.run, "next": following, "ledger": self._purse.head}
+        kept = {release.KEY: release.SITE, "run": terms.run, "next": following, "ledger": self._purse.head}
         write_whole(self.owner.folder / PROGRESS, json.dumps(kept).encode())
 
     def _refuse_cut(self, ledger: Path) -> None:
@@ -315,7 +326,8 @@ class Site:
     def _keep_memory(self, terms: Terms, memory: dict[str, Tensor]) -> None:
         self._memory = {key: value for key, value in memory.items() if key.startswith(VELOCITY)}
         if self._memory:
-            write_whole(self.owner.folder / MEMORY, save(self._memory, metadata={"run": terms.run}))
+            notes = {"run": terms.run, release.KEY: release.SITE}
+            write_whole(self.owner.folder / MEMORY, save(self._memory, metadata=notes))
 
 
 def _repeated(letter: Parcel) -> dict[str, Value]:

@@ -68,6 +68,8 @@ class Terms:
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
             if any(type(setting[name]) is not int for name in ("clients", "rounds", "multiplicity", "layers")):
                 raise TypeError
+            if any(type(setting[name]) is not bool for name in ("all_answer", "bounds", "simulated")):
+                raise TypeError
             told = cls(
                 run=str(found.pop("run")),
                 config=str(found.pop("config")),
@@ -118,6 +120,7 @@ class Elsewhere(Partition):
     """The clients of a real federation as the coordinator sees them: so many, and their records are not here."""
 
     all_answer = False
+    bounds = True
 
     def __init__(self, clients: int, sizes: tuple[int, ...] = ()) -> None:
         super().__init__(np.zeros(0, np.int32), np.zeros(clients + 1, np.int64))

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from shoal import release
 from shoal.errors import RunError
 
 CHECKPOINT = "checkpoint/state.safetensors"
@@ -92,7 +93,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(line) + "\n" for line in lines))
+                file.write("".join(json.dumps({release.KEY: release.METRICS, **line}) + "\n" for line in lines))
         except OSError as error:
             raise RunError(_unwritable(path, error)) from None
 
@@ -160,7 +161,7 @@ def environment(device: torch.device, random: str = "research") -> str:
     facts |= {"cores": str(os.cpu_count()), "device": str(device)}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
-    facts |= {"random": random, "torch": torch.__version__}
+    facts |= {"random": random, "torch": torch.__version__, release.KEY: release.ENVIRONMENT}
     for name in ("shoal", "numpy", "scipy", "scikit-learn", "dp-accounting", "safetensors"):
         try:
             facts[name] = version(name)

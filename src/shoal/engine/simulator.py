@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal import release
 from shoal.algorithms.base import Algorithm, Setting
 from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
@@ -170,14 +171,18 @@ class Simulator:
         if self.stage.streams.mode == "secure":  # a run that is resumed correlates anew, and with no momentum
             kept = {key: tensor for key, tensor in kept.items() if key != PAST and not key.startswith(VELOCITY)}
         tensors = {"model": self.state.model, **kept}
-        folder.write_tensors(CHECKPOINT, tensors, {"round": str(self.done), "ledger": ledger_head})
+        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
+        folder.write_tensors(CHECKPOINT, tensors, notes)
         return folder.digest(CHECKPOINT)
 
 
 def public_facts(partition: Partition, rounds: int, layout: Layout) -> Setting:
     """What accounting needs to know of a federation."""
     sizes = tuple(sorted({int(size) for size in partition.sizes}))
-    return Setting(len(partition), rounds, partition.multiplicity, len(layout.layers), sizes, partition.all_answer)
+    return Setting(
+        len(partition), rounds, partition.multiplicity, len(layout.layers), sizes,
+        all_answer=partition.all_answer, bounds=partition.bounds, simulated=partition.simulated,
+    )  # fmt: skip
 
 
 def pick_device(name: str) -> torch.device:

@@ -33,7 +33,8 @@ class Slicer:
         memory: float | None,
     ) -> None:
         self._sizes, self._workers = sizes, workers
-        batch = min(algorithm.examples.batch, int(sizes.max(initial=1)))
+        most = int(sizes.max(initial=1))
+        batch = min(math.ceil(algorithm.examples.share(most) * most), most)
         copies = 2 + bool(algorithm.local.momentum) + (algorithm.per_step is not None)  # velocities, noisy sums
         self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))
         budget = memory * 2**30 if memory else _default_budget(sample.device)

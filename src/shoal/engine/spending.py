@@ -6,6 +6,9 @@ RDP counts, in milliseconds a round; what is reported at the end is PLD.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -20,6 +23,10 @@ from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, charges, event
 from shoal.errors import ConfigError, LedgerError
+
+MOST_CLIENTS = 20
+"""Clients for which it is told what a record of theirs costs: those where it costs most."""
+_RECORD: tuple[Unit, Observer] = ("example", "release")
 
 
 @dataclass(frozen=True)
@@ -110,21 +117,46 @@ class Spending:
                         "adjacency": ADJACENCY[NEIGHBOURS[unit]],
                     }
                 )
+                if unit == "client" and self._setting.simulated:
+                    told[-1]["simulated"] = True
         return told
 
     def proven(self) -> list[Proven]:
         """What is proven of all that was charged, by PLD, for every unit against every observer."""
-        return [
-            prove(
-                unit,
-                who,
-                self._ledger.charged_event(unit, who),
-                self.limit.delta,
-                neighbours=NEIGHBOURS[unit],
-                clients=self._setting.clients,
-            )
-            for unit, who in PAIRS
-        ]
+        return [self._prove(unit, who) for unit, who in PAIRS]
+
+    def _prove(self, unit: Unit, who: Observer) -> Proven:
+        spent = self._ledger.charged_event(unit, who)
+        clients = self._setting.clients
+        found = prove(unit, who, spent, self.limit.delta, neighbours=NEIGHBOURS[unit], clients=clients)
+        return replace(found, simulated=unit == "client" and self._setting.simulated)
+
+    def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:
+        """What is proven of a record of each client, against who sees the models: (client, claim), the worst first.
+
+        Empty where all clients' records cost the same; of the worst clients only, where there are many.
+        """
+        if self._setting.bounds or self._setting.multiplicity > 1:
+            return []
+        settings = {size: replace(self._setting, sizes=(size,)) for size in set(sizes)}
+        first = {size: event(self._algorithm, setting, 0, *_RECORD) for size, setting in settings.items()}
+        if len(set(first.values())) == 1 or any(isinstance(each, Unbounded) for each in first.values()):
+            return []
+        played = Counter(t for intent in self._ledger.charged for t in range(intent.first - 1, intent.round))
+        spent = {size: self._done(settings[size], played) for size in settings}
+        by_rdp = {size: self._record_claim(spent[size], "rdp").epsilon or math.inf for size in settings}
+        worst = sorted(range(len(sizes)), key=lambda client: -by_rdp[sizes[client]])[:MOST_CLIENTS]
+        proven = {size: self._record_claim(spent[size], "pld") for size in {sizes[client] for client in worst}}
+        found = [(client, proven[sizes[client]]) for client in worst]
+        return sorted(found, key=lambda row: -(row[1].epsilon or math.inf))
+
+    def _done(self, setting: Setting, played: Counter[int]) -> Event:
+        """The rounds that were charged, each as often as it was, as they were in another setting."""
+        rounds = ((event(self._algorithm, setting, t, *_RECORD), count) for t, count in sorted(played.items()))
+        return Compose(tuple(Repeat(Compose((each,)), count) for each, count in rounds))
+
+    def _record_claim(self, spent: Event, accountant: str) -> Proven:
+        return prove(*_RECORD, spent, self.limit.delta, accountant, neighbours=NEIGHBOURS["example"])
 
     def _count(self, intent: Intent) -> None:
         self._furthest = max(self._furthest, intent.round)

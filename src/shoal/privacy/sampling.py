@@ -7,7 +7,7 @@ batches are not, fixed-size sampling only under replace-one. So the records here
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shoal.errors import ConfigError
 from shoal.privacy.schedules import parse
 
+MOST_STEPS = 1_000_000
 Indices = npt.NDArray[np.int64]
 
 
@@ -78,17 +79,46 @@ class Examples:
     `shuffled`: a new order every epoch, cut into batches (no amplification); `fixed-order`: the records as
     they lie, cut into batches; `poisson`: each record by itself with probability batch/n; `with-replacement`:
     `batch` draws. Under the first two the last batch of an epoch may be smaller.
+
+    With `rate` each record enters a Poisson batch with that probability, whatever its client's size: a small client
+    samples its records no more often than a large one, and so costs no more noise. Every client then divides its sums
+    by the same public number, rate x `nominal_records`, and not by what it has; `batch` is that number.
     """
 
     sampling: Literal["shuffled", "fixed-order", "poisson", "with-replacement"] = "shuffled"
     batch: int = 10
+    rate: float | None = None
+    nominal_records: int | None = None
 
     def __post_init__(self) -> None:
+        if (self.rate is None) != (self.nominal_records is None):
+            given, missing = ("rate", "nominal_records") if self.rate is not None else ("nominal_records", "rate")
+            raise ConfigError(
+                f"examples.{given} needs examples.{missing}: sums are divided by rate x nominal_records, both public"
+            )
+        if self.rate is not None and self.nominal_records is not None:
+            if self.sampling != "poisson":
+                raise ConfigError(f"examples.rate is for examples.sampling=poisson, got {self.sampling}")
+            if not 1 / MOST_STEPS <= self.rate <= 1:
+                raise ConfigError(f"examples.rate must be from {1 / MOST_STEPS:g} to 1, got {self.rate}")
+            if self.nominal_records < 1:
+                raise ConfigError(f"examples.nominal_records must be >= 1, got {self.nominal_records}")
+            object.__setattr__(self, "batch", max(1, round(self.rate * self.nominal_records)))
         if self.batch < 1:
             raise ConfigError(f"examples.batch must be >= 1, got {self.batch}")
 
+    def of_batch(self, batch: int) -> Examples:
+        """The same by batches of this size, and by no rate."""
+        return replace(self, batch=batch, rate=None, nominal_records=None)
+
+    def share(self, records: int) -> float:
+        """The probability with which one of so many records enters a Poisson batch: `rate`, if that is given."""
+        return min(1.0, self.batch / max(1, records)) if self.rate is None else self.rate
+
     def steps(self, records: int, epochs: int) -> int:
         """Steps that `epochs` passes over so many records take."""
+        if self.rate is not None:
+            return epochs * math.ceil(1 / self.rate - 1e-9)
         return epochs * math.ceil(records / self.batch)
 
     def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -96,7 +126,7 @@ class Examples:
         if records == 0:
             return np.full((steps, 1), -1)
         if self.sampling == "poisson":
-            return _rows(generator.random((steps, records)) < min(1.0, self.batch / records))
+            return _rows(generator.random((steps, records)) < self.share(records))
         if self.sampling == "with-replacement":
             return generator.integers(records, size=(steps, self.batch))
         per_epoch = math.ceil(records / self.batch)

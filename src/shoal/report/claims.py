@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shoal.report.folder import Run, number
-from shoal.report.plots import OBSERVERS, UNITS, observers_in_words
+from shoal.report.plots import OBSERVERS, UNITS, observers_in_words, whose
 from shoal.report.series import figure
 
 WEAK = 10.0
@@ -18,12 +18,6 @@ def proven_rows(proven: list[dict[str, Any]]) -> list[dict[str, str]]:
     """What is proven of whom against whom, then what is not, because ...; who learns the same shares a row."""
     proving = [claim for claim in proven if number(claim.get("epsilon")) is not None]
     return [*_bounds(proving), *_reasons([claim for claim in proven if claim not in proving], len(proven))]
-
-
-def whose(claim: dict[str, Any]) -> str:
-    """`a client (zero-out)`: the unit, and by what its neighbours differ, if the claim says so."""
-    unit, adjacency = str(claim.get("unit")), claim.get("adjacency")
-    return f"{UNITS.get(unit, unit)} ({adjacency})" if adjacency else UNITS.get(unit, unit)
 
 
 def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -116,7 +110,9 @@ def in_words(run: Run) -> str:
     epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     times = f"{math.exp(epsilon):.3g}" if epsilon < 9 else f"10{power}"
-    asked = "whether one client's data were there" if claim["unit"] == "client" else "which of two records was there"
+    simulated = "simulated " if claim.get("simulated") else ""
+    asked = f"whether one {simulated}client's data were there"
+    asked = asked if claim["unit"] == "client" else "which of two records was there"
     who = OBSERVERS.get(str(claim["observer"]), str(claim["observer"]))
     return (
         f"Whatever test {who} makes of {asked}: its rate of true positives is at most {times} times its rate of "

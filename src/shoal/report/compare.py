@@ -198,6 +198,7 @@ def _cells(entry: Entry, choices_first: bool) -> dict[str, dict[str, Any]]:
     delta = min((claim["delta"] for claim in run.proven if claim.get("delta")), default=None)
     published = next((number(claim.get("epsilon")) for claim in run.published), None)
     client, record = run.epsilon("client", "release"), run.epsilon("example", "release")
+    made_up = " (simulated)" if run.simulated else ""
     told = {
         "Method": _cell(run.algorithm),
         "Data": _cell(run.dataset),
@@ -205,7 +206,7 @@ def _cells(entry: Entry, choices_first: bool) -> dict[str, dict[str, Any]]:
         PLAIN.capitalize(): _cell(
             "" if run.plain_accuracy is None else percent(run.plain_accuracy), run.plain_accuracy
         ),
-        "ε a client": _cell("none" if client is None else figure(client), client),
+        "ε a client": _cell("none" if client is None else figure(client) + made_up, client),
         "ε a record": _cell("none" if record is None else figure(record), record),
         "δ": _cell("" if delta is None else f"{delta:g}", delta),
         "ε published": _cell("" if published is None else f"{published:.3g}", published),

@@ -106,6 +106,12 @@ class Run:
         return held if isinstance(held, dict) and isinstance(held.get("proven"), list) else None
 
     @property
+    def simulated(self) -> bool:
+        """Were records dealt to clients that do not exist?"""
+        claimed = any(claim.get("simulated") for claim in self._claimed)
+        return claimed or bool((self.result or {}).get("simulated_clients"))
+
+    @property
     def published(self) -> list[dict[str, Any]]:
         return list((self.result or {}).get("published", []))
 

@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from shoal import __version__
+from shoal import __version__, release
 from shoal.errors import RunError
-from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows, whose
+from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows
 from shoal.report.folder import REPORT, Run, number, read_run
-from shoal.report.plots import OBSERVERS, plots_of
+from shoal.report.plots import OBSERVERS, plots_of, whose
 from shoal.report.series import figure, in_seconds, percent
 
 HERE = Path(__file__).parent
@@ -51,6 +51,7 @@ def render(**context: Any) -> str:
     data = json.dumps(_finite(context["data"]), separators=(",", ":"), allow_nan=False)
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     context |= {"data": data, "css": _text("page.css"), "script": script, "digest": digest, "version": __version__}
+    context["release"] = release.PAGE
     return str(_template().render(context))
 
 
@@ -75,6 +76,7 @@ def _context(run: Run) -> dict[str, Any]:
         "facts": _facts(run),
         "proven": proven_rows(run.proven),
         "published": published_rows(run.published),
+        "by_client": _by_client(result),
         "audit": audit_rows(run.audit),
         "in_words": in_words(run),
         "confusion": _confusion(result),
@@ -119,7 +121,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     known = [
         ("method", run.algorithm),
         ("data", run.dataset),
-        ("clients", result.get("clients")),
+        ("simulated clients" if run.simulated else "clients", result.get("clients")),
         ("training records", result.get("train_rows")),
         ("held-out records", result.get("test_rows")),
         ("model", run.config.get("model")),
@@ -130,6 +132,30 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return [
         (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in known if value is not None
     ]
+
+
+def _by_client(result: dict[str, Any]) -> dict[str, Any] | None:
+    """What is proven of a record by the client that holds it, the worst first; bars show how far apart they are."""
+    told = result.get("by_client")
+    if not isinstance(told, dict) or not told.get("clients"):
+        return None
+    rows = [(str(row["client"]), row["records"], number(row["epsilon"])) for row in told["clients"]]
+    most = max((epsilon or 0.0 for _, _, epsilon in rows), default=0.0) or 1.0
+    return {
+        "release": told.get("release", ""),
+        "delta": f"{told.get('delta') or 0:g}",
+        "more": int(told.get("more") or 0),
+        "rows": [
+            {
+                "name": name,
+                "records": records,
+                "value": -1 if epsilon is None else epsilon,
+                "epsilon": "none" if epsilon is None else figure(epsilon),
+                "share": (epsilon or 0.0) / most,
+            }
+            for name, records, epsilon in rows
+        ],
+    }
 
 
 def _confusion(result: dict[str, Any]) -> dict[str, Any] | None:

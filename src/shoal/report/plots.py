@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.report.folder import Run, number
@@ -10,6 +10,15 @@ from shoal.report.series import Plot, build, column, figure, in_bytes
 
 UNITS = {"client": "a client", "example": "a record"}
 OBSERVERS = {"release": "whoever sees the model", "server": "the server", "inside": "someone inside the client"}
+
+
+def whose(claim: Mapping[str, Any]) -> str:
+    """`a simulated client (zero-out)`: the unit, and by what its neighbours differ, if the claim says so."""
+    unit, adjacency = str(claim.get("unit")), claim.get("adjacency")
+    said = "a simulated client" if claim.get("simulated") else UNITS.get(unit, unit)
+    return f"{said} ({adjacency})" if adjacency else said
+
+
 PLAIN = "no clip, no noise"
 
 _KNOWN = {"round", "accuracy", "loss", "clip", "noise", "clipped", "snr", "v_c", "u_s", "bytes_sent", "clients"}
@@ -92,7 +101,7 @@ def _epsilon(run: Run) -> Plot | None:
     """What is spent, for each unit and observer, with the budget, and what the paper's recipe says."""
     lines = _spent(run)
     columns = [
-        (f"{UNITS.get(unit, unit)}, {observers_in_words(observers)}", dict(values), tone, False)
+        (f"{_unit(run, unit)}, {observers_in_words(observers)}", dict(values), tone, False)
         for tone, ((unit, values), observers) in enumerate(lines.items(), start=1)
     ]
     tones = {
@@ -108,7 +117,7 @@ def _epsilon(run: Run) -> Plot | None:
         pair = (str(claim.get("unit")), str(claim.get("observer")))
         value = number(claim.get("epsilon"))
         if value is not None and pair in tones:
-            said = {"text": figure(value), "label": f"proven for {UNITS.get(pair[0], pair[0])}", "hollow": False}
+            said = {"text": figure(value), "label": f"proven for {whose(claim)}", "hollow": False}
             marks[tones[pair]] = {"x": run.done, "y": value, "tone": tones[pair]} | said
     published = [
         {"x": run.done, "y": value, "text": f"{value:.3g}", "tone": 0, "hollow": True}
@@ -126,6 +135,10 @@ def _epsilon(run: Run) -> Plot | None:
         lines=levels,
         marks=[*marks.values(), *published],
     )
+
+
+def _unit(run: Run, unit: str) -> str:
+    return whose({"unit": unit, "simulated": unit == "client" and run.simulated})
 
 
 def _spent(run: Run) -> dict[tuple[str, tuple[tuple[int, float], ...]], list[str]]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal import release
 from shoal.report.folder import BASELINE, REPORT, RESULT, Run, State, read_run
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ EVERY = 2.0  # seconds between two pages, at least
 SHARE = 0.02  # of the run's time that pages may take, about
 
 _log = logging.getLogger("shoal")
+
+
+def _noted(line: dict[str, Any]) -> str:
+    return json.dumps({release.KEY: release.METRICS, **line}) + "\n"
 
 
 class Recorder:
@@ -54,7 +59,7 @@ class Recorder:
     def end(self, result: Callable[[], dict[str, Any]], baseline: list[dict[str, Any]]) -> None:
         """The run has ended: keep what the page needs, and make it for good, from the folder."""
         if baseline:
-            self.keep(BASELINE, lambda: "".join(json.dumps(line) + "\n" for line in baseline))
+            self.keep(BASELINE, lambda: "".join(_noted(line) for line in baseline))
         self.keep(RESULT, lambda: json.dumps(result(), indent=1) + "\n")
         self._close("finished")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shoal import release
 from shoal.errors import ConfigError
 from shoal.report.folder import number
 
@@ -28,6 +29,7 @@ class Board:
 
     def __init__(self, run: Path, done: int) -> None:
         self._writer = require()(str(run / FOLDER), purge_step=done + 1 if done else None)
+        self._writer.add_text(release.KEY, release.METRICS, done)
 
     def add(self, line: dict[str, Any]) -> None:
         for name, value in scalars(line).items():

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal import release
 from shoal.config import to_toml
 from shoal.engine.settings import cores
 from shoal.report.folder import METRICS, RESULT
@@ -47,7 +48,7 @@ def is_done(sweep: Path, number: int) -> bool:
 def why_failed(sweep: Path, number: int) -> str | None:
     """What a cell that came to nothing said last."""
     path = cell_folder(sweep, number) / "failed.txt"
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else None
 
 
 def sensible_jobs(cells: int, device: str = "auto") -> int:
@@ -108,7 +109,9 @@ class Pool:
         before = run_folder(self._sweep, number)
         words = ["--resume", str(before)] if before else [str(folder / "cell.toml"), "--runs", str(folder)]
         if not before:
-            (folder / "cell.toml").write_text(to_toml(config), encoding="utf-8")
+            note = f"# {release.KEY}: {release.SWEEP}\n"
+            (folder / "cell.toml").write_text(note + to_toml(config), encoding="utf-8")
+            (folder / "log.txt").write_text(f"{release.KEY}: {release.LOG}\n", encoding="utf-8")
             if self._plan.no_guarantee:
                 words.append("--no-guarantee")
         threads = str(self._threads)
@@ -136,7 +139,7 @@ class Pool:
             because = f"it was killed ({name}); is there enough memory? fewer --jobs need less"
         else:
             because = (said[-1] if said else f"it ended with code {code}").removeprefix("shoal: ")
-        (folder / "failed.txt").write_text(because[:500], encoding="utf-8")
+        (folder / "failed.txt").write_text(f"{because[:500]}\n{release.KEY}: {release.LOG}\n", encoding="utf-8")
         return False
 
     def _share(self, cell: _Running) -> float:

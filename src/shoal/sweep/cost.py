@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.accounting import calibration, chain, selection
 from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, prove
-from shoal.accounting.events import Compose, Event, Unbounded, from_json
+from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, whole_run
 from shoal.config import Config, configure
 from shoal.errors import ConfigError
@@ -68,9 +68,11 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
         else:
             event = Compose(tuple(run[unit, observer] for run in spent))
+            if _other_clients(configs) is not None:  # a record lies with another client in every cell
+                event = apart(event)
             clients = configs[0].data.clients if configs else None
             found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit], clients=clients))
-    return found
+    return _of_whom(found, configs)
 
 
 def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
@@ -98,7 +100,13 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
         else:
             said = replace(answer, because=answer.because or ALONE)
             found.append(claim(unit, observer, said, NEIGHBOURS[unit], configs[0].data.clients))
-    return found
+    return _of_whom(found, configs)
+
+
+def _of_whom(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
+    """The claims, those for clients to whom records were dealt marked as such."""
+    simulated = any(config.data.partition != "column" and config.data.clients > 1 for config in configs)
+    return [replace(claim, simulated=simulated and claim.unit == "client") for claim in claims]
 
 
 def planned_cells(plan: Plan) -> list[tuple[Config, dict[Pair, Event]]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal import release
 from shoal.accounting.selection import Trials
 from shoal.config import DEFAULT_EXPERIMENT, Config, configure, override, read_toml
 from shoal.errors import ConfigError, RunError
@@ -76,7 +77,7 @@ class Plan:
         return configure(self.settings(number))
 
     def write(self, folder: Path) -> None:
-        text = json.dumps({"version": 1, **asdict(self)}, indent=1) + "\n"
+        text = json.dumps({release.KEY: release.SWEEP, "version": 1, **asdict(self)}, indent=1) + "\n"
         temporary = folder / f"{FILE}.part"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(folder / FILE)
@@ -86,6 +87,7 @@ class Plan:
         try:
             held = json.loads((folder / FILE).read_text(encoding="utf-8"))
             held.pop("version")
+            held.pop(release.KEY, None)
             selection = held.pop("selection")
             return cls(**held, selection=Selection(**selection) if selection else None)
         except FileNotFoundError:

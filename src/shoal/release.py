@@ -1,0 +1,42 @@
+"""Whether a file may be released: said inside each file that Shoal writes, under the key `release`.
+
+An (epsilon, delta) covers the model, and nothing else. What was computed from records without noise is not for
+release, however harmless it looks: accuracies, counts of classes, norms, shares of what was clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+KEY = "release"
+MODEL = "covered by the claims in the run's ledger"
+SEEDED = f"{MODEL}, as long as nobody learns the seed, from which all noise follows (random=research)"
+UNPROVEN = "not for release: nothing is proven about this model"
+CONFIG = "may be released where clients' sizes are public: calibrated noise follows from them"
+SEED = "not for release: the seed gives away all noise of the run (random=research)"
+ENVIRONMENT = "may be released: it tells of the machine alone"
+METRICS = "not for release: computed from records without noise"
+RESULT = "not for release: accuracy, confusion and counts of classes were computed from records without noise"
+CHECKPOINT = "not for release: besides the model it holds what the run remembers, such as noise and clients' momentum"
+LEDGER = "may be released where clients' sizes are public: sampling rates tell them"
+BY_CLIENT = "not for release unless clients' sizes are public: it tells them"
+PAGE = "not for release: it shows figures that were computed from records without noise"
+SWEEP = "not for release: which cells were tried, and their seeds"
+LOG = "not for release: it tells of accuracy, which was computed from records without noise"
+SITES = "not for release: who takes part, and how they behaved"
+SITE = "not for release: it is this site's own, and tells how many records are here, or what they taught"
+TERMS = "may be released: what the federation asks of every site"
+AUDIT = "may be released: made-up records, no one's data"
+ATTACK = "not for release: it shows records, or what could be learnt of them"
+
+
+def of_model(proven: Iterable[Mapping[str, Any]], random: str) -> str:
+    """The label of a run's final model."""
+    if all(claim.get("epsilon") is None for claim in proven):
+        return UNPROVEN
+    return MODEL if random == "secure" else SEEDED
+
+
+def of_config(random: str) -> str:
+    return CONFIG if random == "secure" else SEED
