@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.privacy.platform import require_platform
 from shoal.privacy.random import SLACK, Keystream, Streams
 
 Words = npt.NDArray[np.uint64]
@@ -40,6 +41,7 @@ class SecureStreams(Streams):
     mode: ClassVar[str] = "secure"
 
     def __init__(self, seed: int = 0) -> None:
+        require_platform()
         super().__init__(seed)
         object.__setattr__(self, "_secret", os.urandom(64))
 
