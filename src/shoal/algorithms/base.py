@@ -18,7 +18,7 @@ from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.noise import Gaussian, StepNoise
 from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import LEAST, MOST, parse
+from shoal.privacy.schedules import LEAST, MOST, Schedule, parse
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
@@ -167,6 +167,22 @@ class Algorithm:
         noise = self.per_step.multiplier(t, total, self.examples.batch)
         if isinstance(self.per_example, QuantileExampleClip):
             self.per_example.update_noise(noise, self.examples.batch)
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """All that may change from round to round."""
+        held = (self.per_example, self.per_step, self.per_update, self.per_round)
+        found = [getattr(holder, name, None) for holder in held for name in ("clip", "noise")]
+        return tuple(parse(text) for text in (self.clients.cohort, self.local.lr, *found) if text is not None)
+
+    def different_rounds(self, total: int) -> range:
+        """The first, where it stands for all; else all."""
+        constant = all(schedule.shape == "constant" for schedule in self.schedules)
+        return range(min(total, 1) if constant else total)
+
+    def extreme_rounds(self, total: int) -> list[int]:
+        """The few in which some schedule is least or greatest."""
+        return sorted({t for schedule in self.schedules for t in schedule.extremes(total)})
 
     @property
     def claims_privacy(self) -> bool:
