@@ -83,6 +83,7 @@ def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
     """A bias of 2^20 rounds what is added to it to a 16th: gradient and noise must be added as one.
 
     The attacker plays the site without noise, to find the rate at which the gradient alone is about half of that.
+    With noise each answer is then one or the other as by a coin: thirty are the same once in 10^8 times.
     """
     model = torch.zeros(650)
     model[640] = 2.0**20
@@ -108,6 +109,7 @@ def test_steps_too_small_for_their_noise_are_refused(tmp_path, lr):
 
 
 def test_small_steps_have_their_noise(tmp_path):
+    """650 numbers: their standard deviation is off by 20% once in 10^12 times."""
     found = answers(tmp_path, terms(local__lr=1e-12, per_example__clip=1e-12), torch.zeros(650), 2)
     one, other = (answer.vectors["update"].double() for answer in found)
     assert float((one - other).std()) == pytest.approx(math.sqrt(2) * 8e-24 / RECORDS, rel=0.2, abs=0)
