@@ -120,13 +120,13 @@ def killed(root: Path, config: dict[str, Any], chance: random.Random) -> None:
 
     def tick() -> None:
         real, write = os.fsync, os.write
-        left = steps + 4
+        left, parent = steps + 4, os.getppid()
 
         def fsync(file: int) -> None:
             nonlocal left
             left -= 1
-            if left < 0:
-                signal.pause()
+            while left < 0 and os.getppid() == parent:
+                time.sleep(0.01)
             write(ticking, b".")
             real(file)
 
