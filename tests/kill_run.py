@@ -111,20 +111,28 @@ def _tell_of_noise(root: Path) -> None:
 
 
 def killed(root: Path, config: dict[str, Any], chance: random.Random) -> None:
-    """One life, ended from outside: a random number of steps of writing, a random moment, SIGKILL."""
+    """One life, ended from outside: a random number of steps of writing, a random moment, SIGKILL.
+
+    Should this process sleep too long, the child waits for its end a few steps on: it plays no more rounds than that.
+    """
     ticks, ticking = os.pipe()
+    steps = chance.randrange(40)
 
     def tick() -> None:
         real, write = os.fsync, os.write
+        left, parent = steps + 4, os.getppid()
 
         def fsync(file: int) -> None:
+            nonlocal left
+            left -= 1
+            while left < 0 and os.getppid() == parent:
+                time.sleep(0.01)
             write(ticking, b".")
             real(file)
 
         os.fsync = fsync
 
     child = live(root, config, tick)
-    steps = chance.randrange(40)
     for _ in range(steps):
         assert select([ticks], [], [], 60)[0], "the run does not go on"
         os.read(ticks, 1)

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from loopback import with_sites
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Compose, Gaussian, Repeat
+from shoal.accounting.events import Compose, Gaussian, Repeat, leaves
 from shoal.accounting.ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Setting
@@ -31,8 +31,10 @@ def curator(rounds, noise=1.633):
 
 
 def charged(folder):
+    """Rounds in the ledger of a site, and what they cost."""
     with Ledger(folder / "ledger.jsonl") as ledger:
-        return len(ledger.charged), ledger.charged_event("client", "release")
+        rounds = sum(intent.round - intent.first + 1 for intent in ledger.charged)
+        return rounds, ledger.charged_event("client", "release")
 
 
 def test_a_site_leaves_when_its_own_budget_ends(tmp_path):
@@ -185,6 +187,19 @@ def test_against_the_server_no_lot_is_believed(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         true = epsilon(Repeat(Gaussian(2.0), 2), 1e-5).epsilon
         assert epsilon(ledger.charged_event("client", "server"), 1e-5).epsilon == pytest.approx(true, rel=1e-3)
+
+
+@pytest.mark.parametrize("observer", ["release", "server"])
+def test_where_it_shows_who_took_part_no_lot_is_believed(tmp_path, observer):
+    """A record's noise is in its client's own update: released models may show whether that came."""
+    given = {"algorithm": "dp-sgd", "clients.sampling": "fixed-size", "clients.cohort": 10}
+    given |= {"examples.batch": 100, "local.steps": 1, "per_step.noise": 4.0}
+    method, setting = configure(given).algorithm, Setting(1000, 30, sizes=(100,), all_answer=False)
+    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(), "example")
+    purse.charge(method, setting, range(3), 3)
+    purse.close()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert leaves(ledger.charged_event("example", observer)) == {Gaussian(4.0): 1}
 
 
 @pytest.mark.parametrize("false", [{"sizes": [10**7]}, {"all_answer": True}])

@@ -1,12 +1,14 @@
 """Coordinator and sites as processes of their own on loopback, with TLS and keys: kills, slow and hostile sites."""
 
 import json
+import os
 import re
 import signal
 import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,9 +61,14 @@ def config(folder, algorithm="trusted-curator", rounds=4, seeded="true", deadlin
 
 
 def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
+    """Below the ports that Linux gives to connections: sites that knock on one of those while nobody listens there
+    now and then get it as their own, and are connected to themselves."""
+    first = 15_000 + os.getpid() % 10_000
+    for port in range(first, 32_768):
+        with socket.socket() as made, suppress(OSError):
+            made.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @dataclass
@@ -118,7 +125,8 @@ class Federation:
 
     def metrics(self):
         files = list(self.folder.glob("runs/*/metrics.jsonl"))
-        return [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
+        lines = files[0].read_text().splitlines(keepends=True) if files else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written just now
 
 
 @pytest.fixture
@@ -190,12 +198,12 @@ def test_a_coordinator_killed_at_five_moments_completes_its_run(federation, tmp_
         assert verify(path).whole
         with Ledger(path) as own:
             # asked and answered: the round reached the site before the kill, and is charged again after it
-            assert 6 <= len(own.charged) <= 9
+            assert 6 <= own.charged[-1].round <= 9
 
 
 def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
     """One is killed in the middle of a round and comes back; another joins when rounds are being played."""
-    config(tmp_path, rounds=400, seeded="false", deadline=30.0)
+    config(tmp_path, rounds=10_000, seeded="false", deadline=60.0)  # more than are ever played
     coordinator = federation.serve("federation.toml", "-c", "federation.first=2")
     victim, other = federation.join(0), federation.join(1)
     federation.until(lambda: len(federation.metrics()) >= 3, "rounds are played by two of three")
@@ -203,7 +211,7 @@ def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
     assert federation.metrics()[0]["expected_clients"] == 3
     late = federation.join(2)
     victim.signal(signal.SIGSTOP)  # whenever that is, it owes the next answer: it dies in the middle of a round
-    federation.until(federation.still(2.0), "a round waits for it")
+    federation.until(federation.still(5.0), "a round waits for it")
     victim.signal(signal.SIGKILL)
     federation.until(lambda: federation.metrics()[-1]["clients"] == 2 and "site-2" in coordinator.said, "late")
     federation.until(
@@ -224,15 +232,14 @@ def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
 
 
 class Slow(Site):
-    """A site that answers its first round after the deadline."""
+    """A site that answers its first round when that is over."""
 
-    late = False
+    over = threading.Event()
 
     def answer(self, kind, letter):
         answer = super().answer(kind, letter)
-        if kind == ROUND and not self.late:
-            self.late = True
-            time.sleep(7)
+        if kind == ROUND:
+            self.over.wait(PATIENCE)
         return answer
 
 
@@ -245,7 +252,7 @@ class Blob(Site):
         return Parcel(answer.values, {"update": update}) if kind == ROUND else answer
 
 
-def with_one(odd, name, folder, rounds, deadline):
+def with_one(odd, name, folder, rounds, deadline, on_round=None):
     """A run with two good sites and that one."""
     link = SuperLink("127.0.0.1", 0, None, [])
     for number, (kind, called) in enumerate([(Site, "site-0"), (odd, name), (Site, "site-2")]):
@@ -254,7 +261,8 @@ def with_one(odd, name, folder, rounds, deadline):
         door = Door(f"127.0.0.1:{link.port}", read_site_key(private), None, registers=True)
         threading.Thread(target=_tolerant, args=(site, door), daemon=True).start()
     try:
-        return serve(link, config(folder, rounds=rounds, deadline=deadline), runs=folder / "runs")
+        given = config(folder, rounds=rounds, deadline=deadline)
+        return serve(link, given, runs=folder / "runs", on_round=on_round)
     finally:
         link.close()
 
@@ -263,15 +271,17 @@ def reports(result):
     return [(report["site"], report["what"]) for line in result.metrics for report in line.get("reports", ())]
 
 
-def test_a_round_does_not_wait_for_a_slow_site_which_may_answer_the_next(tmp_path):
-    result = with_one(Slow, "slow", tmp_path, rounds=2, deadline=6.0)
+def test_a_round_does_not_wait_for_a_slow_site_which_may_answer_the_next(tmp_path, monkeypatch):
+    """The deadline is long enough for the two good sites on a machine that has much else to do."""
+    monkeypatch.setattr(Slow, "over", threading.Event())
+    result = with_one(Slow, "slow", tmp_path, rounds=2, deadline=15.0, on_round=lambda _: Slow.over.set())
     assert [line["clients"] for line in result.metrics] == [2, 3]
     assert reports(result) == [("slow", "late")]
 
 
 @pytest.mark.parametrize("name", ["varied", "uniform"])
 def test_a_gibibyte_in_the_place_of_an_update_counts_as_zero(tmp_path, name):
-    result = with_one(Blob, name, tmp_path, rounds=1, deadline=120.0)
+    result = with_one(Blob, name, tmp_path, rounds=1, deadline=PATIENCE)
     assert [line["clients"] for line in result.metrics] == [2]
     assert reports(result) == [(name, "bad")]
 
@@ -310,7 +320,12 @@ def test_only_the_fleet_api_is_open(path):
     link = SuperLink("127.0.0.1", 0, None, [])
     try:
         headers = {"content-type": "application/protobuf"}
-        assert httpx.post(f"http://127.0.0.1:{link.port}{path}", content=b"", headers=headers).status_code == 404
+        assert (
+            httpx.post(
+                f"http://127.0.0.1:{link.port}{path}", content=b"", headers=headers, timeout=PATIENCE
+            ).status_code
+            == 404
+        )
     finally:
         link.close()
 
@@ -351,12 +366,35 @@ def waiting(tmp_path):
     link.close()
 
 
+def pulled_in_time(site):
+    """A letter, or a failure; a request for one is held for some seconds only, a letter is handed out once."""
+    end = time.monotonic() + PATIENCE
+    while (found := site.pulled()) is None:
+        assert time.monotonic() < end, "no letter came"
+    return found
+
+
+@pytest.fixture
+def held(waiting, monkeypatch):
+    """Set once a site's request for letters has come and found none: it is held then."""
+    link, asked = waiting[0], threading.Event()
+    look = link._post.get_message_ins
+
+    def looking(*given, **named):
+        found = look(*given, **named)
+        asked.set()
+        return found
+
+    monkeypatch.setattr(link._post, "get_message_ins", looking)
+    return asked
+
+
 def test_a_letter_is_lost_with_the_site_that_had_it(waiting):
     """A site that is started again at once is not waited for until the deadline."""
     _, door, mail = waiting
     with Link(door) as first:
         sent = mail.send({first.node: Parcel({"a": 1})}, ROUND, 60.0)
-        assert first.pulled() is not None
+        pulled_in_time(first)
         assert mail.arrived() == []
         with Link(door) as again:
             assert again.node == first.node
@@ -377,36 +415,33 @@ def test_a_letter_is_not_seen_before_all_of_it_is_there(waiting, monkeypatch):
     with Link(door) as site:
         writing = threading.Thread(target=mail.send, args=({site.node: Parcel({"a": 1})}, ROUND, 60.0), daemon=True)
         writing.start()
-        assert site.pulled() is not None
+        pulled_in_time(site)
         writing.join(PATIENCE)
 
 
-def test_no_letter_is_handed_to_a_connection_of_before_a_restart(waiting):
+def test_no_letter_is_handed_to_a_connection_of_before_a_restart(waiting, held):
     """A site that waits for letters starts again: the next letter reaches the new one."""
     _, door, mail = waiting
     found = []
     with Link(door) as before:
         asking = threading.Thread(target=lambda: found.append(before.pulled()), daemon=True)
         asking.start()
-        time.sleep(0.5)  # its request is held now
+        assert held.wait(PATIENCE)
         with Link(door) as again:
             mail.send({again.node: Parcel({"a": 1})}, ROUND, 60.0)
-            time.sleep(0.2)  # whoever holds on has it now
-            assert again.pulled() is not None
-        asking.join(PATIENCE)
+            asking.join(PATIENCE)  # whoever held on has had an answer
+            pulled_in_time(again)
     assert found == [None]
 
 
-def test_a_site_that_dies_while_it_waits_is_missed_at_once(waiting, tmp_path):
+def test_a_site_that_dies_while_it_waits_is_missed_at_once(waiting, held, tmp_path):
     link, door, _ = waiting
     child = start(tmp_path, "join.log", ["join", door.address, "--data", "digits"])
     try:
-        end = time.monotonic() + PATIENCE
-        while not link.get_nodes():
-            assert time.monotonic() < end, child.said
-            time.sleep(0.05)
-        time.sleep(0.5)  # its request is held now
+        assert held.wait(PATIENCE), child.said
+        assert link.get_nodes()
         child.signal(signal.SIGKILL)
+        child.ended(time.monotonic() + PATIENCE)
         killed = link._post.clock
         while link.get_nodes():
             assert link._post.clock < killed + ALIVE / 2

@@ -5,6 +5,7 @@ A file of a kilobyte may claim 10^12 rows; each reader is tried on one in a proc
 
 import ast
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -27,6 +28,8 @@ READER = textwrap.dedent("""
     from pathlib import Path
 
     import numpy, pyarrow.csv, pyarrow.parquet, safetensors.torch, torch
+    pyarrow.set_cpu_count(1)  # each thread takes address space, as many as the machine has cores
+    pyarrow.set_io_thread_count(1)
     from shoal.data import load
     from shoal.data.readers import parse_idx
     from shoal.engine.folder import RunFolder
@@ -119,7 +122,11 @@ def test_small_files_that_claim_to_be_huge_or_hold_code_are_refused_in_little_me
         assert len(content) < 4000
     before = set(tmp_path.iterdir())
     done = subprocess.run(
-        [sys.executable, "-c", READER.format(spare=SPARE), *paths], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-c", READER.format(spare=SPARE), *paths],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout)

@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("kill_run.py")
 
 def kill_run(experiment, folder, *options):
     command = [sys.executable, str(SCRIPT), experiment, str(folder), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

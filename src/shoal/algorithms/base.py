@@ -18,7 +18,7 @@ from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.noise import Gaussian, StepNoise
 from shoal.privacy.sampling import MOST_STEPS, Clients, Examples
-from shoal.privacy.schedules import LEAST, MOST, require_scale, require_scales, scale_in
+from shoal.privacy.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
@@ -189,6 +189,23 @@ class Algorithm:
         noise = self.per_step.multiplier(t, total, self.examples.batch)
         if isinstance(self.per_example, QuantileExampleClip):
             self.per_example.update_noise(noise, self.examples.batch)
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """All that may change from round to round."""
+        held = (self.per_example, self.per_step, self.per_update, self.per_round)
+        found = [getattr(holder, name, None) for holder in held for name in ("clip", "noise")]
+        return tuple(parse(text) for text in (self.clients.cohort, self.local.lr, *found) if text is not None)
+
+    def different_rounds(self, total: int) -> range:
+        """The first, where it stands for all; else all, as where each has a price of its own (correlated.price)."""
+        priced = isinstance(self.per_round, Correlated) or self.clients.sampling == "cyclic"
+        alike = not priced and all(schedule.shape == "constant" for schedule in self.schedules)
+        return range(min(total, 1) if alike else total)
+
+    def extreme_rounds(self, total: int) -> list[int]:
+        """The few in which some schedule is least or greatest."""
+        return sorted({t for schedule in self.schedules for t in schedule.extremes(total)})
 
     @property
     def claims_privacy(self) -> bool:

@@ -39,6 +39,13 @@ def command(
     require_noise: Annotated[
         float | None, typer.Option(help="Refuse a federation with less noise than this (in units of the clip).")
     ] = None,
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Refuse terms outside NAME=LOW:HIGH, such as clip=0.1:10 or rounds=:500; several may be given. "
+            "NAME: clip, lr, steps (a round), rounds, batch, clients, parameters, weight (the model's greatest)."
+        ),
+    ] = None,
     unit: Annotated[
         str | None, typer.Option(help="What is protected: client (this site) or example (a record).")
     ] = None,
@@ -56,6 +63,7 @@ def command(
     require_flower()
     from shoal.deploy.consent import Wishes
     from shoal.deploy.node import Door, attend
+    from shoal.deploy.policy import Bounds
     from shoal.deploy.records import reader
     from shoal.deploy.site import Owner, Site
 
@@ -70,8 +78,9 @@ def command(
         cast(Literal["client", "example"] | None, unit),
         cast(Literal["release", "server", "inside"], against),
     )
+    bounds = Bounds.read(bound or ())
     own = _key(key, folder)
-    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers)), tell)
+    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers), bounds), tell)
     door = Door(address, own, _certificate(ca), registers=key is None)
     try:
         ended = attend(site, door, patience, tell)

@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from shoal.deploy.consent import Wishes
 from shoal.deploy.node import MOST_BYTES
 from shoal.deploy.parcel import Parcel, Spoilt, pack, unpack
+from shoal.deploy.policy import Bounds
 from shoal.deploy.records import reader
 from shoal.deploy.serve import serve
 from shoal.deploy.site import Owner, Site
@@ -74,7 +75,10 @@ def _answered(message: Message, context: Context) -> Message:
 
 
 def owner(given: dict[str, Any]) -> Owner:
-    """The owner's word, from `--node-config`: the options of `shoal join` by the same names."""
+    """The owner's word, from `--node-config`: the options of `shoal join` by the same names.
+
+    `bound` holds all bounds in one string: bound="clip=0.1:10 rounds=:500".
+    """
     if "data" not in given:
         raise ConfigError('--node-config lacks data="FILE": where are this site\'s records?')
     wishes = Wishes(
@@ -86,4 +90,5 @@ def owner(given: dict[str, Any]) -> Owner:
     )
     folder = Path(str(given.get("folder", "site")))
     read = reader(str(given["data"]), given.get("label"), given.get("part"))
-    return Owner(str(given.get("name", folder.resolve().name)), folder, read, wishes, given.get("model"))
+    name, bounds = str(given.get("name", folder.resolve().name)), Bounds.read(str(given.get("bound", "")).split())
+    return Owner(name, folder, read, wishes, given.get("model"), bounds=bounds)

@@ -3,23 +3,26 @@
 The ledger is one for all runs of this site's data: every round that it is asked for is charged on its disk before any
 record is touched, and so is every round in between, in which it might have been asked. A round asked again is charged
 again. What the record of the algorithm says is what is charged. Noise that the coordinator adds itself (`per_round`)
-and that it asks by lot have to be believed, but not for protection against the server: there each round that the site
-answers costs what it costs without any lot, and the others nothing.
+and that it asks by lot have to be believed, but only where the lot hides anything. Where it shows whether the site
+took part, to the server always, each round that the site answers costs what it costs without any lot, and the others
+nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import NOTHING, Compose, Event, Unbounded
+from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
 from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.rdp import Running
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, Setting, charges, event
+from shoal.engine.spending import repeated
 from shoal.errors import ConfigError, ShoalError
 from shoal.privacy.clip import NoisyClip
 from shoal.privacy.sampling import Clients
@@ -60,7 +63,7 @@ class Wishes:
 
 def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
     """The least noise of any round, in units of what one record (or client) can add; 0 where there is none."""
-    rounds = range(setting.rounds)
+    rounds = algorithm.extreme_rounds(setting.rounds)
     clip, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
     if unit == "example" and per_step is not None and clip is not None:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
@@ -90,7 +93,7 @@ class Purse:
     @property
     def rounds(self) -> int:
         """Charged so far."""
-        return len(self._ledger.charged)
+        return self._ledger.charged[-1].round if self._ledger.charged else 0
 
     @property
     def head(self) -> str:
@@ -113,7 +116,7 @@ class Purse:
         self._seeded = seeded
         if not self.wishes.any:
             return
-        for t in range(setting.rounds):
+        for t in algorithm.extreme_rounds(setting.rounds):
             planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
             if isinstance(planned, Unbounded):
                 raise Refused(f"for a {unit} against the {observer} nothing is proven: {planned.because}")
@@ -130,20 +133,33 @@ class Purse:
     ) -> None:
         """Charge rounds that the site was not asked for, and one that it is, on the disk.
 
-        Refused, and nothing charged, where the budget does not pay. A record is charged for a client with `records`
-        records, which this site is: replacing one record leaves their number as it is.
+        Refused, and nothing charged, where the budget does not pay. Equal rounds are one line of the ledger, so that
+        a million of them cost no more than one. A record is charged for a client with `records` records, which this
+        site is: replacing one record leaves their number as it is.
         """
-        together = [self._charged(algorithm, setting, t, asked=False, records=records) for t in missed]
+        together = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
-            together.append(self._charged(algorithm, setting, asked, asked=True, records=records))
+            together.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
         if self.wishes.epsilon is not None:
-            self._refuse_over_budget(Compose(tuple(_wanted(each, self._pair) for each in together)))
-        for each in together:
-            self._ledger.intend(self.rounds + 1, each)
-            self._count(each)
+            self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in together)))
+        for count, charged in together:
+            self._ledger.intend(self.rounds + count, charged, self.rounds + 1)
+            self._count(charged)
 
     def close(self) -> None:
         self._ledger.close()
+
+    def _missed(
+        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
+    ) -> Iterator[tuple[int, tuple[Charge, ...]]]:
+        """What rounds are charged in which the site was not asked: how many, and their charges together."""
+        if not rounds:
+            return
+        if len(algorithm.different_rounds(setting.rounds)) == 1:
+            once = self._charged(algorithm, setting, rounds[0], asked=False, records=records)
+            yield len(rounds), tuple(replace(each, event=repeated(each.event, len(rounds))) for each in once)
+        else:
+            yield from ((1, self._charged(algorithm, setting, t, asked=False, records=records)) for t in rounds)
 
     def _charged(
         self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool, records: int | None = None
@@ -179,16 +195,22 @@ class Purse:
 
 
 def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
-    """What a round is charged: against the release as the coordinator counts, against the server what that sees."""
+    """What a round is charged: as the coordinator counts where a lot hides the site, else what it did."""
     always = replace(algorithm, clients=Clients("all"))
     return tuple(
         believed
-        if believed.observer == "release"
+        if _hidden(believed)
         else replace(
             believed, event=event(always, setting, t, believed.unit, believed.observer) if asked else NOTHING
         )
         for believed in charges(algorithm, setting, t)
     )
+
+
+def _hidden(charge: Charge) -> bool:
+    """May the observer not know whether the site took part?"""
+    shown = (isinstance(leaf, TwoLevel) and leaf.participation == "visible" for leaf in leaves(charge.event))
+    return charge.observer == "release" and not any(shown)
 
 
 def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:

@@ -67,8 +67,9 @@ class Desk:
             return {"signature": party.vouch(read_numbers(letter, "survivors"))}
         return {"shares": write_shares(party.open(read_bytes(letter, "signatures")))}
 
-    def take(self, letter: Parcel, moment: Moment, number: int) -> None:
-        """The shares that come with the model."""
+    def take(self, letter: Parcel, moment: Moment, number: int, bound: float) -> None:
+        """The shares that come with the model; a ConfigError where no sound plan has the round's clip."""
+        self._plan(moment, bound)
         self._in_hand(moment, number).take(read_bytes(letter, "sealed"))
 
     def send(self, update: Tensor, below: bool, bound: float, moment: Moment, streams: Streams) -> Tensor:

@@ -175,5 +175,5 @@ def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Sett
             f"{secure}: noise and threshold are made for a cohort of public size; set clients.sampling to all or "
             f"fixed-size"
         )
-    for t in range(setting.rounds):
+    for t in algorithm.different_rounds(setting.rounds):
         Plan.of(algorithm, section, setting, parameters, t, per_update.bound({}, t, setting.rounds, None))

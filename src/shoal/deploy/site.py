@@ -7,9 +7,7 @@ with its own. Nothing that the coordinator sends is run: models come by name fro
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from shoal.accounting.ledger import verify
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
+from shoal.deploy.policy import Bounds
 from shoal.deploy.secure_desk import Desk
 from shoal.deploy.secure_plan import refuse_unfit
 from shoal.deploy.secure_wire import CHECK, KEYS, SHARES, UNMASK
@@ -38,7 +37,7 @@ from shoal.engine.simulator import Simulator
 from shoal.engine.stage import Stage
 from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.models import build, check
-from shoal.privacy.clip import FARTHEST
+from shoal.privacy.platform import require_platform
 from shoal.privacy.random import Streams
 from shoal.privacy.secure import SecureStreams
 
@@ -50,7 +49,7 @@ LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json"
 
 @dataclass(frozen=True)
 class Owner:
-    """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on.
+    """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on (`wishes`, `bounds`).
 
     `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used.
     `key` is the one by which the site is known, `peers` are the public keys (PEM) of the sites that may take part
@@ -64,12 +63,14 @@ class Owner:
     model: str | None = None
     key: ec.EllipticCurvePrivateKey | None = None
     peers: frozenset[bytes] | None = None
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 class Site:
     """Answers letters; `tell` is told in words what happens."""
 
     def __init__(self, owner: Owner, tell: Tell = lambda _words: None) -> None:
+        require_platform()
         self.owner, self._tell = owner, tell
         self.ended: str | None = None
         self.refused: str | None = None
@@ -125,6 +126,7 @@ class Site:
         return Parcel({"agreed": terms.digest, "name": self.owner.name})
 
     def _take(self, terms: Terms) -> None:
+        self.owner.bounds.refuse(terms)
         settings = terms.settings
         algorithm = settings.algorithm
         if ":" in settings.model and settings.model != self.owner.model:
@@ -161,6 +163,9 @@ class Site:
         few, many = section.fewest_records or 1, section.most_records or rows
         if not few <= rows <= many:
             raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
+        algorithm = terms.settings.algorithm
+        steps = algorithm.local.steps or algorithm.examples.steps(rows, algorithm.local.epochs)
+        self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
     def _staged(self, terms: Terms, number: int) -> Stage:
         """Everything for local training, made anew where this site's number is."""
@@ -195,16 +200,16 @@ class Site:
         stage = self._staged(terms, number)
         if terms.seed is None:
             stage = replace(stage, streams=SecureStreams())  # a round that is asked for twice has no noise twice
-        clip = letter.real("clip") if "clip" in letter.values else 1.0
-        if not (clip > 0 and abs(math.log(clip)) <= FARTHEST + 1e-9):
-            raise Spoilt(f"a clip of {clip:g} cannot come of the method")
-        if self._desk is not None:
-            self._desk.take(letter, moment, number)
+        memory = self._remembered(letter)
+        stage.algorithm.refuse_unfit(moment.t, moment.total, terms.setting.clients)
+        per_update = stage.algorithm.per_update
+        if self._desk is not None and per_update is not None:
+            self._desk.take(letter, moment, number, per_update.bound(memory, moment.t, moment.total, None))
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
         self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t, self._records)
         self._keep_progress(terms, moment.t + 1)
-        answer = self._learn(terms, stage, letter, moment, number)
+        answer = self._learn(terms, stage, letter, memory, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
         cost = "" if spent is None else f", epsilon {spent:.3g} spent at delta {delta:g}"
         self._tell(f"round {moment.t + 1}: answered{cost}")
@@ -220,10 +225,18 @@ class Site:
         terms = self._agreed(letter)
         assert self._purse is not None
         done = min(letter.number("round"), terms.setting.rounds)
-        with suppress(Refused):
-            for t in range(self._progress(terms, done), done):
-                self._purse.charge(terms.settings.algorithm, terms.setting, range(t, t + 1), records=self._records)
-                self._keep_progress(terms, t + 1)
+        first = self._progress(terms, done)
+        count = done - first
+        while count > 0:
+            rounds = range(first, first + count)
+            try:
+                self._purse.charge(terms.settings.algorithm, terms.setting, rounds, records=self._records)
+            except Refused:
+                count //= 2
+                continue
+            first += count
+            self._keep_progress(terms, first)
+            count = min(count, done - first)
         return Parcel({"name": self.owner.name})
 
     def _aggregate(self, kind: str, letter: Parcel) -> Parcel:
@@ -249,14 +262,22 @@ class Site:
         letter.raw("nonce")
         return Moment(t, terms.setting.rounds, attempt), number
 
-    def _learn(self, terms: Terms, stage: Stage, letter: Parcel, moment: Moment, number: int) -> Parcel:
+    def _remembered(self, letter: Parcel) -> dict[str, Tensor]:
+        """What this round begins with; Spoilt or Refused where its model or its clip cannot be used."""
+        if not torch.isfinite(letter.vectors["model"]).all():
+            raise Spoilt("the model holds NaN or Inf")
+        self.owner.bounds.refuse_model(letter.vectors["model"])
+        if "clip" not in letter.values:
+            return dict(self._memory)
+        clip = letter.real("clip")
+        self.owner.bounds.refuse_value("clip", "this round's clip", clip)
+        return self._memory | {"clip": torch.tensor(clip, dtype=torch.float64)}
+
+    def _learn(
+        self, terms: Terms, stage: Stage, letter: Parcel, memory: dict[str, Tensor], moment: Moment, number: int
+    ) -> Parcel:
         crossing, client = Crossing.of(stage.algorithm), np.array([number])
         model = letter.vectors["model"].to(stage.federation.device)
-        if not torch.isfinite(model).all():
-            raise Spoilt("the model holds NaN or Inf")
-        memory = dict(self._memory)
-        if "clip" in letter.values:
-            memory["clip"] = torch.tensor(letter.real("clip"), dtype=torch.float64)
         per_update = stage.algorithm.per_update
         (part,) = stage.workers.map(lambda own: trained(stage, model, memory, own, moment), [client])
         self._keep_memory(terms, memory)

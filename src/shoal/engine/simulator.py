@@ -72,7 +72,7 @@ class Simulator:
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.together and can_record else None
         self.stage = Stage(algorithm, net, federation, slicer, workers, Streams(seed), graphs, settings.kernels)
-        for t in range(rounds):
+        for t in algorithm.different_rounds(rounds):
             algorithm.refuse_unfit(t, rounds, len(federation))
         self.state = State(net.layout.flatten(self.module).float().to(device))
         self.setting = public_facts(partition, rounds, net.layout)

@@ -205,7 +205,13 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
 
 def _one_after_the_other(events: list[Event]) -> Event:
     """Several rounds as one event; equal ones in a row are counted, so that a line of the ledger stays short."""
-    counted = [(event, len(list(same))) for event, same in groupby(events)]
-    # Compose inside Repeat: right around a shuffled step a Repeat would mean one unbroken pass.
-    parts = tuple(event if count == 1 else Repeat(Compose((event,)), count) for event, count in counted)
+    parts = tuple(repeated(event, len(list(same))) for event, same in groupby(events))
     return parts[0] if len(parts) == 1 else Compose(parts)
+
+
+def repeated(event: Event, count: int) -> Event:
+    """The same round so many times."""
+    if count == 1 or event == NOTHING or isinstance(event, Unbounded):
+        return event
+    # Compose inside Repeat: right around a shuffled step a Repeat would mean one unbroken pass.
+    return Repeat(Compose((event,)), count)

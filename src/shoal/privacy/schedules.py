@@ -98,6 +98,13 @@ class Schedule:
     def values(self, total: int) -> list[float]:
         return [self.value(t, total) for t in range(total)]
 
+    def extremes(self, total: int) -> tuple[int, ...]:
+        """Rounds in which it is least and greatest: a shape rises or falls all the way, a cosine within a cycle."""
+        if self.shape == "constant":
+            return (0,)
+        last = math.ceil(total / self.numbers[1]) if self.shape == "cyclic" else total
+        return (0, max(last, 1) - 1)
+
     def scaled(self, factor: float) -> Schedule:
         """The schedule whose every value is `factor` times this one's."""
         names = ["from"] if self.shape == "constant" else _SHAPES[self.shape][1].split(":")[1:]

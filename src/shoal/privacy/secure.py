@@ -24,6 +24,7 @@ from torch import Tensor
 
 from shoal.privacy import discrete
 from shoal.privacy.discrete import Whole
+from shoal.privacy.platform import require_platform
 from shoal.privacy.random import SLACK, Keystream, Streams
 
 Words = npt.NDArray[np.uint64]
@@ -42,6 +43,7 @@ class SecureStreams(Streams):
     mode: ClassVar[str] = "secure"
 
     def __init__(self, seed: int = 0) -> None:
+        require_platform()
         super().__init__(seed)
         object.__setattr__(self, "_secret", os.urandom(64))
 
