@@ -139,14 +139,13 @@ def test_records_of_a_client_are_a_view() -> None:
         split.records(-1)
 
 
+@pytest.mark.statistical(false_alarm=1.9e-7)
 def test_samples_of_002_overlap_as_much_as_chance_says() -> None:
-    """100 draws of a tenth: a record sits on Binomial(100, .1) clients, of 60,000 the greatest 22 to 30.
-
-    The seed is fixed, so that the test cannot fail by chance.
-    """
+    """100 draws of a tenth: a record sits on Binomial(100, .1) clients, of 60,000 the greatest 22 (less: 7e-9) to 35
+    (more: 1.7e-7)."""
     split = made("sample", MNIST_LABELS, clients=100, fraction=0.1)
     assert set(split.sizes) == {6000}
-    assert 22 <= split.multiplicity <= 30
+    assert 22 <= split.multiplicity <= 35
 
 
 def test_a_smaller_alpha_makes_clients_more_uneven() -> None:
