@@ -216,13 +216,13 @@ def strange(x, y, rows, random):
     return x, y
 
 
-def neighbours(sim, random):
+def neighbours(sim, random, fastest=1):
     """Three simulations with the same random numbers: as it is, one client gone, and that one's data replaced.
 
-    How fast clients learn differs from call to call, so that some updates are clipped and some are not.
+    How fast clients learn differs from call to call, by powers of ten, so that some updates are clipped and some are not.
     """
     record = sim.stage.algorithm
-    record = replace(record, local=replace(record.local, lr=10 ** random.uniform(-3, 1)))
+    record = replace(record, local=replace(record.local, lr=10 ** random.uniform(-3, fastest)))
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
     client = int(random.choice(cohort(sim) or range(CLIENTS)))
     others = restricted(record, tuple(set(range(CLIENTS)) - {client}))
@@ -232,13 +232,15 @@ def neighbours(sim, random):
 
 
 @bounded
+@pytest.mark.statistical(false_alarm=1e-7)
 def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
-    """The same random numbers on 40 random pairs of neighbours: one client less, and one with other data."""
+    """The same random numbers on 40 random pairs of neighbours: one client less, and one with other data. At least a
+    third of the pairs go as far as is asked for below."""
     random = np.random.default_rng(7)
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []
     for _ in range(40):
-        (here, told), (without, less), (changed, other) = map(total, neighbours(sim, random))
+        (here, told), (without, less), (changed, other) = map(total, neighbours(sim, random, fastest=5))
         assert told["clip"] == less["clip"] == other["clip"], "the clip, and so the noise, tells of the data"
         gone.append(float((here - without).norm()) / told["clip"])
         swapped.append(float((here - changed).norm()) / told["clip"])
@@ -249,12 +251,14 @@ def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.statistical(false_alarm=1e-8)
 def test_no_client_moves_the_count_by_more_than_a_half(name):
-    """As above, for the count of norms below the clip: 1/2 for one client more or less, 1 for other data."""
+    """As above, for the count of norms below the clip: 1/2 for one client more or less, 1 for other data, which about
+    a third of 60 pairs show."""
     random = np.random.default_rng(8)
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []
-    for _ in range(40):
+    for _ in range(60):
         rounds = [play(each) for each in neighbours(sim, random)]
         here, without, changed = (counted(sim.stage.algorithm, state.memory, told) for state, told in rounds)
         gone.append(abs(here - without))
