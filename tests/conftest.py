@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+RARELY = 1e-7  # how often the game and each check of an audit flag what is right, in tests that ask for it
 SLOW_IS_FINE = [HealthCheck.too_slow]  # a check by the clock, which a busy machine fails
 
 settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=SLOW_IS_FINE)
@@ -22,3 +23,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     np.random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit whose game and checks flag what is right with RARELY at most, not with their own 1e-4."""
+    from shoal.audit import bounds, checks
+
+    monkeypatch.setattr(bounds, "ALPHA", RARELY)
+    monkeypatch.setattr(checks, "ALPHA", RARELY)
+    monkeypatch.setattr(bounds.points, "__defaults__", (RARELY,))

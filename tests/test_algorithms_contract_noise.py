@@ -219,7 +219,7 @@ def strange(x, y, rows, random):
 def neighbours(sim, random, fastest=1):
     """Three simulations with the same random numbers: as it is, one client gone, and that one's data replaced.
 
-    How fast clients learn differs from call to call, by powers of ten, so that some updates are clipped and some are not.
+    How fast clients learn differs from call to call, so that some updates are clipped and some are not.
     """
     record = sim.stage.algorithm
     record = replace(record, local=replace(record.local, lr=10 ** random.uniform(-3, fastest)))
@@ -234,8 +234,8 @@ def neighbours(sim, random, fastest=1):
 @bounded
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
-    """The same random numbers on 40 random pairs of neighbours: one client less, and one with other data. At least a
-    third of the pairs go as far as is asked for below."""
+    """The same random numbers on 40 random pairs of neighbours: one client less, and one with other data. Half
+    of the pairs go as far as is asked for below."""
     random = np.random.default_rng(7)
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []

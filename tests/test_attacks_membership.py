@@ -36,8 +36,8 @@ def test_one_percent_of_fewer_than_a_hundred_is_nobody(others, told):
 
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_scores_without_information_reach_the_advantage_that_is_told():
-    """The mean of 1,000 maxima over 200 scores each (Kolmogorov-Smirnov: .084, with a spread of .046) is within .02 of
-    what 200 of them tell: 5.6 standard deviations."""
+    """The mean of 1,000 maxima over 200 scores each (Kolmogorov-Smirnov: .084, with a spread of .046) is within .02
+    of what 200 of them tell: 5.6 standard deviations."""
     member = np.repeat([True, False], 100)
     told = Roc.of(GENERATOR("luck").standard_normal(200), member, STREAMS).guessing
     shuffled = GENERATOR("shuffled").permuted(np.tile(np.where(member, 0.01, -0.01), (1000, 1)), axis=1)
@@ -76,8 +76,8 @@ def test_confidence_is_the_logit_of_the_true_class():
 
 @pytest.mark.statistical(false_alarm=1e-15)
 def test_likelihood_ratios_find_a_shift_that_every_record_has_at_a_place_of_its_own():
-    """Records differ by 5, membership by 1, models by .3: one threshold for all sees little, LiRA nearly all. Over seeds
-    the areas are .988 and .554, with spreads of .0008 and .0028."""
+    """Records differ by 5, membership by 1, models by .3: one threshold for all sees little, LiRA nearly all. Over
+    seeds the areas are .988 and .554, with spreads of .0008 and .0028."""
     models, records = 16, 400
     member = GENERATOR("in").random((models, records)) < 0.5
     phi = (

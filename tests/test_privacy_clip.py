@@ -14,7 +14,18 @@ from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
 from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip, clipped, row_norms
 from shoal.privacy.random import Streams
-from small_federation import ALPHA, ROUNDS, of_one_length, plain_server, play, silent, simulator, small, stubbed, total
+from small_federation import (
+    ALPHA,
+    ROUNDS,
+    of_one_length,
+    plain_server,
+    play,
+    silent,
+    simulator,
+    small,
+    stubbed,
+    total,
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -101,8 +112,8 @@ def test_another_clip_in_the_same_process_takes_effect(monkeypatch):
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 @pytest.mark.statistical(false_alarm=1e-14)
 def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
-    """Fixed norms of 200 clients; the mean clip of rounds 200 to 400 lies within .05 of the quantile's place: 8 standard
-    deviations, as 400 seeds show (.006 at most)."""
+    """Fixed norms of 200 clients; the mean clip of rounds 200 to 400 lies within .05 of the quantile's place: 8
+    standard deviations, as 400 seeds show (.006 at most)."""
     norms = np.random.default_rng(1).lognormal(size=200)
     clip, memory, random = QuantileClip(initial=0.01, quantile=quantile), {}, streams(0)
     found = []
@@ -164,7 +175,7 @@ def test_a_round_moves_the_clip_by_the_norms_that_it_saw(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_noise_at_each_client_is_its_own_and_of_the_clips_size(device):
-    """10^5 numbers a client: their size, that they have nothing in common (each ALPHA in all), whoever is beside it."""
+    """10^5 numbers a client: their size, that they have nothing in common (ALPHA each), whoever is beside it."""
     clip, zeros = NoisyClip(clip=2.0, noise=3.0), torch.zeros(4, 100_000, device=device)
     leaving = left(clip, zeros, 2.0).cpu().double().numpy()
     low, high = (chi2.ppf(p, 100_000) for p in (ALPHA / 8, 1 - ALPHA / 8))

@@ -33,8 +33,8 @@ def drawn(clients, size, *, steps=1, numbers=(0, 0), scales=None, purpose="step 
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.statistical(false_alarm=4e-7)
 def test_numbers_are_normal(kernels):
-    """Kolmogorov and Smirnov on a million numbers, variance, least and greatest maximum, 1e-7 each at most; a variance
-    1% off fails every time."""
+    """Kolmogorov and Smirnov on a million numbers, variance, least and greatest maximum, 1e-7 each at most; a
+    variance 1% off fails every time."""
     numbers = drawn([0], 1_000_001, kernels=kernels).flatten().double()
     assert stats.kstest(numbers.numpy(), "norm").pvalue > 1e-7
     assert abs(float(numbers.square().mean()) - 1) < 5.33 * (2 / 1e6) ** 0.5
