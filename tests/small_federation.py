@@ -36,8 +36,8 @@ CLIENTS, COHORT, ROUNDS = 10, 4, 4
 SETTING = Setting(CLIENTS, ROUNDS, layers=1, sizes=(10,))
 CPU = torch.device("cpu")
 WIDE = 1600  # outputs of a model of 104,000 parameters, for many numbers of noise in one round
-ALPHA = 1e-6  # how often a statistical check may fail by chance
-FAR = float(norm.isf(ALPHA / 2))  # 4.9 standard deviations
+ALPHA = 1e-7  # how often a statistical check may fail by chance
+FAR = float(norm.isf(ALPHA / 2))  # 5.3 standard deviations
 
 
 def small(name: str, **changes: object) -> Algorithm:

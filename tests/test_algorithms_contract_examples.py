@@ -1,8 +1,8 @@
 """What every method that protects records is held to: a step does to a record what its event says, and no more.
 
 How much noise a step has, how far one record can move it, what is sampled, and no noise twice; the same checks on
-each method, a new file's included, and broken variants that they must catch. A statistical check fails by chance for
-one seed in a million.
+each method, a new file's included, and broken variants that they must catch. A statistical check fails by chance
+once in ten million draws for each quantile that it compares with (ALPHA), as if its seed were not fixed.
 """
 
 import math
@@ -133,6 +133,7 @@ def noise_fits(record) -> bool:
 
 
 @each
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_a_step_has_the_noise_that_its_event_says_also_where_its_batch_is_empty(name):
     record = stepping(small(name), rows=((),))
     sim = simulator(record, width=WIDE)
@@ -158,6 +159,7 @@ def test_a_round_tells_the_noise_of_a_step_where_it_does_not_depend_on_the_data(
 
 
 @each
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_the_noise_is_the_same_whatever_the_records(name):
     """What a step differs by from one without noise, on full batches."""
     record = stepping(small(name))
@@ -168,13 +170,14 @@ def test_the_noise_is_the_same_whatever_the_records(name):
 
 
 def far_apart(rows: np.ndarray) -> bool:
-    """Is no row correlated with another? 1e-6 in all."""
+    """Is no row correlated with another? ALPHA in all."""
     pairs = len(rows) * (len(rows) - 1) / 2
     between = np.corrcoef(rows) - np.eye(len(rows))
     return bool(np.abs(between).max() < float(norm.isf(ALPHA / 2 / pairs)) / math.sqrt(rows.shape[1]))
 
 
 @each
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_noise_is_drawn_twice_by_clients_steps_rounds_or_attempts(name):
     """Pure noise of 10,400 numbers in each of 48 cells: four clients, two steps, three rounds and two attempts."""
     rows, sims = [], [simulator(stepping(small(name), n, rows=((),) * n), width=160) for n in (1, 2)]
@@ -187,6 +190,7 @@ def test_no_noise_is_drawn_twice_by_clients_steps_rounds_or_attempts(name):
 
 
 @each
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_two_layers_have_the_same_noise(name):
     sim = simulator(stepping(small(name), rows=((),)), width=64, layers=4)
     found, _ = sums(sim, clients=range(3))
@@ -206,6 +210,7 @@ def test_a_slice_of_the_cohort_has_the_same_noise_as_the_whole(name):
 
 @pytest.mark.parametrize("name", [name for name in PER_EXAMPLE if not isinstance(small(name).per_example, AdaClip)])
 @pytest.mark.parametrize("noise", ["linear:9:3", "epsilon-linear:0.5:1.5:1e-5"])
+@pytest.mark.statistical(false_alarm=ROUNDS * ALPHA)
 def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(name, noise):
     """With a clip that falls too, where there is one; 104,000 numbers a round (finds 2%)."""
     record = small(name, per_step=StepNoise(noise))
@@ -221,6 +226,7 @@ def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(name, noise):
     assert seen == sorted(seen, reverse=True)
 
 
+@pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_another_clip_or_noise_in_the_same_process_takes_effect():
     for clip, noise in ((0.5, 7.0), (4.0, 7.0), (4.0, 0.5)):
         record = small("fed-cdp-private", per_example=ExampleClip(clip, "split"), per_step=StepNoise(noise))
@@ -246,12 +252,12 @@ def strange(x: Tensor, y: Tensor, row: int, random: np.random.Generator) -> tupl
     return x, y
 
 
-def neighbours(record, random, sim):
+def neighbours(record, random, sim, clips=(-3, 2)):
     """Three simulations with the same random numbers: as it is, one record less, and that one replaced; whose it is.
 
-    The clip differs from call to call, so that some gradients are clipped and some are not.
+    The clip differs from call to call, by powers of ten, so that some gradients are clipped and some are not.
     """
-    clip, size = record.per_example, 10 ** random.uniform(-3, 2)
+    clip, size = record.per_example, 10 ** random.uniform(*clips)
     if isinstance(clip, ExampleClip):
         record = replace(record, per_example=replace(clip, clip=size))
     elif isinstance(clip, QuantileExampleClip):
@@ -284,8 +290,10 @@ def moved(name_or_record, pairs=40) -> tuple[float, float, float]:
 
 
 @each
+@pytest.mark.statistical(false_alarm=1e-12)
 def test_no_record_moves_a_step_by_more_than_the_declared_sensitivity(name):
-    """The same random numbers on 40 random pairs of neighbours, on a network of three layers."""
+    """The same random numbers on 40 random pairs of neighbours, on a network of three layers; 60% of them or more go
+    as far as is asked for below."""
     gone, swapped, limit = moved(name)
     assert gone <= 1 + 1e-6
     assert swapped <= 2 * (1 + 1e-6)
@@ -296,9 +304,11 @@ def test_no_record_moves_a_step_by_more_than_the_declared_sensitivity(name):
 
 @pytest.mark.parametrize("layers", ["flat", "split", "each"])
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order"])
+@pytest.mark.statistical(false_alarm=1e-9)
 def test_every_way_to_clip_and_to_sample_keeps_to_what_it_declares(layers, sampling):
+    """25 pairs, of which 60% are clipped."""
     record = small("fed-cdp", per_example=ExampleClip(4.0, layers))
-    gone, swapped, limit = moved(replace(record, examples=replace(record.examples, sampling=sampling)), 15)
+    gone, swapped, limit = moved(replace(record, examples=replace(record.examples, sampling=sampling)), 25)
     assert 0.99 < gone <= 1 + 1e-6
     assert swapped <= 2 * (1 + 1e-6)
     assert limit == pytest.approx(math.sqrt(LAYERS) if layers == "each" else 1)
@@ -322,13 +332,15 @@ COUNTING = [name for name in PER_EXAMPLE if isinstance(small(name).per_example, 
 
 
 @pytest.mark.parametrize("name", COUNTING)
+@pytest.mark.statistical(false_alarm=1e-7)
 def test_no_record_moves_the_count_by_more_than_a_half(name):
-    """As above, for the records below the clip: 1/2 for one record less, 1 for another one."""
+    """As above, for the records below the clip: 1/2 for one record less, 1 for another one, which about a third of
+    60 pairs show."""
     random, record = np.random.default_rng(8), stepping(small(name))
     quiet, base = silent(record), simulator(record, layers=LAYERS)
     gone, swapped = [], []
-    for _ in range(40):
-        *sims, client = neighbours(quiet, random, base)
+    for _ in range(60):
+        *sims, client = neighbours(quiet, random, base, clips=(0, 1))
         here, without, changed = (5 * float(sums(sim, clients=[client])[1].shares) for sim in sims)
         gone.append(abs(here - without))
         swapped.append(abs(here - changed))
@@ -337,17 +349,19 @@ def test_no_record_moves_the_count_by_more_than_a_half(name):
 
 
 @pytest.mark.parametrize("name", COUNTING)
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_count_has_noise_of_its_own(name):
-    """2,500 empty batches: its size (to 8%), and no correlation with the noise of the gradients."""
+    """3,000 empty batches: its size (to 8%), and no correlation with the noise of the gradients. That 15% less is
+    found may fail too, with 1e-13."""
     record = stepping(small(name), rows=((),))
     sim, drawn, beside = simulator(record), [], []
-    for attempt in range(250):
+    for attempt in range(300):
         found, told = sums(sim, attempt=attempt)
         drawn.append(told.shares.double().numpy() - 0.5)
         beside.append(found[:, :4].numpy())
     drawn, beside = np.concatenate(drawn), np.concatenate(beside)
     assert chi_square_fits(drawn / record.per_example.count_noise)
-    assert not chi_square_fits(0.9 * drawn / record.per_example.count_noise)
+    assert not chi_square_fits(0.85 * drawn / record.per_example.count_noise)
     limit = float(norm.isf(ALPHA / 2 / 4)) / math.sqrt(drawn.size)
     assert np.abs(np.corrcoef(drawn, beside.T)[0, 1:]).max() < limit
 
@@ -398,6 +412,7 @@ def test_a_step_is_the_clipped_gradient_of_its_record(layers, clip):
 
 
 @each
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_event_says_how_records_are_really_sampled(name):
     """Over 2,000 rounds of clients: a partition exactly, Poisson by each record's share and the spread of batches."""
     record = small(name)
@@ -479,6 +494,7 @@ L2_MAX = [name for name in FOR_RECORDS if isinstance(algorithm(name).per_example
 
 
 @pytest.mark.parametrize("name", L2_MAX)
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_the_amount_of_l2_max_noise_tells_of_the_data(name):
     """An empty batch gets no noise at all, and one record more makes all the difference: nothing is proven."""
     record = small(name, per_example=MaxClip(1e-3))
@@ -504,6 +520,7 @@ def whole() -> bool:
     return noise_fits(small("fed-cdp")) and gone <= 1 + 1e-6 and swapped <= 2 * (1 + 1e-6)
 
 
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_nothing_is_found_in_what_is_whole():
     assert whole()
 
@@ -524,7 +541,7 @@ def test_a_clip_that_is_ignored_is_found(monkeypatch):
 
 def test_a_clip_of_each_layer_that_is_charged_as_one_of_the_whole_is_found(monkeypatch):
     monkeypatch.setattr(ExampleClipping, "excess", lambda self, layers: 1.0)
-    gone, _, _ = moved("fed-cdp", 15)
+    gone, _, _ = moved("fed-cdp", 25)
     assert gone == pytest.approx(math.sqrt(LAYERS), rel=1e-3)
     assert not whole()
 

@@ -1,7 +1,8 @@
 """What every method that proves something is held to: the event it is charged is what was really done.
 
 Who was sampled, how much noise there was, how far one client can move what is released; and no noise twice. The
-same checks run on each method, a new file's included. A statistical one fails by chance for one seed in a million.
+same checks run on each method, a new file's included. A statistical one fails by chance once in
+ten million draws for each quantile that it compares with (ALPHA), as if its seed were not fixed.
 """
 
 import math
@@ -54,6 +55,7 @@ noisy = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("name", [name for name in BOUNDED if name not in IN_TURN])
+@pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
     """Over 2,000 rounds: fixed-size exactly, Poisson by each client's share and the spread of the cohort."""
     came = []
@@ -110,8 +112,9 @@ def noises(sim, rounds=ROUNDS, attempts=3):
 
 
 @bounded
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_noise_on_the_sum_is_what_the_event_says(name):
-    """Chi-square on 1.2 million numbers, alpha 1e-6; it would find 1% too little or too much, which is shown."""
+    """Chi-square on 1.2 million numbers, at ALPHA; it would find 1% too little or too much, which is shown."""
     record = idle(plain_server(small(name)))
     found, tales = noises(simulator(record, width=WIDE))
     assert found.size > 1e6
@@ -126,6 +129,7 @@ def test_the_noise_on_the_sum_is_what_the_event_says(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if algorithm(name).per_round is not None])
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_noise_is_the_clip_times_the_multiplier_whatever_the_updates(name, monkeypatch):
     """What the round differs by from one without noise, also where nothing is proven; 104,000 numbers (finds 2%)."""
     stubbed(monkeypatch, of_one_length)
@@ -138,8 +142,9 @@ def test_noise_is_the_clip_times_the_multiplier_whatever_the_updates(name, monke
 
 
 @bounded
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_noise_is_drawn_twice(name):
-    """Correlations between rounds and between attempts at a round, 66 pairs of 104,000 numbers, 1e-6 in all."""
+    """Correlations between rounds and between attempts at a round, 66 pairs of 104,000 numbers, ALPHA in all."""
     found, _ = noises(simulator(idle(plain_server(small(name))), width=WIDE))
     between = np.corrcoef(found) - np.eye(len(found))
     assert np.abs(between).max() < float(norm.isf(ALPHA / 2 / 66)) / math.sqrt(found.shape[1])
@@ -158,8 +163,9 @@ def test_another_round_or_attempt_has_other_noise(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [n for n in BOUNDED if isinstance(algorithm(n).per_update, NoisyClip)])
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_no_two_clients_have_the_same_noise(name):
-    """Where each update gets noise of its own: correlations between six clients, 1e-6 in all."""
+    """Where each update gets noise of its own: correlations between six clients, ALPHA in all."""
     record = idle(plain_server(small(name)))
     record = replace(record, clients=replace(record.clients, sampling="all"))
     alone = [total(simulator(restricted(record, (client,)), width=WIDE))[0].numpy() for client in range(6)]
@@ -177,19 +183,21 @@ def counted(record, memory, told):
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_the_count_has_noise_of_its_own(name, monkeypatch):
-    """2,000 rounds, alpha 1e-6: its size (to 8%), and no correlation with the noise on the updates."""
+    """2,500 rounds: its size (to 8%), and no correlation with the noise on the updates. That 15% less is found may
+    fail too, with 3e-10."""
     stubbed(monkeypatch, nothing_learnt)
     record = plain_server(small(name))
     sim, drawn, beside = simulator(record), [], []
-    for attempt in range(2000):
+    for attempt in range(2500):
         state, told = play(sim, 0, attempt)
         drawn.append(counted(record, state.memory, told) - told["clients"] / 2)
         beside.append(state.model[:4].numpy())
     drawn = np.array(drawn)
     scale = record.per_update.count_noise * COHORT
     assert chi_square_fits(drawn / scale)
-    assert not chi_square_fits(0.9 * drawn / scale)
+    assert not chi_square_fits(0.85 * drawn / scale)
     assert abs(drawn.mean()) < FAR * scale / math.sqrt(drawn.size)
     limit = float(norm.isf(ALPHA / 2 / 4)) / math.sqrt(drawn.size)
     assert np.abs(np.corrcoef(drawn, np.array(beside).T)[0, 1:]).max() < limit
@@ -208,13 +216,13 @@ def strange(x, y, rows, random):
     return x, y
 
 
-def neighbours(sim, random):
+def neighbours(sim, random, fastest=1):
     """Three simulations with the same random numbers: as it is, one client gone, and that one's data replaced.
 
     How fast clients learn differs from call to call, so that some updates are clipped and some are not.
     """
     record = sim.stage.algorithm
-    record = replace(record, local=replace(record.local, lr=10 ** random.uniform(-3, 1)))
+    record = replace(record, local=replace(record.local, lr=10 ** random.uniform(-3, fastest)))
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
     client = int(random.choice(cohort(sim) or range(CLIENTS)))
     others = restricted(record, tuple(set(range(CLIENTS)) - {client}))
@@ -224,13 +232,15 @@ def neighbours(sim, random):
 
 
 @bounded
+@pytest.mark.statistical(false_alarm=1e-7)
 def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
-    """The same random numbers on 40 random pairs of neighbours: one client less, and one with other data."""
+    """The same random numbers on 40 random pairs of neighbours: one client less, and one with other data. Half
+    of the pairs go as far as is asked for below."""
     random = np.random.default_rng(7)
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []
     for _ in range(40):
-        (here, told), (without, less), (changed, other) = map(total, neighbours(sim, random))
+        (here, told), (without, less), (changed, other) = map(total, neighbours(sim, random, fastest=5))
         assert told["clip"] == less["clip"] == other["clip"], "the clip, and so the noise, tells of the data"
         gone.append(float((here - without).norm()) / told["clip"])
         swapped.append(float((here - changed).norm()) / told["clip"])
@@ -241,12 +251,14 @@ def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.statistical(false_alarm=1e-8)
 def test_no_client_moves_the_count_by_more_than_a_half(name):
-    """As above, for the count of norms below the clip: 1/2 for one client more or less, 1 for other data."""
+    """As above, for the count of norms below the clip: 1/2 for one client more or less, 1 for other data, which about
+    a third of 60 pairs show."""
     random = np.random.default_rng(8)
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []
-    for _ in range(40):
+    for _ in range(60):
         rounds = [play(each) for each in neighbours(sim, random)]
         here, without, changed = (counted(sim.stage.algorithm, state.memory, told) for state, told in rounds)
         gone.append(abs(here - without))

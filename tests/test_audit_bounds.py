@@ -10,8 +10,6 @@ from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
 from shoal.audit import bounds
 from shoal.audit.bounds import Point
 
-RANDOM = np.random.default_rng(4)
-
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (3, 50), (25, 50), (49, 50)])
 def test_an_upper_bound_is_the_rate_at_which_so_few_hits_are_rare(hits, trials):
@@ -48,17 +46,20 @@ def game(shift, trials, alpha, random):
     return bounds.points(without[trials:], with_unit[trials:], chosen, alpha)
 
 
+@pytest.mark.statistical(false_alarm=1e-7)
 def test_what_is_true_is_flagged_as_rarely_as_is_said():
-    """At the claim itself, 400 games at alpha .2: no more than .2 of them but for a chance of 1e-6."""
+    """At the claim itself, 400 games at alpha .2: no more than .2 of them but for a chance of 1e-7."""
     curve, random = bounds.tradeoff(Gaussian(2.0), "add-remove"), np.random.default_rng(6)
     flagged = sum(bounds.passes(game(0.5, 300, 0.2, random), curve) for _ in range(400))
-    assert flagged <= binom.isf(1e-6, 400, 0.2)
+    assert flagged <= binom.isf(1e-7, 400, 0.2)
     assert bounds.passes(game(1.5, 2000, bounds.ALPHA, random), curve), "and a third of the noise is flagged"
 
 
+@pytest.mark.statistical(false_alarm=2e-8)
 def test_bounds_on_epsilon_stay_below_the_truth_and_come_near_it():
+    """With an alpha of 1e-8, below the truth; over seeds it is 5.0 with a spread of .12."""
     random, delta = np.random.default_rng(7), 1e-5
-    found = game(3.0, 20_000, 1e-4, random)
+    found = game(3.0, 20_000, 1e-8, random)
     true = bounds.epsilon_of_shift(3.0, delta)
     assert 4 < max(point.epsilon(delta) for point in found) < true
 

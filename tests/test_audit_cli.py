@@ -13,6 +13,8 @@ from shoal.errors import ConfigError, RunError
 from shoal.report.folder import read_run
 from shoal.report.page import run_page
 
+pytestmark = pytest.mark.usefixtures("rarely")
+
 
 @pytest.fixture(autouse=True)
 def little(monkeypatch):
@@ -23,6 +25,7 @@ def invoke(*words):
     return CliRunner().invoke(app, ["audit", *words])
 
 
+@pytest.mark.statistical(false_alarm=5e-7)
 def test_a_consistent_method_ends_with_0_and_tells_how(tmp_path):
     done = invoke("--algorithm", "dp-sgd", "--quick", "--runs", str(tmp_path))
     assert done.exit_code == 0, done.output
@@ -40,17 +43,20 @@ def test_a_violated_claim_ends_with_3_and_json_is_one_object(tmp_path):
     assert row["measured"] > 4 * row["claimed"]
 
 
+@pytest.mark.statistical(false_alarm=5e-7)
 def test_only_what_is_proven_is_audited_where_a_ci_asks_for_that(tmp_path):
     done = invoke("--algorithm", "end-to-end", "--claim", "proven", "--quick", "--json", "--runs", str(tmp_path))
     assert done.exit_code == 0
     assert [row["kind"] for row in json.loads(done.stdout)["rows"]] == ["proven"]
 
 
+@pytest.mark.statistical(false_alarm=5e-7)
 def test_the_methods_keys_may_be_changed(tmp_path):
     words = ("--algorithm", "fed-cdp", "-c", "per_example.layers=split", "--quick", "--json", "--runs", str(tmp_path))
     assert json.loads(invoke(*words).stdout)["rows"][0]["verdict"] == "consistent"
 
 
+@pytest.mark.statistical(false_alarm=5e-7)
 def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path):
     changes = ["rounds=1", "clients.sampling=fixed-size", "clients.cohort=40", "per_round.noise=3"]
     run = shoal.run({"algorithm": "geyer-private"}, overrides=changes, runs=tmp_path).run

@@ -27,6 +27,7 @@ def of_31_bits(into, scales, keystreams):
 
 
 @pytest.mark.parametrize("streams", [STREAMS, SecureStreams()], ids=["research", "secure"])
+@pytest.mark.statistical(false_alarm=3 * tails.CHANCE)
 def test_the_samplers_of_both_modes_pass(streams):
     """Each check flags a right sampler with a chance of 1e-7."""
     checks = tails.sampler_checks(streams, torch.device("cpu"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -119,9 +119,14 @@ def test_two_shards_hold_few_classes() -> None:
 
 @pytest.mark.parametrize(("clients", "copies"), [(100, 1), (1_000, 10), (10_000, 100)])
 def test_papers_000_and_001_repeat_records_so_that_each_client_has_600(clients: int, copies: int) -> None:
-    start = time.process_time()
-    split = made("shards", MNIST_LABELS, clients=clients, records=600)
-    assert time.process_time() - start < 2
+    """With a few calls of numpy's, however many records: no loop of Python's goes over them."""
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        split = made("shards", MNIST_LABELS, clients=clients, records=600)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 40 * clients
     assert set(split.sizes) == {600}
     assert split.multiplicity == copies
     assert np.bincount(split.indices, minlength=60_000).min() == copies
@@ -139,14 +144,13 @@ def test_records_of_a_client_are_a_view() -> None:
         split.records(-1)
 
 
+@pytest.mark.statistical(false_alarm=1.9e-7)
 def test_samples_of_002_overlap_as_much_as_chance_says() -> None:
-    """100 draws of a tenth: a record sits on Binomial(100, .1) clients, of 60,000 the greatest 22 to 30.
-
-    The seed is fixed, so that the test cannot fail by chance.
-    """
+    """100 draws of a tenth: a record sits on Binomial(100, .1) clients, of 60,000 the greatest 22 (less: 7e-9) to 35
+    (more: 1.7e-7)."""
     split = made("sample", MNIST_LABELS, clients=100, fraction=0.1)
     assert set(split.sizes) == {6000}
-    assert 22 <= split.multiplicity <= 30
+    assert 22 <= split.multiplicity <= 35
 
 
 def test_a_smaller_alpha_makes_clients_more_uneven() -> None:

@@ -91,6 +91,7 @@ def uniform(words):
 
 
 @pytest.mark.parametrize("gone", [(), ((ROUND, 3),)], ids=["all", "a drop-out"])
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_what_is_seen_of_one_site_is_any_number(gone):
     """All that a coordinator can take off a masked update by what it learns in a round, it takes off: the site's own
     mask, and the masks with a site that dropped out. What is left of an update of zeros is uniform (alpha 1e-6)."""

@@ -199,6 +199,7 @@ def test_a_sum_of_shares_costs_no_more_than_one_gaussian():
 @pytest.mark.parametrize(
     "gone", [(), ((ROUND, 2),), ((SHARES, 1), (UNMASK, 3))], ids=["all", "one gone", "some gone"]
 )
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_noise_in_the_sum_is_what_is_charged_or_more(gone):
     """Chi-square on 40,000 numbers, alpha 1e-6 for each side: finds an error of 4% in the scale."""
     slots, z = 40_000, 1.633
@@ -223,6 +224,7 @@ def test_what_colluding_sites_know_leaves_the_noise_that_is_charged():
     assert math.sqrt(left) * plan.step == pytest.approx(2.0 * plan.bound)
 
 
+@pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_the_count_has_noise_of_its_own():
     """10,000 counts of a site that was below: mean 1/2, variance sigma_b^2 / (threshold - colluding); alpha 1e-6."""
     plan = plan_for(parameters=1, count_noise=3.0)

@@ -11,7 +11,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -77,7 +77,7 @@ def edited(content: bytes, changes: list[tuple[int, int]], cut: int) -> bytes:
 
 
 @given(edits, st.integers(0, 50))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 def test_any_checkpoint_goes_on_as_it_was_or_is_refused(stopped, tmp_path_factory, changes, cut):
     """A changed byte is either none at all, or noticed: a checkpoint is known to the ledger by its hash."""
     run = tmp_path_factory.mktemp("run") / "run"
@@ -92,7 +92,7 @@ def test_any_checkpoint_goes_on_as_it_was_or_is_refused(stopped, tmp_path_factor
 
 
 @given(st.sampled_from(["metrics.jsonl", "result.json", "config.toml", "environment.txt", "ledger.jsonl"]), edits)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None)
 def test_any_run_folder_is_shown_or_refused(finished, tmp_path_factory, name, changes):
     run = tmp_path_factory.mktemp("run") / "run"
     shutil.copytree(finished, run)

@@ -42,6 +42,7 @@ def test_a_table_is_right_to_its_last_bits(width):
 
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("width", [0.7, 3.0, 40.5])
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_draws_have_the_probabilities_of_the_discrete_gaussian(width, kernels):
     """200,000 draws, chi-square at 1e-7."""
     drawn = draw(width, 200_000, words, kernels)
@@ -94,6 +95,7 @@ def test_a_sum_of_draws_is_a_discrete_gaussian(monkeypatch):
 
 
 @pytest.mark.parametrize("width", [3.0, 2048.0, 5000.5, 2.0**20, 1e9])
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_wide_ones_have_their_variance_and_are_as_good_as_exact(width):
     """Chi-square at 1e-7 on 100,000 draws."""
     drawn = draw(width, 100_000, words)

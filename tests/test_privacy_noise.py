@@ -13,19 +13,32 @@ from shoal.privacy.clip import Clip, NoisyClip
 from shoal.privacy.noise import Gaussian, StepNoise, gaussian_like
 from shoal.privacy.random import Streams
 from shoal.privacy.unbounded import Prune
-from small_federation import ROUNDS, WIDE, chi_square_fits, idle, noise_charged, plain_server, simulator, small, total
+from small_federation import (
+    ALPHA,
+    FAR,
+    ROUNDS,
+    WIDE,
+    chi_square_fits,
+    idle,
+    noise_charged,
+    plain_server,
+    simulator,
+    small,
+    total,
+)
 from small_federation import against_release as charged
 
 
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_gaussian_numbers_have_the_scale_asked_for():
-    """10^6 numbers: 1% too much or too little would be found (alpha 1e-6)."""
+    """10^6 numbers: 1% too much or too little would be found; its size and its mean at ALPHA."""
     drawn = gaussian_like(torch.empty(1000, 1000), 2.5, Streams(3).generator("test"))
     assert drawn.shape == (1000, 1000)
     assert drawn.dtype == torch.float32
     scaled = drawn.double().numpy().ravel() / 2.5
     assert chi_square_fits(scaled)
     assert not chi_square_fits(1.01 * scaled)
-    assert abs(scaled.mean()) < 4.9e-3
+    assert abs(scaled.mean()) < FAR / math.sqrt(scaled.size)
 
 
 def test_the_same_stream_gives_the_same_noise_and_another_another():
@@ -44,8 +57,9 @@ SCHEDULES = ["linear:3:1", "staircase:8:2:2", "exponential:4:0.5", "cyclic:6:1",
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", ["at the sum", "at each client"])
+@pytest.mark.statistical(false_alarm=ROUNDS * ALPHA)
 def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(schedule, kind):
-    """The four decays of 004 and that of 000, with a clip that falls too; 104,000 numbers a round (alpha 1e-6)."""
+    """The four decays of 004 and that of 000, with a clip that falls too; 104,000 numbers a round, at ALPHA."""
     falling = "decay:2:0.2:0.1"
     if kind == "at the sum":
         record = small("trusted-curator", per_update=Clip(falling), per_round=Gaussian(schedule))
@@ -63,6 +77,7 @@ def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(schedule, kin
     assert sizes[0] > 1.2 * sizes[-1]
 
 
+@pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_another_noise_in_the_same_process_takes_effect():
     for noise in (0.5, 7.0, 2.0):
         record = idle(plain_server(small("trusted-curator", per_round=Gaussian(noise))))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2, norm
 
 from shoal.errors import ConfigError
 from shoal.privacy.random import Streams
@@ -25,17 +26,20 @@ def test_all_takes_everyone():
     assert Clients("all").draw(generator(), 0, 1, 5).tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.statistical(false_alarm=2.5e-7)
 def test_poisson_takes_each_client_by_itself():
-    """Mean and variance of the cohort over 4,000 rounds; 5 sigma: a false alarm in 10^6 runs."""
+    """Mean and variance of the cohort over 5,000 rounds, 1e-7 each; a binomial's kurtosis makes it 1.5e-7."""
     clients, random = Clients("poisson", 10), generator()
-    sizes = np.array([len(clients.draw(random, 0, 1, 100)) for _ in range(4000)])
-    spread = np.sqrt(100 * 0.1 * 0.9 / 4000)
-    assert abs(sizes.mean() - 10) < 5 * spread
-    assert abs(sizes.var() / 9 - 1) < 5 * np.sqrt(2 / 4000)
+    sizes = np.array([len(clients.draw(random, 0, 1, 100)) for _ in range(5000)])
+    assert abs(sizes.mean() - 10) < norm.isf(0.5e-7) * np.sqrt(100 * 0.1 * 0.9 / 5000)
+    assert chi2.ppf(0.5e-7, 5000) < np.square((sizes - 10) / 3).sum() < chi2.isf(0.5e-7, 5000)
 
 
+@pytest.mark.statistical(false_alarm=1e-20)
 def test_a_poisson_cohort_may_be_empty():
-    drawn = [len(Clients("poisson", 0.01).draw(generator(), 0, 1, 10)) for _ in range(3)]
+    """Of ten cohorts one is: each is, with a probability of .99."""
+    random = generator()
+    drawn = [len(Clients("poisson", 0.01).draw(random, 0, 1, 10)) for _ in range(10)]
     assert 0 in drawn
 
 
@@ -70,8 +74,9 @@ def test_fixed_order_takes_the_records_as_they_lie():
     assert drawn.tolist() == [[0, 1], [2, 3], [4, -1], [0, 1]]
 
 
+@pytest.mark.statistical(false_alarm=7.6e-7)
 def test_poisson_batches_hold_each_record_with_probability_batch_over_n():
-    """Each of 20 records over 20,000 steps; 5.5 sigma each: false alarms below 10^-6."""
+    """Each of 20 records over 20,000 steps, 5.5 standard deviations of its binomial: 3.8e-8 each."""
     drawn = Examples("poisson", 4).draw(generator(), 20, 20_000)
     counts = np.bincount(drawn[drawn >= 0], minlength=20)
     assert np.all(np.abs(counts / 20_000 - 0.2) < 5.5 * np.sqrt(0.2 * 0.8 / 20_000))

@@ -22,7 +22,7 @@ from small_federation import idle, plain_server, simulator, small, twin
 from test_deploy_loopback import served, settings
 from tiny import PRIVATE, go_on, play, stopped_after
 
-ALPHA = 1e-6  # how often a statistical check may fail by chance
+ALPHA = 1e-7  # how often a statistical check may fail by chance: what is drawn here differs from run to run
 
 
 def test_no_two_streams_of_two_runs_are_alike():
@@ -45,8 +45,9 @@ def test_a_draw_that_is_not_made_from_the_cipher_cannot_be_made():
         generator.exponential()
 
 
+@pytest.mark.statistical(false_alarm=4 * ALPHA)
 def test_bits_shares_and_normals_are_what_they_should_be():
-    """Chi-square on each, alpha 1e-6."""
+    """Chi-square on each, at ALPHA."""
     generator = SecureStreams().generator("x")
     ones = np.unpackbits(generator.words(20_000).view(np.uint8)).mean()
     assert abs(ones - 0.5) < norm.isf(ALPHA / 2) / 2 / math.sqrt(20_000 * 64)
@@ -86,8 +87,9 @@ def released(name, **changes):
     return state.model.double().numpy() * told["expected_clients"], told
 
 
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_the_sum_that_is_released_lies_on_the_grid_of_its_clip_and_has_its_noise():
-    """10,400 numbers, chi-square at 1e-6 (finds 7%)."""
+    """10,400 numbers, chi-square at ALPHA (finds 7%)."""
     found, told = released("trusted-curator")
     steps = found / grid(told["clip"])
     assert np.abs(steps - np.round(steps)).max() < 1e-2, "but for the division by the cohort, in float32"
@@ -95,6 +97,7 @@ def test_the_sum_that_is_released_lies_on_the_grid_of_its_clip_and_has_its_noise
     assert low < np.square(found / told["noise"]).sum() < high
 
 
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_an_update_leaves_its_client_with_discrete_noise():
     record = small("fed-sdp")
     record = replace(record, per_update=replace(record.per_update, at="client"), clients=Clients("all"))
@@ -122,6 +125,7 @@ def test_a_step_moves_a_model_of_zeros_by_steps_of_the_grid_of_its_noise():
     assert not torch.equal(*found)
 
 
+@pytest.mark.statistical(false_alarm=ALPHA)
 def test_sampling_works_from_the_cipher():
     generator = SecureStreams().generator("clients")
     assert len(Clients("fixed-size", 4).draw(generator, 0, 1, 10)) == 4

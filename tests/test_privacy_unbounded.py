@@ -52,7 +52,9 @@ def test_selection_sends_only_what_is_over_the_threshold():
     assert not left(Select(threshold=100.0), before).any()
 
 
+@pytest.mark.statistical(false_alarm=1e-16)
 def test_clients_select_each_for_themselves_and_at_random():
+    """What two have in common is hypergeometric, of mean 10: 40 or more with 7e-18."""
     same = updates(rows=1).repeat(3, 1)
     sent = left(Select(fraction=0.1, cap=10.0), same) != 0
     assert [int(row.sum()) for row in sent] == [100] * 3
@@ -65,8 +67,9 @@ def test_nothing_is_sent_of_an_update_of_zeros():
         assert not left(select, torch.zeros(2, 50)).any()
 
 
+@pytest.mark.statistical(false_alarm=2e-11)
 def test_noise_on_what_is_selected_is_in_units_of_the_cap():
-    """50,000 numbers: the spread to 3%, 9 standard deviations."""
+    """50,000 numbers: the mean to 6.7 standard deviations, the spread to 3%, which are 9."""
     before = torch.full((1, 100_000), 1.0)
     after = left(Select(fraction=0.5, cap=0.5, noise=2.0), before)[0]
     sent = after[after != 0]
@@ -75,12 +78,13 @@ def test_noise_on_what_is_selected_is_in_units_of_the_cap():
     assert float(sent.std()) == pytest.approx(1.0, rel=0.03)
 
 
+@pytest.mark.statistical(false_alarm=1.1e-7)
 def test_random_noise_has_a_fixed_scale_and_is_each_clients_own():
-    """100,000 numbers a client: the spread to 1.5%, 6 standard deviations."""
+    """100,000 numbers a client: the spread to 1.5%, 6.7 standard deviations; their correlation at 1e-7."""
     before = updates(rows=2, size=100_000)
     noise = (left(RandomNoise(0.01), before) - before).double().numpy()
     assert noise.std(axis=1) == pytest.approx([0.01] * 2, rel=0.015)
-    assert abs(np.corrcoef(noise)[0, 1]) < 5 / math.sqrt(100_000)
+    assert abs(np.corrcoef(noise)[0, 1]) < 5.33 / math.sqrt(100_000)
     assert torch.equal(left(RandomNoise(0.0), before), before)
 
 

@@ -3,9 +3,10 @@
 import json
 import logging
 import re
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -189,14 +190,13 @@ def test_a_run_that_goes_on_shows_its_rounds_and_asks_to_be_looked_at_again(tmp_
 
 
 def test_pages_take_a_small_share_of_a_runs_time(tmp_path, monkeypatch):
-    written = []
+    """By a clock that goes on by a quarter of a second whenever it is looked at."""
+    written, clock = [], count()
     monkeypatch.setattr(page, "run_page", lambda run: written.append(len(run.metrics)) or "page")
-    started = time.monotonic()
+    monkeypatch.setattr(record, "SHARE", 0.25)
+    monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: next(clock) / 4))
     play(tmp_path, FEDAVG | {"rounds": 40})
-    seconds = time.monotonic() - started
-    assert written[0] == 0
-    assert written[-1] == 40
-    assert len(written) <= 2 + seconds / 2  # at the start, at the end, and one every two seconds
+    assert written == [0, 7, 14, 21, 28, 35, 40]  # at the start, at the end, and one every two seconds
 
 
 def test_a_run_that_was_stopped_shows_what_it_has_and_goes_on_where_it_was(tmp_path):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
@@ -19,16 +18,31 @@ KEYS += ["clients.cohort=10", "local.steps=2", "budget.delta=1e-3"]
 SMALL = [word for key in KEYS for word in ("-c", key)]
 
 
-def sweep(folder, *arguments):
+STOPS_THE_SWEEP = """
+import os, signal, time
+from shoal.cli.run import Watch
+
+def told(self, line, right=Watch.round):
+    right(self, line)
+    if line["round"] == 3:
+        os.kill(os.getppid(), signal.SIGINT)
+        while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # until the sweep passes it on
+            time.sleep(0.01)
+
+Watch.round = told
+"""
+
+
+def sweep(folder, *arguments, **more):
     """As from a terminal: a shell that starts tests in the background lets them ignore Ctrl-C."""
     command = [sys.executable, "-m", "shoal", "sweep", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heeds, **pipes)
+    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heeds, **pipes, **more)
 
 
 def finished(process, code=0):
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == code, err
     return out, err
 
@@ -58,19 +72,17 @@ def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
-    process = sweep(tmp_path, *SMALL, "-c", "rounds=400", "--grid", "per_round.noise=2.0,3.0", "--jobs", "1")
-    until = time.monotonic() + 100
-    while not any(path.stat().st_size for path in tmp_path.glob("runs/*/cells/0001/*/metrics.jsonl")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
+    """By Ctrl-C when the first cell has played three rounds of ten: its process loads what sends it."""
+    (tmp_path / "sitecustomize.py").write_text(STOPS_THE_SWEEP)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    grid = ["-c", "rounds=10", "--grid", "per_round.noise=2.0,3.0"]
+    process = sweep(tmp_path, *SMALL, *grid, "--jobs", "1", env=os.environ | {"PYTHONPATH": paths})
     _, err = finished(process, code=130)
     (folder,) = tmp_path.glob("runs/*-sweep")
     assert f"--resume runs/{folder.name}" in err
     (half,) = folder.glob("cells/0001/*/metrics.jsonl")
     before = half.read_text().splitlines()
-    assert 0 < len(before) < 400
+    assert 3 <= len(before) < 10
     out, _ = finished(sweep(tmp_path, "--resume", f"runs/{folder.name}", "--json"))
     told = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished", "finished"]

@@ -52,6 +52,7 @@ def test_a_grid_that_makes_no_sense_is_refused(words, said):
         grid_of(words)
 
 
+@pytest.mark.statistical(false_alarm=1e-20)
 def test_random_cells_are_drawn_without_repeats_from_values_and_inside_ranges():
     generator = Streams(5).generator("test")
     cells = random_cells(GRID, 4, generator)

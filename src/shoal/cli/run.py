@@ -96,9 +96,9 @@ class Watch:
         self.progress.start()
 
         def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-            self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
-            simulator.stop()
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            simulator.stop()
+            self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
 
         with contextlib.suppress(ValueError):  # not in the main thread: then there is no Ctrl-C to catch
             self._before = signal.signal(signal.SIGINT, interrupt)

@@ -1,0 +1,35 @@
+"""What every test starts from: the same random numbers, and no clock that could fail it."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+RARELY = 1e-7  # how often the game and each check of an audit flag what is right, in tests that ask for it
+SLOW_IS_FINE = [HealthCheck.too_slow]  # a check by the clock, which a busy machine fails
+
+settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=SLOW_IS_FINE)
+settings.load_profile("same")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Whoever draws from a library's own generator draws the same numbers in every run and in every order."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit whose game and checks flag what is right with RARELY at most, not with their own 1e-4."""
+    from shoal.audit import bounds, checks
+
+    monkeypatch.setattr(bounds, "ALPHA", RARELY)
+    monkeypatch.setattr(checks, "ALPHA", RARELY)
+    monkeypatch.setattr(bounds.points, "__defaults__", (RARELY,))
