@@ -109,9 +109,9 @@ def run(
         tensorboard.require()
     settings, simulator = (preparing or prepare)(settings, data, model)
     if settings.noise_seed is not None:
-        simulator.stage = replace(simulator.stage, streams=Streams(settings.noise_seed))
+        simulator.draw_from(Streams(settings.noise_seed))
     if settings.random == "secure":
-        simulator.stage = replace(simulator.stage, streams=SecureStreams(settings.seed))
+        simulator.draw_from(SecureStreams(settings.seed))
     if resume is not None:
         folder = RunFolder.open(Path(resume))
     else:

@@ -53,7 +53,7 @@ def prepare(
         example_level=algorithm.per_example is not None,
         noisy_updates=algorithm.draws_noise,
     )
-    config = _calibrated(config, public_facts(parts, config.rounds, Layout.of(module)))
+    config = _calibrated(config, public_facts(parts, config.rounds, Layout.of(module), config.random == "secure"))
     simulator = make(
         config.algorithm, module, dataset, parts, rounds=config.rounds, seed=config.seed, settings=config.engine
     )
@@ -81,7 +81,8 @@ def with_noise(config: Config, dataset: Dataset, module: nn.Module) -> Config:
     if not config.budget.calibrate:
         return config
     config = _resolved(config, dataset)
-    return _calibrated(config, public_facts(parted(config, dataset), config.rounds, Layout.of(module)))
+    secure = config.random == "secure"
+    return _calibrated(config, public_facts(parted(config, dataset), config.rounds, Layout.of(module), secure))
 
 
 def _calibrated(config: Config, setting: Setting) -> Config:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.accounting import pld, rdp, textbook
-from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves
+from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
+from shoal.accounting.sampler import epsilon_beside, taken
 from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError, nearest
 
@@ -27,6 +28,7 @@ class Answer:
     accountant: str
     valid: bool
     because: str | None = None
+    sampler_delta: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -35,6 +37,7 @@ class Answer:
             "accountant": self.accountant,
             "valid": self.valid,
             "because": self.because,
+            "sampler_delta": self.sampler_delta,
         }
 
 
@@ -75,16 +78,24 @@ def _epsilon(
 ) -> Answer:
     if (reason := _unbounded(counts)) is not None:
         return Answer(None, delta, _named(accountant), False, reason)
+    counts, distance = without_sampler(counts)
     figures = _figures(counts, accountant, neighbours, orders)
     if not counts:
         return Answer(0.0, delta, accountant, True)
-    found, flaw = figures.epsilon(delta), figures.flaw(delta)
-    if accountant == "pld" and math.isinf(found) and (spent := _rdp_or_none(counts, neighbours)) is not None:
-        said = "this delta is below what PLD resolves here, so RDP answers"
-        return Answer(spent.epsilon(delta), delta, "rdp", True, said)
+    used, flaw, said = accountant, figures.flaw(delta), _rests_on(counts)
+    too_faint = accountant == "pld" and math.isinf(figures.epsilon(delta))
+    if too_faint and (by_rdp := _rdp_or_none(counts, neighbours)) is not None:
+        figures, used, said = by_rdp, "rdp", "this delta is below what PLD resolves here, so RDP answers"
+    found = epsilon_beside(figures.epsilon, delta, distance)
     if math.isinf(found):
+        ideal = figures.epsilon(delta)
+        if math.isfinite(ideal):
+            reason = (
+                f"at an epsilon of {ideal:.3g} the noise's own tails, {distance:.1e} from their law, outweigh delta"
+            )
+            return Answer(None, delta, used, False, reason)
         return Answer(None, delta, accountant, False, f"no finite epsilon is known at delta {delta:g}")
-    return Answer(found, delta, accountant, flaw is None, flaw or _rests_on(counts))
+    return Answer(found, delta, used, flaw is None, flaw or said, taken(found, distance))
 
 
 def delta(
@@ -108,15 +119,18 @@ def _delta(
 ) -> Answer:
     if (reason := _unbounded(counts)) is not None:
         return Answer(epsilon, None, _named(accountant), False, reason)
+    counts, distance = without_sampler(counts)
+    sampler = taken(epsilon, distance)
     figures = _figures(counts, accountant, neighbours, orders)
     found = figures.delta(epsilon)
     if accountant == "pld" and found < _FAINT and (spent := _rdp_or_none(counts, neighbours)) is not None:
         said = "so small a delta is below what PLD resolves here, so RDP answers"
         by_rdp = spent.delta(epsilon)
         if by_rdp < found:
-            return Answer(epsilon, by_rdp, "rdp", True, said)
+            return Answer(epsilon, min(1.0, by_rdp + sampler), "rdp", True, said, sampler)
     flaw = figures.flaw(found) if 0 < found < 1 else None
-    return Answer(epsilon, found, accountant, flaw is None, flaw or _rests_on(counts))
+    total = min(1.0, found + sampler)
+    return Answer(epsilon, total, accountant, flaw is None, flaw or _rests_on(counts), sampler)
 
 
 def _dearest_first(event: Event, delta: float, accountant: str, neighbours: Neighbours) -> list[dict[Leaf, int]]:
@@ -129,8 +143,9 @@ def _dearest_first(event: Event, delta: float, accountant: str, neighbours: Neig
 
 def _rdp_says(counts: Mapping[Leaf, int], delta: float, neighbours: Neighbours) -> float:
     """The epsilon by RDP, which is never less than what PLD finds; infinite where it does not know."""
-    spent = None if _unbounded(counts) else _rdp_or_none(counts, neighbours)
-    return math.inf if spent is None else spent.epsilon(delta)
+    ideal, distance = without_sampler(counts)
+    spent = None if _unbounded(ideal) else _rdp_or_none(ideal, neighbours)
+    return math.inf if spent is None else epsilon_beside(spent.epsilon, delta, distance)
 
 
 def unbounded(event: Event) -> str | None:
@@ -144,7 +159,7 @@ def at_least(event: Event, delta: float, neighbours: Neighbours = "add-remove") 
     Fixed-size sampling under replace-one: if all other units pull one way and the changed one the other
     way, the output is that of Poisson sampling at half the noise, up to a known shift.
     """
-    counts = leaves(event)
+    counts, _ = without_sampler(leaves(event))
     if neighbours != "replace-one" or not any(_is_fixed_size(leaf) for leaf in counts):
         return None
     if not all(_is_fixed_size(leaf) or isinstance(leaf, Gaussian) for leaf in counts):

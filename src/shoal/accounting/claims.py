@@ -33,7 +33,8 @@ class Proven:
 
     `adjacency`: what neighbouring data sets differ by (theorems.ADJACENCY); None in claims that were written before
     it was named. Where something is proven, `because` says on what it rests. `simulated`: the unit is a client that
-    does not exist, to whom somebody's records were dealt.
+    does not exist, to whom somebody's records were dealt. `sampler_delta`: the part of delta that is there because
+    the noise was drawn by a sampler and not by nature; None where the claim does not say.
     """
 
     unit: Unit
@@ -44,6 +45,7 @@ class Proven:
     because: str | None
     adjacency: str | None = None
     simulated: bool = False
+    sampler_delta: float | None = None
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
@@ -65,6 +67,8 @@ class Proven:
             return f"none, because {self.because}"
         how = self.accountant if self.adjacency is None else f"{self.accountant}, {self.adjacency}"
         said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({how})"
+        if self.sampler_delta:
+            said = f"{said}; {self.sampler_delta:.0e} of delta is for the noise sampler"
         said = f"{said}; {self.because}" if self.because else said
         return f"{said}; {SIMULATED}" if self.simulated else said
 
@@ -113,7 +117,10 @@ def claim(
         return nothing(unit, observer, answer.because or "the accountant gives no bound", neighbours)
     public = f"the number of clients, {clients:,}, is public" if unit == "client" and clients else None
     rests_on = "; ".join(each for each in (answer.because, public) if each) or None
-    return Proven(unit, observer, answer.epsilon, answer.delta, answer.accountant, rests_on, ADJACENCY[neighbours])
+    adjacency, sampler = ADJACENCY[neighbours], answer.sampler_delta or None
+    return Proven(
+        unit, observer, answer.epsilon, answer.delta, answer.accountant, rests_on, adjacency, sampler_delta=sampler
+    )
 
 
 def nothing(unit: Unit, observer: Observer, because: str, neighbours: Neighbours) -> Proven:

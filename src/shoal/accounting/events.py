@@ -183,8 +183,18 @@ class Unbounded(_Fact):
         _require(isinstance(self.because, str) and self.because != "", "because", self.because, "a reason")
 
 
-Event: TypeAlias = Gaussian | Sampled | TwoLevel | BySize | OnClients | Repeat | Compose | Unbounded
-Leaf: TypeAlias = Gaussian | Sampled | TwoLevel | Unbounded
+@dataclass(frozen=True)
+class SamplerError(_Fact):
+    """The noise of the event beside this one was drawn within this distance, in total variation, of its law."""
+
+    distance: float
+
+    def __post_init__(self) -> None:
+        _require(_is_number(self.distance) and 0 <= self.distance <= 1, "distance", self.distance, "in [0, 1]")
+
+
+Event: TypeAlias = Gaussian | Sampled | TwoLevel | BySize | OnClients | Repeat | Compose | Unbounded | SamplerError
+Leaf: TypeAlias = Gaussian | Sampled | TwoLevel | Unbounded | SamplerError
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian": Gaussian,
@@ -195,6 +205,7 @@ _KINDS: dict[str, type[Any]] = {
     "repeat": Repeat,
     "compose": Compose,
     "unbounded": Unbounded,
+    "sampler-error": SamplerError,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -258,6 +269,12 @@ def _settled(counts: Mapping[Leaf | BySize, int], records: int | None) -> dict[L
     return dict(settled)
 
 
+def without_sampler(counts: Mapping[Leaf, int]) -> tuple[dict[Leaf, int], float]:
+    """The events as if their noise came of perfect samplers, and how far from that all of it is."""
+    ideal: dict[Leaf, int] = {leaf: n for leaf, n in counts.items() if not isinstance(leaf, SamplerError)}
+    return ideal, sum((leaf.distance * n for leaf, n in counts.items() if isinstance(leaf, SamplerError)), 0.0)
+
+
 def apart(event: Event) -> Event:
     """The event where a record may lie with another client every time: as bad as for the worst of them."""
     match event:
@@ -286,7 +303,7 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             _walk(apart(inner), times * clients, counts)
         case Sampled() | TwoLevel():
             _walk_sampled(event, times, counts)
-        case Gaussian() | Unbounded() | BySize():
+        case Gaussian() | Unbounded() | BySize() | SamplerError():
             counts[event] += times
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves
+from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
+from shoal.accounting.sampler import epsilon_beside
 from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError, nearest
 
@@ -285,6 +286,7 @@ class Running:
     neighbours: Neighbours = "add-remove"
     orders: Orders = DEFAULT
     because: str | None = None
+    distance: float = 0.0
     spent: dict[int, Array] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -293,6 +295,7 @@ class Running:
     def add(self, event: Event) -> None:
         """Charge an event."""
         spent, because = self._with(event)
+        self.distance += without_sampler(leaves(event))[1]
         self.spent = spent
         self.because = self.because or because
 
@@ -306,7 +309,9 @@ class Running:
         return None if self.because or because else self._greatest(spent, delta)
 
     def _greatest(self, spent: dict[int, Array], delta: float) -> float:
-        return max(epsilon(self.orders, each, delta) for each in spent.values())
+        return max(
+            epsilon_beside(partial(epsilon, self.orders, each), delta, self.distance) for each in spent.values()
+        )
 
     def _with(self, event: Event) -> tuple[dict[int, Array], str | None]:
         costs = counted(event, self.neighbours)
@@ -320,7 +325,7 @@ class Running:
 
     def _cost(self, counts: Mapping[Leaf, int]) -> tuple[Array, str | None]:
         cost = np.zeros(len(self.orders))
-        for leaf, n in counts.items():
+        for leaf, n in without_sampler(counts)[0].items():
             if isinstance(leaf, Unbounded):
                 return cost, leaf.because
             cost = cost + n * divergence(leaf, self.neighbours, self.orders)

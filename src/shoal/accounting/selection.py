@@ -18,8 +18,9 @@ import numpy as np
 from shoal.accounting import accountants, rdp
 from shoal.accounting.accountants import Answer
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event
+from shoal.accounting.events import Event, without_sampler
 from shoal.accounting.rdp import DEFAULT, Orders
+from shoal.accounting.sampler import epsilon_beside, taken
 from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError
 
@@ -102,15 +103,20 @@ def divergence(one_run: Array, trials: Trials, orders: Orders = DEFAULT) -> Arra
 
 def epsilon(cells: Sequence[Event], trials: Trials, delta: float, neighbours: Neighbours = "add-remove") -> Answer:
     """What releasing the best trial costs, where each trial plays one of the cells."""
-    greatest = np.zeros(len(DEFAULT))
+    greatest, distance = np.zeros(len(DEFAULT)), 0.0
     for event in cells:
         if (reason := accountants.unbounded(event)) is not None:
             return Answer(None, delta, "rdp", False, reason)
         try:
             for counts in counted(event, neighbours).values():
-                greatest = np.maximum(greatest, rdp.total(counts, neighbours))
+                ideal, own = without_sampler(counts)
+                greatest, distance = np.maximum(greatest, rdp.total(ideal, neighbours)), max(distance, own)
         except ConfigError as error:
             return Answer(None, delta, "rdp", False, str(error))
     if not greatest.any():
         return Answer(0.0, delta, "rdp", True)
-    return Answer(rdp.epsilon(DEFAULT, divergence(greatest, trials), delta), delta, "rdp", True)
+    spent = divergence(greatest, trials)
+    found = epsilon_beside(lambda left: rdp.epsilon(DEFAULT, spent, left), delta, trials.mean * distance)
+    if math.isinf(found):
+        return Answer(None, delta, "rdp", False, "the noise's own tails outweigh delta")
+    return Answer(found, delta, "rdp", True, sampler_delta=taken(found, trials.mean * distance))

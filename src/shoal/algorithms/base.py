@@ -34,6 +34,7 @@ class Setting:
     the model that have parameters. `sizes`: the different numbers of records that clients have, empty if unknown.
     `bounds`: they are only the least and the greatest, and any between may be there. `all_answer`: whoever is asked
     answers, which no real federation can promise. `simulated`: records were dealt to clients that do not exist.
+    `parameters`: of the model, 0 where noise is taken for perfect. `secure`: it is that of secure mode.
     """
 
     clients: int
@@ -44,6 +45,8 @@ class Setting:
     all_answer: bool = True
     bounds: bool = False
     simulated: bool = False
+    parameters: int = 0
+    secure: bool = False
 
 
 Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]

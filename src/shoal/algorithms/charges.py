@@ -18,17 +18,19 @@ from typing import Literal
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, Sampled, SamplerError, TwoLevel, Unbounded
 from shoal.accounting.ledger import Charge
 from shoal.accounting.theorems import ADJACENCY, Neighbours
 from shoal.algorithms.base import Algorithm, Setting
-from shoal.algorithms.charges_examples import HOW_MANY, IN_TURN, ONE_FOR_ANOTHER, WITH_ITS_NOISE, in_steps
+from shoal.algorithms.charges_examples import HOW_MANY, IN_TURN, ONE_FOR_ANOTHER, WITH_ITS_NOISE, in_steps, uses
 from shoal.errors import ConfigError
-from shoal.privacy import noise
-from shoal.privacy.clip import NoisyClip
+from shoal.privacy import discrete, noise
+from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.correlated import Correlated, price
 from shoal.privacy.example_clip import QuantileExampleClip
+from shoal.privacy.normals import TAIL
 from shoal.privacy.schedules import parse
+from shoal.privacy.secure import FINE, STEPS, charged
 
 ONE_CLIENT = "there is one client, and what is trained on its data alone cannot hide them"
 
@@ -57,7 +59,23 @@ def event(
     algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
 ) -> Event:
     """What round t does to one unit, as one observer sees it."""
-    return _decided(algorithm, setting, t, unit, observer, again)[1]
+    boundary, found = _decided(algorithm, setting, t, unit, observer, again)
+    distance = 0.0 if isinstance(found, Unbounded) else _sampler_distance(algorithm, setting, t, boundary)
+    return Compose((found, SamplerError(distance))) if distance else found
+
+
+def _sampler_distance(
+    algorithm: Algorithm, setting: Setting, t: int, boundary: Literal["per_step", "updates"]
+) -> float:
+    """How far from its law, at most, is the noise that protects a unit in round t: the distance of all its numbers."""
+    each = discrete.distance(STEPS) if setting.secure else TAIL
+    counts = isinstance(algorithm.per_example if boundary == "per_step" else algorithm.per_update, QuantileClip)
+    if boundary == "per_step":
+        draws = setting.multiplicity * max((steps for *_, steps in uses(algorithm, setting)), default=1)
+    else:
+        by_clients = algorithm.per_round is None or algorithm.per_round.at == "shared"
+        draws = math.ceil(algorithm.clients.expected(t, setting.rounds, setting.clients)) if by_clients else 1
+    return min(1.0, draws * (setting.parameters + counts) * each) if setting.parameters else 0.0
 
 
 def _decided(
@@ -101,11 +119,30 @@ def _in_turn(
     algorithm: Algorithm, per_round: noise.Gaussian, setting: Setting, t: int, unit: Unit, again: bool
 ) -> Event:
     """Noise on the sum where it is known who comes when, and where rounds may share noise."""
-    if per_round.multiplier(t, setting.rounds) == 0:
+    z = per_round.multiplier(t, setting.rounds)
+    if z == 0:
         return Unbounded("the noise is 0")
     cost = price(per_round, t, setting.rounds, algorithm.clients.turns(setting.clients), again)
+    cost *= (z / _discrete(algorithm, setting, t, z)) ** 2
     copies = setting.multiplicity if unit == "example" else 1
     return Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
+
+
+def _discrete(algorithm: Algorithm, setting: Setting, t: int, z: float) -> float:
+    """What of noise z counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
+
+    A grid has 2^12 steps or more to the clip or to the noise. Correlated noise is rounded as a whole, and so is a
+    count, which a client moves by 1/2: by a step more.
+    """
+    if not setting.secure or z == 0:
+        return z
+    if isinstance(algorithm.per_round, Correlated):
+        return charged(z, STEPS, setting.parameters)
+    count = 0.0
+    if isinstance(algorithm.per_update, QuantileClip):
+        cohort = algorithm.clients.expected(t, setting.rounds, setting.clients)
+        count = 2.002 * algorithm.per_update.count_noise * cohort / STEPS
+    return charged(z, min(z, 1.0) * 2.0**FINE) / (1 + count)
 
 
 def _on_the_sum(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: float) -> Event:
@@ -113,6 +150,7 @@ def _on_the_sum(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: f
 
     Amplified: the sum has the same noise whoever came, so that released models tell of nobody but through it.
     """
+    z = _discrete(algorithm, setting, t, z)
     if z == 0:
         return Unbounded("the noise is 0")
     if unit == "example" and setting.multiplicity > 1:
@@ -172,6 +210,9 @@ def _shown(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, z: float)
 
     So a claim for a client is more than zero-out asks for: its data may be any other.
     """
+    z = _discrete(algorithm, setting, t, z)
+    if z == 0:
+        return Unbounded("the noise is 0")
     if unit == "example" and setting.multiplicity > 1:
         return Gaussian(z / setting.multiplicity)
     change = z if NEIGHBOURS[unit] == "replace-one" else z / 2

@@ -24,7 +24,9 @@ from shoal.accounting.events import (
     Unbounded,
     Use,
 )
-from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.base import Algorithm, PerExample, Setting
+from shoal.privacy.example_clip import QuantileExampleClip
+from shoal.privacy.secure import STEPS, charged
 
 KINDS: dict[str, SamplingKind] = {
     "poisson": "poisson",
@@ -51,7 +53,7 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
         return Unbounded("gradients are not clipped: one record can move a step by any amount")
     if clip.unproven is not None:
         return Unbounded(clip.unproven)
-    z = per_step.multiplier(t, setting.rounds, batch) / clip.excess(setting.layers)
+    z = _counted(clip, per_step.multiplier(t, setting.rounds, batch), batch, setting) / clip.excess(setting.layers)
     if z == 0:
         return Unbounded("the noise is 0")
     if algorithm.clients.sampling == "cyclic":
@@ -65,28 +67,42 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
     return _of_a_client(algorithm, setting, rate, z, observer)
 
 
+def _counted(clip: PerExample, z: float, batch: float, setting: Setting) -> float:
+    """What of the noise z counts: all of it, but in secure mode what rounding a sum onto its noise's grid leaves.
+
+    Where records are counted too, their noise makes that on gradients more than z, and so are the steps of its grid.
+    """
+    if not setting.secure or z == 0:
+        return z
+    drawn = clip.update_noise(z, batch) if isinstance(clip, QuantileExampleClip) else z
+    share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn
+    if isinstance(clip, QuantileExampleClip):  # one record moves a count by 1/2, and rounding by a step of its grid
+        share = min(share, 1 / (1 + 2.002 * clip.count_noise * batch / STEPS))
+    return z * share
+
+
 def _of_a_record(algorithm: Algorithm, setting: Setting, rate: float, z: float) -> Event:
     """One record is another one; on each of the clients that hold it, if they are several.
 
     These are charged as if each came by itself.
     """
     kind, batch = KINDS[algorithm.examples.sampling], algorithm.examples.batch
-    uses = _uses(algorithm, setting)
-    if not uses:
+    found = uses(algorithm, setting)
+    if not found:
         return Unbounded(_UNKNOWN)
     if kind == "shuffled":  # the client that uses its records most often
-        uses = [max(uses, key=lambda use: math.ceil(use[1] * use[2] - 1e-9))]
-    share, steps = max(share for _, share, _ in uses), max(steps for _, _, steps in uses)
+        found = [max(found, key=lambda use: math.ceil(use[1] * use[2] - 1e-9))]
+    share, steps = max(share for _, share, _ in found), max(steps for _, _, steps in found)
     if kind == "with-replacement" and share >= 1:  # all draws of a step may be of one record
-        worst, uses = TwoLevel(rate, 1.0, steps, z / batch, local="none"), uses[:1]
+        worst, found = TwoLevel(rate, 1.0, steps, z / batch, local="none"), found[:1]
     else:
         worst = TwoLevel(rate, share, steps, z, local=kind, draws=batch if kind == "with-replacement" else None)
     if setting.multiplicity > 1:
         return OnClients(setting.multiplicity, worst)
-    return worst if len(uses) == 1 else BySize(worst, tuple(uses))
+    return worst if len(found) == 1 else BySize(worst, tuple(found))
 
 
-def _uses(algorithm: Algorithm, setting: Setting) -> list[Use]:
+def uses(algorithm: Algorithm, setting: Setting) -> list[Use]:
     """By clients' sizes: the share of its records that enter a step, and its steps in a round.
 
     The more records a client has, the smaller is the share, and the more steps it makes. So a stretch of sizes is

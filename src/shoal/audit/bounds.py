@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.accounting import pld
-from shoal.accounting.events import Event
+from shoal.accounting.events import Event, without_sampler
 from shoal.accounting.theorems import Neighbours, counted
 
 Array = npt.NDArray[np.float64]
@@ -89,7 +89,7 @@ def epsilon_of_shift(shift: float, delta: float) -> float:
 
 def tradeoff(event: Event, neighbours: Neighbours) -> Tradeoff:
     """The curve that no test may pass if the event is what was done: the envelope of its (epsilon, delta) lines."""
-    profiles = [pld.profile(counts, neighbours) for counts in counted(event, neighbours).values()]
+    profiles = [pld.profile(without_sampler(counts)[0], neighbours) for counts in counted(event, neighbours).values()]
     epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30.0, 300)])
     deltas = np.array([max(profile.delta(float(value)) for profile in profiles) for value in epsilons])
     return _envelope(epsilons, deltas)

@@ -75,7 +75,7 @@ def simulation(
     dataset = Dataset("audit", x, y, x[:1], y[:1], ("0", "1"))
     settings = Settings(device="cpu", threads=1)
     made = Simulator(record, model, dataset, parts, rounds=rounds, seed=0, settings=settings)
-    made.stage = replace(made.stage, streams=streams)
+    made.draw_from(streams)
     return made
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Coordinator(Simulator):
                 raise ConfigError(
                     "noise_seed needs federation.seeded = true: what is drawn else follows from no seed"
                 )
-            self.stage = replace(self.stage, streams=SecureStreams())
+            self.draw_from(SecureStreams())
         elif config.random == "secure":
             raise ConfigError("federation.seeded and random=secure contradict each other: leave one of them out")
         seed = config.noise_seed if config.noise_seed is not None else config.seed

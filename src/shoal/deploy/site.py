@@ -184,9 +184,12 @@ class Site:
         made = Simulator(settings.algorithm, module, self._dataset, parts, rounds=rounds, seed=0, settings=engine)
         if made.state.model.numel() != terms.parameters:
             raise Refused(f"the model has {made.state.model.numel()} parameters here, {terms.parameters} there")
+        made.draw_from(streams)
         if made.setting.layers != terms.setting.layers:
             raise Refused(f"the model has {made.setting.layers} layers here, {terms.setting.layers} there")
-        self._stage, self._number = replace(made.stage, streams=streams), number
+        if terms.setting.parameters != terms.parameters or terms.setting.secure != made.setting.secure:
+            raise Refused("the terms charge for another model or other noise than they are for")
+        self._stage, self._number = made.stage, number
         return self._stage
 
     def _train(self, letter: Parcel) -> Parcel:

@@ -66,9 +66,12 @@ class Terms:
                 raise Spoilt("the coordinator speaks another version of the protocol: use the same Shoal everywhere")
             setting = {field.name: found["setting"].pop(field.name) for field in fields(Setting)}
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
-            if any(type(setting[name]) is not int for name in ("clients", "rounds", "multiplicity", "layers")):
+            if any(
+                type(setting[name]) is not int
+                for name in ("clients", "rounds", "multiplicity", "layers", "parameters")
+            ):
                 raise TypeError
-            if any(type(setting[name]) is not bool for name in ("all_answer", "bounds", "simulated")):
+            if any(type(setting[name]) is not bool for name in ("all_answer", "bounds", "simulated", "secure")):
                 raise TypeError
             told = cls(
                 run=str(found.pop("run")),

@@ -79,6 +79,11 @@ class Simulator:
         self.done = 0
         self._stop = False
 
+    def draw_from(self, streams: Streams) -> None:
+        """Take these random numbers; what is charged depends on whether they are secure mode's."""
+        self.stage = replace(self.stage, streams=streams)
+        self.setting = replace(self.setting, secure=streams.mode == "secure")
+
     def stop(self) -> None:
         """Ask for an end at the next checkpoint: after this round, unless engine.checkpoint_every says otherwise."""
         self._stop = True
@@ -176,12 +181,13 @@ class Simulator:
         return folder.digest(CHECKPOINT)
 
 
-def public_facts(partition: Partition, rounds: int, layout: Layout) -> Setting:
+def public_facts(partition: Partition, rounds: int, layout: Layout, secure: bool = False) -> Setting:
     """What accounting needs to know of a federation."""
     sizes = tuple(sorted({int(size) for size in partition.sizes}))
     return Setting(
         len(partition), rounds, partition.multiplicity, len(layout.layers), sizes,
         all_answer=partition.all_answer, bounds=partition.bounds, simulated=partition.simulated,
+        parameters=layout.size, secure=secure,
     )  # fmt: skip
 
 
