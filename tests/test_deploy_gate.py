@@ -120,7 +120,7 @@ def test_a_site_that_keeps_sending_bad_ones_is_left_out(tmp_path):
     assert [line["bad_updates"] for line in result.metrics] == [1, 1, 1, 0, 0]
     assert any("site-01 (node 101)" in words and "left out" in words for words in told)
     kept = json.loads((result.run / "sites.json").read_text())
-    assert {facts["name"]: facts["strikes"] for facts in kept.values()}["site-01"] == 3
+    assert {facts["name"]: facts["strikes"] for key, facts in kept.items() if key != "release"}["site-01"] == 3
 
 
 def test_a_huge_claimed_weight_is_bad(tmp_path):

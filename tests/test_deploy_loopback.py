@@ -178,7 +178,9 @@ def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
 def test_the_ledgers_of_both_say_the_same(tmp_path):
     given = settings("trusted-curator", clients__sampling="poisson")
     result, _ = served(tmp_path, given)
-    assert result.proven == simulated(tmp_path, given).proven
+    expected = simulated(tmp_path, given).proven
+    assert [claim["simulated"] for claim in expected] == [claim["unit"] == "client" for claim in expected]
+    assert result.proven == [claim | {"simulated": False} for claim in expected], "sites exist"
 
 
 def test_fresh_noise_is_of_no_seed(tmp_path):
