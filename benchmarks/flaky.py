@@ -50,12 +50,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("runs", type=int, help="how often")
     options.add_argument("--busy", type=int, default=0, metavar="M", help="processes that compute meanwhile")
-    options.add_argument("words", nargs="*", metavar="-- ...", help="for pytest; the whole suite if left out")
-    given = options.parse_args()
+    ours, _, words = " ".join(sys.argv[1:]).partition(" -- ")
+    given = options.parse_args(ours.split())
     counts, bad = Counter[str](), 0
     with busy(given.busy):
         for run in range(1, given.runs + 1):
-            found = failed(given.words or SUITE)
+            found = failed(words.split() or SUITE)
             counts.update(found)
             bad += bool(found)
             print(f"run {run} of {given.runs}: {len(found)} failed; {bad} bad runs so far", flush=True)
