@@ -17,7 +17,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from shoal.accounting import accountants, selection
+from shoal.accounting import accountants, pld, selection
 from shoal.accounting.events import (
     Compose,
     Event,
@@ -218,7 +218,7 @@ def test_every_kind_of_event_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
     event, _ = CASES[name]
-    epsilons = [0.05, 0.2] if "calm" in name else list(EPSILONS)
+    epsilons = [0.05, 0.2, 0.4, 0.6, 0.8] if "calm" in name else list(EPSILONS)
     worst = dict(zip(epsilons, truth(name, adjacency, epsilons), strict=True))
     refused = []
     for accountant in accountants.NAMES:
@@ -247,6 +247,22 @@ def test_the_brute_force_finds_what_was_wrong() -> None:
     assert true > 1.2 * accountants.delta(once, 1.0).delta
     halved = accountants.epsilon(Sampled("fixed-size", 0.5, Gaussian(16.0)), 1e-2, "basic")
     assert accountants.epsilon(CASES["Sampled fixed-size, calm"][0], 1e-2, "basic").epsilon > 1.5 * halved.epsilon
+
+
+def test_a_fixed_size_sample_under_zero_out_needs_both_directions() -> None:
+    """The others pull against the unit: emptying its place then shows beyond log(1/(1 - q)), where adding it never does."""
+    rate, noise, epsilon = 0.5, 0.5, 1.0
+    law = {unit: fixed_size([unit, -1.0, -1.0, -1.0], 2, noise) for unit in (0.0, 1.0)}
+    p, q = (law[unit] for unit in (0.0, 1.0))
+    x = np.arange(-20, 20, 0.01)
+    here, there = (
+        sum(w * np.exp(-((x - m) ** 2) / 2) / math.sqrt(2 * math.pi) for w, (m,) in each) for each in (p, q)
+    )
+    true = np.maximum(here - math.exp(epsilon) * there, 0).sum() * 0.01
+    leaf = Sampled("fixed-size", rate, Gaussian(noise))
+    one_way, both = (pld._pair(leaf, adjacency) for adjacency in ("add-remove", "zero-out"))
+    assert one_way.backward(np.array([epsilon]))[0] == 0.0 < true
+    assert both.backward(np.array([epsilon]))[0] >= true
 
 
 @pytest.mark.parametrize("clients", [2, 4])

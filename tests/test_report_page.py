@@ -117,7 +117,10 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     said = Text((private.run / "report.html").read_text()).said
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
     assert f"{100 * private.accuracy:.1f} %" in said
-    assert f"ε {figure(epsilon)} δ 0.001 for a client, against whoever sees the model of a budget of 20" in said
+    assert (
+        f"ε {figure(epsilon)} δ 0.001 for a client (zero-out), against whoever sees the model of a budget of 20"
+        in said
+    )
     assert "Not a release" in said
     assert "published, not proven" in said
     assert "each update reaches the server before any noise is added" in said
@@ -428,7 +431,7 @@ def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     shown = CliRunner().invoke(runs_app, ["show", str(run)])
     assert shown.exit_code == 0, shown.output
-    assert "(rdp)" in shown.stdout
+    assert "(rdp, zero-out)" in " ".join(shown.stdout.split())
 
 
 def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
