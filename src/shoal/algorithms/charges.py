@@ -67,7 +67,7 @@ def event(
 def _sampler_distance(
     algorithm: Algorithm, setting: Setting, t: int, boundary: Literal["per_step", "updates"]
 ) -> float:
-    """How far from its law, at most, is the noise that protects a unit in round t: the distance of all its numbers."""
+    """How far from its law, at most, is the noise that protects a unit in round t: the sum over its numbers."""
     each = discrete.distance(STEPS) if setting.secure else TAIL
     counts = isinstance(algorithm.per_example if boundary == "per_step" else algorithm.per_update, QuantileClip)
     if boundary == "per_step":
