@@ -134,10 +134,11 @@ if triton is not None:
             total = tl.reshape(_normals(tl.load(keys + row), counter, step), (4 * BLOCK,)) * scale
             if SUMS:
                 total += tl.load(beside, mask=inside)
-                tl.store(beside, tl.zeros((4 * BLOCK,), tl.float32), mask=inside)
             tl.store(at, tl.load(at, mask=inside) + total, mask=inside)
         elif SUMS:
             tl.store(at, tl.load(at, mask=inside) + tl.load(beside, mask=inside), mask=inside)
+        if SUMS:
+            tl.debug_barrier()  # one thread may clear what another has still to read
             tl.store(beside, tl.zeros((4 * BLOCK,), tl.float32), mask=inside)
 
     @triton.jit
