@@ -109,9 +109,11 @@ def test_membership_from_the_command_line(tmp_path):
     assert told["models"] == 4
     assert len(told["roc"]["lira"]) > 1
     assert told["rounds"] == 1
+    assert "barely better than guessing" in told["warning"]
     assert 0 < told["rows"][0]["guessing"] < 0.3
     page = (next(tmp_path.iterdir()) / "report.html").read_text()
     assert "guessing reaches" in page
+    assert "barely better than guessing" in page
     assert "none is one of your runs" in page
     assert "An attack that fails proves nothing" in page
 
@@ -121,6 +123,7 @@ def test_a_rate_that_cannot_be_told_is_a_dash(tmp_path):
     result = shoal_attack(*words, "-c", "rounds=1", "-c", "data.clients=4", "-c", "clients.cohort=2")
     (line,) = [line for line in result.output.splitlines() if line.startswith("lira")]
     assert line.split()[-1] == "–"
+    assert "warning: the models are barely better than guessing" in result.output
 
 
 def test_a_curve_has_no_points_at_zero(monkeypatch):

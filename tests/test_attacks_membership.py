@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.attacks.membership import Roc, confidence, likelihood_ratios, membership
+from shoal.attacks.membership import Membership, Roc, confidence, likelihood_ratios, membership
 from shoal.config import configure
 from shoal.errors import ConfigError
 from shoal.privacy.random import Streams
@@ -142,6 +142,14 @@ def test_as_many_rounds_are_played_as_a_run_would_play_with_the_budget(tmp_path)
 def test_a_budget_that_pays_for_no_round_is_refused_as_a_run_refuses_it():
     with pytest.raises(ConfigError, match="does not pay for the first round"):
         membership(configure(private(0.001)), models=4, records=40, data=dataset())
+
+
+@pytest.mark.parametrize(("train", "guessed", "warned"), [(0.25, 0.1, True), (0.7, 0.63, True), (0.98, 0.1, False)])
+def test_models_that_learnt_next_to_nothing_draw_a_warning(train, guessed, warned):
+    roc = Roc(0.1, 0.1, 0.5, None, [])
+    found = Membership("fedavg", "digits", 4, 60, 1, train, train, guessed, roc, roc, 0.0)
+    assert ("barely better than guessing" in found.warning) == warned
+    assert found.facts()["warning"] == found.warning
 
 
 def test_too_few_models_or_records_are_refused():

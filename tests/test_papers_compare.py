@@ -15,7 +15,7 @@ from shoal.papers.comparing import PROVEN, compare, lights
 from shoal.papers.frontier import BEYOND, Series, _points
 from shoal.papers.pages import to_block
 from shoal.papers.render import cells, curves, summary, to_csv, to_html, to_markdown
-from shoal.papers.running import read_lines
+from shoal.papers.running import plan, read_lines
 from shoal.papers.work import Run
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -55,9 +55,31 @@ def test_mean_spread_and_difference_are_over_seeds_and_the_newest_line_of_a_seed
     assert row.ours == pytest.approx(0.92)
     assert row.spread == (0.91, 0.93)
     assert row.difference == pytest.approx(0.92 - PUBLISHED)
-    assert cells(row)[2:6] == ["0.9386", "0.9200 ± 0.0100", "2", "-0.0186"]
+    assert cells(row)[2:7] == ["0.9386", "0.9200 (0.9100 to 0.9300)", "2", "", "-0.0186"]
     (row,) = compare(found, [line(found, accuracy=0.91), line(found, seed=1, accuracy=0.91 + 1e-9)])
     assert cells(row)[3] == "0.9100"  # two machines' last digits are no spread
+
+
+def test_a_figure_says_which_device_made_it():
+    """The same seed draws other noise on a GPU."""
+    found = one_cell()
+    lines = [line(found, seed=seed, device=device) for seed, device in enumerate(("cuda", "cpu", "cuda"))]
+    (alone,) = compare(found, lines[:1])
+    (mixed,) = compare(found, lines)
+    assert (alone.device, mixed.device) == ("cuda", "1 cpu, 2 cuda")
+    for text in (
+        to_markdown(found, [mixed]),
+        to_block(found, [mixed]),
+        to_html(found, [mixed], lines),
+        to_csv([mixed]),
+    ):
+        assert "1 cpu, 2 cuda" in text
+
+
+def test_more_seeds_are_added_to_those_that_are_there():
+    found = one_cell()
+    there = [line(found, seed=seed) for seed in range(3)]
+    assert [seed for _, seed in plan(found.cells, 5, False, there)] == [3, 4]
 
 
 def test_a_figure_that_only_a_change_reaches_names_the_change():
@@ -230,6 +252,7 @@ def test_the_command_lists_shows_runs_and_compares(tmp_path):
     done = shell("run", *words, "--rows", "^private/100$", "--seeds", 1, "--device", "cpu")
     assert done.exit_code == 0
     assert "1 measurements to make" in done.stdout
+    assert read_lines(path)[0]["device"] == "cpu"
     again = shell("run", *words, "--rows", "^private/100$", "--seeds", 1, "--device", "cpu")
     assert "0 measurements to make" in again.stdout
     assert "quick version" in shell("compare", *words).stdout
@@ -243,7 +266,7 @@ def test_from_the_root_of_the_repository_compare_shows_what_is_kept_and_what_was
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results").symlink_to(RESULTS)
     monkeypatch.chdir(tmp_path)
-    assert "0.9224 ± 0.0036" in shell("compare", "geyer-table1").stdout
+    assert "0.9224 (0.9195 to 0.9268)" in shell("compare", "geyer-table1").stdout
     key = next(cell for cell in table("geyer-table1").cells if cell.name == "private/1000").work.key(False)
     newer = [{"key": key, "seed": seed, "accuracy": 0.5, "rounds": 54} for seed in range(3)]
     (tmp_path / "papers").mkdir()
@@ -257,8 +280,9 @@ def test_a_failed_cell_gives_the_exit_code_4_and_is_named(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Run, "measure", broken)
     words = ("geyer-table1", "--quick", "--results", tmp_path / "found.jsonl")
-    done = shell("run", *words, "--rows", "^private/100$", "--seeds", 1)
+    done = shell("run", *words, "--rows", "^private/100$", "--seeds", 1)  # --device auto
     assert done.exit_code == 4
+    assert read_lines(tmp_path / "found.jsonl")[0]["device"] in ("cpu", "cuda")
     assert "failed  private/100, seed 0: ZeroDivisionError: no reason" in done.stdout
     assert "failed: ZeroDivisionError" in shell("compare", *words).stdout
 
@@ -345,4 +369,4 @@ def test_times_are_compared_by_their_ratio():
     published = found.published["step_seconds"]["Fed-CDP"]["MNIST"]
     for ours, words in ((1 / 1050, "1,050 x faster"), (2, "2 x slower"), (1.001, "the same"), (0, "")):
         (row,) = compare(found, [{"key": cell.work.key(False), "step_seconds": published * ours}])
-        assert cells(row)[5] == words
+        assert cells(row)[6] == words

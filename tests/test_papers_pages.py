@@ -62,7 +62,7 @@ def test_words_around_a_table_stay_and_old_figures_in_it_do_not(tmp_path):
     assert "old" not in text
     assert "| sigma 8/MNIST | accuracy | 0.8963 |" in text
     overview = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "| [thesis-table4.2](page.md#thesis-table4.2) | 🟢 3 | 🟢 3 | 🟢 3 | so. |" in overview
+    assert "| [thesis-table4.2](page.md#thesis-table4.2) | 3 | 🟢 3 | 🟢 3 | 🟢 3 | so. |" in overview
 
 
 def test_a_name_or_all_with_a_folder(tmp_path):

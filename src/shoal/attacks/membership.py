@@ -35,6 +35,7 @@ LEAST_MODELS = 4
 FEW_FALSE = 0.01
 SHUFFLES = 200
 MOST_POINTS = 200
+LEARNT = 1 / 3  # of the way from guessing to no mistake: below it there is little that a model could give away
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,21 @@ class Membership:
     rounds: int  # that were played, by the model with the most
     train_accuracy: float
     test_accuracy: float
+    guessed_accuracy: float  # of always saying the commonest class
     threshold: Roc
     lira: Roc
     seconds: float
+
+    @property
+    def warning(self) -> str:
+        """Said of models that learnt next to nothing: an attack on them shows nothing."""
+        if self.train_accuracy >= self.guessed_accuracy + LEARNT * (1 - self.guessed_accuracy):
+            return ""
+        return (
+            f"the models are barely better than guessing ({self.train_accuracy:.3f} on members, always the commonest "
+            f"class {self.guessed_accuracy:.3f}): they learnt too little to give anything away; train longer or with "
+            f"a larger local.lr"
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -111,9 +124,10 @@ class Membership:
         ]
 
     def facts(self) -> dict[str, Any]:
-        names = ("algorithm", "dataset", "models", "records", "rounds", "train_accuracy", "test_accuracy", "seconds")
+        names = ("algorithm", "dataset", "models", "records", "rounds", "train_accuracy", "test_accuracy",
+                 "guessed_accuracy", "seconds")  # fmt: skip
         rocs = {"threshold": self.threshold.points, "lira": self.lira.points}
-        return {name: getattr(self, name) for name in names} | {"roc": rocs}
+        return {name: getattr(self, name) for name in names} | {"warning": self.warning, "roc": rocs}
 
 
 def membership(
@@ -151,6 +165,7 @@ def membership(
         rounds=rounds,
         train_accuracy=float(np.mean([a for a, _ in accuracies])),
         test_accuracy=float(np.mean([a for _, a in accuracies])),
+        guessed_accuracy=float(torch.bincount(dataset.test_y).max() / len(dataset.test_y)),
         threshold=Roc.of(-loss.ravel(), member.ravel(), streams),
         lira=Roc.of(likelihood_ratios(confidence(loss), member).ravel(), member.ravel(), streams),
         seconds=round(time.perf_counter() - started, 2),

@@ -51,8 +51,9 @@ class Objective:
         seen = self.seen[victims]
         shown = self.replay(self.shown(x, y), seen)
         if self.recipe.match == "squared":
-            value = (shown - seen).square().sum(1)
-            match = value.detach() / seen.square().sum(1).clamp(min=1e-30)
+            size = seen.norm(dim=1, keepdim=True).clamp(min=1e-30)  # small gradients count as much as large
+            value = ((shown - seen) / size).square().sum(1)
+            match = value.detach()
         else:
             value = 1 - F.cosine_similarity(shown, seen, dim=1, eps=1e-30)
             match = value.detach()

@@ -6,9 +6,10 @@
     gradinv   Geiping et al. 2020: cosine and total variation, by Adam on the gradient's sign, inside the box
     gradinv-lbfgs   the same loss by L-BFGS: where the network is smooth it gets to the end, and Adam's steps do not
 
-DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search, and diverge now and then. CPL is
-run here as its authors would have it succeed: steps that bring too little are shortened, and a search that ends at
-a loss which explains nothing starts again elsewhere (judged by the gradient alone; an attacker has no truth).
+DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search: some lead to where the model is
+saturated and the slope is 0. CPL shortens steps that bring too little. With each of them a search that ends at a loss
+which explains nothing starts again elsewhere, as long as there are iterations left (judged by the gradient alone; an
+attacker has no truth).
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class Recipe:
 
 DLG = Recipe(
     name="dlg", paper="Zhu et al. 2019", match="squared", start="uniform", labels="joint", optimiser="l-bfgs",
-    search="fixed", history=100, iterations=300, patience=50,
+    search="fixed", history=100, iterations=300, patience=10, restarts=10,
 )  # fmt: skip
 IDLG = Recipe(
     name="idlg", paper="Zhao et al. 2020", match="squared", start="uniform", labels="signs", optimiser="l-bfgs",
-    search="fixed", history=100, iterations=300, patience=50,
+    search="fixed", history=100, iterations=300, patience=10, restarts=10,
 )  # fmt: skip
 CPL = Recipe(
     name="cpl", paper="Wei et al. 2020", match="squared", start="tile", labels="rows", optimiser="l-bfgs",

@@ -222,12 +222,14 @@ def _membership(
         trained += f" (budget.epsilon {config.budget.epsilon:g} pays for no more)"
     accuracy = f"accuracy {found.train_accuracy:.3f} on members, {found.test_accuracy:.3f} on held-out data"
     console.print(f"{trained}; {accuracy}", highlight=False)
+    if found.warning:
+        console.print(f"warning: {found.warning}", style="bold yellow", highlight=False)
     folder = page.write(
         runs,
         f"{name}-membership",
         title=f"Membership inference against {name} on {found.dataset}",
         words=[
-            f"{trained}; {accuracy}.",
+            f"{trained}; {accuracy}." + (f" Warning: {found.warning}." if found.warning else ""),
             f"Scores that know nothing have an advantage too, as the best of all thresholds: guessing reaches "
             f"{page.shown(found.threshold.guessing)} (threshold) and {page.shown(found.lira.guessing)} (lira).",
             f"The models (model={config.model}) were trained for this page; none is one of your runs. "

@@ -79,7 +79,7 @@ def run_command(
     rows: Annotated[
         str, typer.Option(metavar="REGEX", help="Only cells whose names match; if none does, whose data set does.")
     ] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to this, less one.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, ...; only new ones are run.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quick: Quick = False,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in a process of its own.")] = 1,

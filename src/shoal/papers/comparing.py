@@ -62,6 +62,7 @@ class Compared:
     light: str
     note: str = ""
     quick: bool = False
+    device: str = ""
 
     @property
     def ours(self) -> float | None:
@@ -72,6 +73,7 @@ class Compared:
 
     @property
     def spread(self) -> tuple[float, float] | None:
+        """The least and the greatest of the seeds: a range of so many, no confidence interval."""
         return (min(self.values), max(self.values)) if len(self.values) > 1 else None
 
     @property
@@ -130,10 +132,18 @@ def _of_cell(table: Table, cell: Cell, lines: list[Line], quick: bool) -> list[C
         values = tuple(float(each[measure]) for each in figures if each.get(measure) is not None)
         small = quick and not cell.work.instant
         light, note = (FAILED, failed) if failed else ("" if small else _light(measure, published, values), "")
-        rows.append(Compared(cell, measure, published, values, words, light, note, quick))
+        rows.append(Compared(cell, measure, published, values, words, light, note, quick, _devices(good)))
     if cell.claim is not None and good and not quick:
         rows.append(_privacy(cell, good))
     return rows
+
+
+def _devices(lines: list[Line]) -> str:
+    """What made the lines, since CPU and GPU draw different noise; how many each, where it was both."""
+    counted = Counter(line["device"] for line in lines if line.get("device"))
+    if len(counted) < 2:
+        return "".join(counted)
+    return ", ".join(f"{count} {device}" for device, count in sorted(counted.items()))
 
 
 def _light(measure: str, published: float | None, values: tuple[float, ...]) -> str:

@@ -30,6 +30,7 @@ from shoal.papers.comparing import (
 )
 from shoal.papers.frontier import frontier
 from shoal.papers.render import HEADINGS, cells, curves
+from shoal.papers.running import SEEDS
 
 DOTS = {
     REPRODUCED: "🟢",
@@ -90,7 +91,7 @@ def to_block(table: Table, rows: list[Compared]) -> str:
     places = {name: place for place, name in reversed(list(enumerate(_name(row) for row in rows)))}
     shown = [row for row in rows if row.values or row.light in (FAILED, NOT, CONTRADICTED)]
     shown.sort(key=lambda row: places[_name(row)])
-    head = [f'<a id="{table.name}"></a>', "", f"    shoal papers run {table.name} --seeds 3 --device cuda", ""]
+    head = [f'<a id="{table.name}"></a>', "", f"    shoal papers run {table.name} --seeds {SEEDS} --device cuda", ""]
     head += [f"*Published:* {table.about}", ""] if table.about else []
     body = [*_grid(shown), ""] if shown else []
     return "\n".join([*head, *body, *_left_out(rows)])
@@ -128,8 +129,8 @@ def _left_out(rows: list[Compared]) -> list[str]:
 
 
 def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: dict[str, str]) -> str:
-    """A line a table: how many of its figures and of its claims about epsilon stand how."""
-    headings = ("table", "measured", "by its recipe", "epsilon claimed, for what was run", "in short")
+    """A line a table: its seeds, and how many of its figures and of its claims about epsilon stand how."""
+    headings = ("table", "seeds", "measured", "by its recipe", "epsilon claimed, for what was run", "in short")
     lines = [_line(headings), "|" + "---|" * len(headings)]
     total: Counter[tuple[str, str]] = Counter()
     for name, rows in found.items():
@@ -138,9 +139,15 @@ def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: d
         counted = Counter((_kind(row), DOTS[row.light]) for row in rows if row.light and not row.cell.change)
         total += counted
         numbers = [_dots(counted, kind) for kind in KINDS]
-        lines.append(_line([f"[{name}]({places[name]}#{name})", *numbers, shorts.get(name, "")]))
-    lines.append(_line(["**all**", *(_dots(total, kind) for kind in KINDS), ""]))
+        lines.append(_line([f"[{name}]({places[name]}#{name})", _seeds(rows), *numbers, shorts.get(name, "")]))
+    lines.append(_line(["**all**", "", *(_dots(total, kind) for kind in KINDS), ""]))
     return "\n".join([*lines, ""])
+
+
+def _seeds(rows: list[Compared]) -> str:
+    """How many seeds its measured figures have: the least and the greatest number."""
+    numbers = sorted({len(row.values) for row in rows if row.values and row.cell.work.seeded})
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 
 
 KINDS = ("measured", "recipe", "epsilon")

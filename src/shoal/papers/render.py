@@ -24,9 +24,9 @@ from shoal.papers.comparing import (
     lights,
 )
 
-HEADINGS = ("cell", "figure", "published", "ours", "seeds", "difference", "proven", "claim")
+HEADINGS = ("cell", "figure", "published", "ours", "seeds", "device", "difference", "proven", "claim")
 NUMBERS = (
-    *("row", "column", "change", "figure", "published", "ours", "least", "greatest", "seeds", "difference"),
+    *("row", "column", "change", "figure", "published", "ours", "least", "greatest", "seeds", "device", "difference"),
     *("proven", "claim", "note", "quick"),
 )
 COLOURS = {REPRODUCED: "green", EXCEEDED: "green", WITH: "yellow", NOT: "red", CONTRADICTED: "red", FAILED: "magenta"}
@@ -44,6 +44,7 @@ def cells(row: Compared) -> list[str]:
         figure(row.published, row.measure),
         _ours(row),
         str(len(row.values) or ""),
+        row.device,
         _signed(row),
         row.proven,
         claim,
@@ -63,7 +64,7 @@ def figure(value: float | None, measure: str) -> str:
 
 
 def _ours(row: Compared) -> str:
-    """Mean, and half of the way from the least to the greatest seed; of what is proven the greatest."""
+    """The mean of the seeds, and from the least to the greatest of them; of what is proven the greatest."""
     if row.ours is None:
         return "none" if row.measure == PROVEN else ""
     mean = figure(row.ours, row.measure)
@@ -71,7 +72,8 @@ def _ours(row: Compared) -> str:
         return mean
     if row.spread is None or math.isinf(row.spread[1]) or math.isclose(*row.spread, rel_tol=1e-6):
         return mean
-    return f"{mean} ± {figure((row.spread[1] - row.spread[0]) / 2, row.measure)}"
+    least, greatest = (figure(value, row.measure) for value in row.spread)
+    return f"{mean} ({least} to {greatest})"
 
 
 def _signed(row: Compared) -> str:
@@ -119,8 +121,8 @@ def to_csv(rows: list[Compared]) -> str:
         least, greatest = row.spread or (row.ours, row.ours)
         place = (row.cell.row, row.cell.column, row.cell.change, row.measure)
         numbers = (row.published, row.ours, least, greatest, len(row.values), row.difference)
-        words = ["" if number is None else repr(number) for number in numbers]
-        writer.writerow([*place, *words, row.proven, row.light, row.note, int(row.quick)])
+        *words, difference = ["" if number is None else repr(number) for number in numbers]
+        writer.writerow([*place, *words, row.device, difference, row.proven, row.light, row.note, int(row.quick)])
     return file.getvalue()
 
 

@@ -27,6 +27,7 @@ from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.papers.base import Cell, Job, Line, Table, begun
 
 KEPT = Path("docs/results")
+SEEDS = 5  # fewer say little about how far seeds lie apart
 KILLED = "its process was killed, perhaps for memory: try fewer --jobs"
 ROOM = 1 << 20  # bytes that the disk must have, more than any line has
 Told = Callable[[str, int, float], None]
@@ -201,8 +202,11 @@ def _end_with_parent() -> None:
 
 
 def _head(table: str, cell: Cell, job: Job) -> Line:
+    from shoal.engine.simulator import pick_device
+
     line: Line = {"table": table, "cell": cell.name, "key": cell.work.key(job.quick), "seed": job.seed}
-    return line | {"quick": job.quick, "device": job.device, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+    device = pick_device(job.device).type  # not "auto": the same seed draws other noise on a GPU
+    return line | {"quick": job.quick, "device": device, "when": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _line(table: str, cell: Cell, job: Job) -> Line:
