@@ -250,7 +250,7 @@ def test_the_brute_force_finds_what_was_wrong() -> None:
 
 
 def test_a_fixed_size_sample_under_zero_out_needs_both_directions() -> None:
-    """The others pull against the unit: emptying its place shows beyond log(1/(1 - q)), adding it never does."""
+    """The others pull against the unit: an empty place shows beyond log(1/(1 - q)), a removed unit never."""
     rate, noise, epsilon = 0.5, 0.5, 1.0
     law = {unit: fixed_size([unit, -1.0, -1.0, -1.0], 2, noise) for unit in (0.0, 1.0)}
     p, q = (law[unit] for unit in (0.0, 1.0))

@@ -127,6 +127,32 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     assert "The chain is whole" in said
 
 
+def test_delta_is_said_as_a_test_has_it(private):
+    said = Text((private.run / "report.html").read_text()).said
+    assert "rate of true positives is at most" in said
+    assert "its rate of false positives, plus 0.001." in said
+    assert "but for a chance" not in said
+
+
+def test_every_claim_of_a_run_names_its_adjacency_and_that_the_number_of_clients_is_public(private):
+    result = json.loads((private.run / "result.json").read_text())
+    for claim in result["proven"]:
+        assert claim["adjacency"] == {"client": "zero-out", "example": "replace-one"}[claim["unit"]]
+        if claim["unit"] == "client" and claim["epsilon"] is not None:
+            assert f"the number of clients, {result['clients']}, is public" in claim["because"]
+    lines = [json.loads(line) for line in (private.run / "ledger.jsonl").read_text().splitlines()]
+    assert {charge["adjacency"] for charge in lines[1]["charges"]} == {"zero-out", "replace-one"}
+
+
+def test_a_delta_above_one_over_the_number_of_clients_is_warned_of(tmp_path):
+    settings = {"algorithm": "trusted-curator", "model": "linear", "rounds": 1, "data.clients": 20, "local.steps": 1}
+    result = shoal.run(settings | {"budget.delta": 0.1}, runs=tmp_path)
+    assert "one over the number of clients" in result.warnings[0]
+    assert json.loads((result.run / "result.json").read_text())["warnings"] == result.warnings
+    assert result.warnings[0] in Text((result.run / "report.html").read_text()).said
+    assert shoal.run(settings | {"budget.delta": 1e-5}, runs=tmp_path).warnings == []
+
+
 def test_a_run_that_proves_nothing_says_so_first(plain):
     said = Text((plain.run / "report.html").read_text()).said
     assert "nothing this run is not private" in said

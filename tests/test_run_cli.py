@@ -95,7 +95,9 @@ def test_the_default_run_fills_its_folder_and_prints_one_json_object(tmp_path):
     assert 0.2 < said["accuracy"] <= 1
     assert {(claim["unit"], claim["observer"]) for claim in said["proven"]} == set(PAIRS)
     for claim in said["proven"]:
-        assert claim.keys() == {"unit", "observer", "epsilon", "delta", "accountant", "because", "simulated"}
+        assert claim.keys() == {
+            "unit", "observer", "epsilon", "delta", "accountant", "because", "adjacency", "simulated", "sampler_delta"
+        }  # fmt: skip
         assert (claim["epsilon"] is None) == (claim["delta"] is None) == (claim["accountant"] is None)
         assert claim["epsilon"] is not None or claim["because"]
     for claim in said["published"]:
