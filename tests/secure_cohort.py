@@ -108,7 +108,7 @@ class Cohort:
         desk = self.desks[number]
         if kind != ROUND:
             return Parcel(desk.answer(kind, letter, moment, number))
-        desk.take(letter, moment, number)
+        desk.take(letter, moment, number, self.bound_of(number))
         return Parcel({}, {"masked": as_vector(desk._party.send(numbers, self.bound_of(number)))})
 
     def bound_of(self, number: int) -> float:

@@ -82,7 +82,7 @@ def stepping(record, steps=1, rows=None, **changes):
     if isinstance(record.per_example, AdaClip):  # its mean would carry one step's noise into the next
         record = replace(record, per_example=replace(record.per_example, beta1=1 - 1e-9))
     if rows is not None:
-        changes["examples"] = Chosen(record.examples.sampling, record.examples.batch, rows)
+        changes["examples"] = Chosen(record.examples.sampling, record.examples.batch, rows=rows)
     return replace(record, local=steps_of, **changes)
 
 
@@ -269,7 +269,7 @@ def neighbours(record, random, sim, clips=(-3, 2)):
     row = int(random.choice(used[used >= 0])) if (used >= 0).any() else records[0]
     x, y = strange(federation.x, federation.y, row, random)
     examples = record.examples
-    less = replace(record, examples=Without(examples.sampling, examples.batch, records.index(row)))
+    less = replace(record, examples=Without(examples.sampling, examples.batch, gone=records.index(row)))
     return sim, twin(sim, algorithm=less), twin(sim, federation=replace(federation, x=x, y=y)), client
 
 

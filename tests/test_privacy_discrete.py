@@ -26,18 +26,18 @@ def mass(width, furthest=12):
 
 @pytest.mark.parametrize("width", [0.7, 3.0, 40.5])
 def test_a_table_is_right_to_its_last_bits(width):
-    """Against the sum of exponentials in 100 digits, one by one."""
+    """Against the sum of exponentials in 150 digits, one by one."""
     table = table_of(width)
     with localcontext() as context:
-        context.prec = 100
+        context.prec = 150
         square = 2 * Decimal(width) ** 2
         shares = [(-(Decimal(k) ** 2) / square).exp() for k in range(table.first, -table.first + 1)]
         total, below = sum(shares), Decimal(0)
         for place, share in enumerate(shares[:-1]):
             below += share
             words = [int(table.high[place]), *map(int, table.rest[place])]
-            found = sum(word << 32 * (3 - i) for i, word in enumerate(words))
-            assert abs(Decimal(found) - below / total * 2**128) < 3
+            found = sum(word << 32 * (7 - i) for i, word in enumerate(words))
+            assert abs(Decimal(found) - below / total * 2**256) < 3
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -57,20 +57,20 @@ def test_words_that_do_not_decide_are_followed_by_others():
     """The same in C and in numpy; at every entry, just below it and at it."""
     table = table_of(3.0)
     count = len(table.high)
-    for more in (table.rest, table.rest - np.uint32([[0, 0, 1]])):
+    for more in (table.rest, table.rest - np.uint32([[0] * 6 + [1]])):
         found = [np.zeros(count, dtype=np.int64) for _ in range(2)]
         ways = [by_operations, loop_in_c() or by_operations]
         used = [
             way(table, into, 2, table.high, np.ascontiguousarray(more).ravel())
             for way, into in zip(ways, found, strict=True)
         ]
-        assert used == [3 * count] * 2
+        assert used == [7 * count] * 2
         assert np.array_equal(*found)
         at = more is table.rest  # a number that reaches the entry belongs to the place after it
         expected = 2 * (table.first + np.arange(count) + at)
         clear = slice(5, count - 5)  # the outermost are alike to their last bit
         assert np.array_equal(found[0][clear], expected[clear])
-    assert by_operations(table, np.zeros(count, dtype=np.int64), 1, table.high, words(3)) == -1
+    assert by_operations(table, np.zeros(count, dtype=np.int64), 1, table.high, words(7)) == -1
 
 
 def test_a_sum_of_draws_is_a_discrete_gaussian(monkeypatch):
@@ -101,7 +101,7 @@ def test_wide_ones_have_their_variance_and_are_as_good_as_exact(width):
     drawn = draw(width, 100_000, words)
     off = abs(np.square(drawn / width).mean() - 1)
     assert off < norm.isf(ALPHA / 2) * math.sqrt(2 / 100_000) + 1 / width**2
-    assert 0 < distance(width) < 2e-33
+    assert 0 < distance(width) < 1e-65
 
 
 def test_an_impossible_width_is_refused():
@@ -121,7 +121,7 @@ def _delta_continuous(noise, epsilon):
     return norm.cdf(mean / 2 - epsilon / mean) - math.exp(epsilon) * norm.cdf(-mean / 2 - epsilon / mean)
 
 
-@pytest.mark.parametrize("width", [3.0, 4.0, 16.0, 64.0])
+@pytest.mark.parametrize("width", [4.0, 16.0, 64.0])
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
 def test_a_discrete_gaussian_is_charged_as_one(width, noise):
     """The continuous Gaussian's delta is no bound for it, that of `charged` is; for every epsilon."""

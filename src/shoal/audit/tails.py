@@ -98,14 +98,14 @@ def lattice(numbers: np.ndarray) -> Check:
 
 
 def discrete_tail(generator: np.random.Generator, width: float = 64.0) -> Check:
-    """Draws whose first 32 bits are all ones, which only the 96 after them decide: chi-square against their law."""
+    """Draws whose first 32 bits are all ones, which only the 224 after them decide: chi-square against their law."""
     from scipy.stats import chisquare
 
     assert isinstance(generator, SecureGenerator)
 
     def ones(count: int) -> discrete.Words:
         words = generator.words((count + 1) // 2).view(np.uint32)[:count].copy()
-        words[: count - 3 * 16] |= np.uint32(0xFFFFFFFF)
+        words[: count - discrete.REST * 16] |= np.uint32(0xFFFFFFFF)
         return words
 
     drawn = np.concatenate([discrete.draw(width, 8, ones) for _ in range(500)])

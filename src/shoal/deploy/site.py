@@ -137,7 +137,7 @@ class Site:
             path = self.owner.folder / LEDGER
             self._refuse_cut(path)
             self._purse = Purse(path, self.owner.name, self.owner.wishes, settings.budget.unit)
-        self._purse.agree(algorithm, terms.setting, seeded=terms.seed is not None)
+        self._purse.agree(algorithm, terms.charged, seeded=terms.seed is not None)
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
@@ -187,8 +187,6 @@ class Site:
         made.draw_from(streams)
         if made.setting.layers != terms.setting.layers:
             raise Refused(f"the model has {made.setting.layers} layers here, {terms.setting.layers} there")
-        if terms.setting.parameters != terms.parameters or terms.setting.secure != made.setting.secure:
-            raise Refused("the terms charge for another model or other noise than they are for")
         self._stage, self._number = made.stage, number
         return self._stage
 
@@ -210,7 +208,7 @@ class Site:
             self._desk.take(letter, moment, number, per_update.bound(memory, moment.t, moment.total, None))
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
-        self._purse.charge(stage.algorithm, terms.setting, range(first, moment.t), moment.t, self._records)
+        self._purse.charge(stage.algorithm, terms.charged, range(first, moment.t), moment.t, self._records)
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, memory, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
@@ -233,7 +231,7 @@ class Site:
         while count > 0:
             rounds = range(first, first + count)
             try:
-                self._purse.charge(terms.settings.algorithm, terms.setting, rounds, records=self._records)
+                self._purse.charge(terms.settings.algorithm, terms.charged, rounds, records=self._records)
             except Refused:
                 count //= 2
                 continue

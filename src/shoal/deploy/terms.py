@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,7 +23,7 @@ from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.correlated import Correlated
 from shoal.privacy.example_clip import QuantileExampleClip
 
-PROTOCOL = 2
+PROTOCOL = 3
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The kinds of letters, as Flower names message types."""
 
@@ -39,6 +39,11 @@ class Terms:
     shape: tuple[int, ...]
     parameters: int
     seed: int | None
+
+    @property
+    def charged(self) -> Setting:
+        """The setting by which a site charges: which noise it draws, and for how many numbers, it knows itself."""
+        return replace(self.setting, parameters=self.parameters, secure=self.seed is None)
 
     @cached_property
     def settings(self) -> Config:

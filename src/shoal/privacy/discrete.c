@@ -1,11 +1,13 @@
-/* Draws from a table of a distribution function in 128 bits, as in discrete.py: 32 of them decide, but where they do
-   not, and then 96 more. */
+/* Draws from a table of a distribution function in 256 bits, as in discrete.py: 32 of them decide, but where they do
+   not, and then 224 more. */
 
 #include <stdint.h>
 
-/* Is the 96-bit number of `more` at or above that of `rest`? */
+#define REST 7 /* words that follow the first: discrete.py, REST */
+
+/* Is the number of the words `more` at or above that of `rest`? */
 static int reaches(const uint32_t *more, const uint32_t *rest) {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < REST; i++)
         if (more[i] != rest[i]) return more[i] > rest[i];
     return 1;
 }
@@ -22,9 +24,9 @@ int64_t add_draws(
         int64_t place = guide[word >> 20];
         while (place < entries && high[place] < word) place++;
         if (place < entries && high[place] == word) {
-            if (used + 3 > spare) return -1;
-            while (place < entries && high[place] == word && reaches(more + used, rest + 3 * place)) place++;
-            used += 3;
+            if (used + REST > spare) return -1;
+            while (place < entries && high[place] == word && reaches(more + used, rest + REST * place)) place++;
+            used += REST;
         }
         into[i] += factor * (first + place);
     }

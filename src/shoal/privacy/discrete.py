@@ -2,13 +2,13 @@
 
     P(k) proportional to exp(-k^2 / (2 width^2)), for whole numbers k
 
-By inversion of its distribution function, a table of 128-bit numbers made in whole arithmetic: 32 random bits decide
-a draw, and the 96 that follow them only where those 32 do not. Tables are small. Wider Gaussians are sums,
+By inversion of its distribution function, a table of 256-bit numbers made in whole arithmetic: 32 random bits decide
+a draw, and the 224 that follow them only where those 32 do not. Tables are small. Wider Gaussians are sums,
 
     x = y + f z,  y of width w, z of width v:  of width sqrt(w^2 + f^2 v^2)
 
 whose probabilities are those of the discrete Gaussian times 1 +- 2 exp(-2 pi^2 s^2), s = w v / sqrt(w^2 + f^2 v^2)
-(Peikert 2010; Micciancio & Walter 2017, by Poisson's summation formula), so that s >= 2 is as good as exact.
+(Peikert 2010; Micciancio & Walter 2017, by Poisson's summation formula), so that s >= 2.8 is as good as exact.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ Source = Callable[[int], Words]
 """So many random 32-bit words."""
 
 WIDEST = 2048.0  # of a table
-SMOOTH = 2.0  # s above
-FURTHEST = 13.5  # standard deviations that a table reaches
-BITS = 128
+SMOOTH = 2.8  # s above
+FURTHEST = 18.7  # standard deviations that a table reaches
+BITS = 256
+REST = BITS // 32 - 1  # words that follow the first
 _GUARD = 64  # more bits, for the arithmetic
-_PRECISE = Context(prec=80)
+_PRECISE = Context(prec=120)
 _CHUNK = 2**15  # draws at a time, whose words stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The distribution function at first, first + 1, ..., in units of 2^-128: the leading 32 bits, and the rest."""
+    """The distribution function at first, first + 1, ..., in units of 2^-256: the leading 32 bits, and the rest."""
 
     first: int
     high: Words
@@ -51,7 +52,7 @@ class Table:
 
     @classmethod
     def of(cls, bounds: list[int], first: int) -> Table:
-        """From the numbers of 128 bits themselves, which rise."""
+        """From the numbers of 256 bits themselves, which rise."""
         words = np.frombuffer(b"".join(bound.to_bytes(BITS // 8, "big") for bound in bounds), dtype=">u4")
         words = words.astype(np.uint32).reshape(-1, BITS // 32)
         high = np.ascontiguousarray(words[:, 0])
@@ -62,7 +63,7 @@ class Table:
     def add_draws(self, into: Whole, factor: int, source: Source, kernels: bool = True) -> None:
         """into += factor times draws from this table."""
         count = len(into)
-        spare = 3 * (16 + 4 * count * len(self.high) // 2**32)  # more are needed with a chance below 1e-20
+        spare = REST * (16 + 4 * count * len(self.high) // 2**32)  # more are needed with a chance below 1e-20
         words = source(count + spare)
         loop = loop_in_c() if kernels else None
         used = (loop or by_operations)(self, into, factor, words[:count], words[count:])
@@ -79,12 +80,12 @@ def by_operations(table: Table, into: Whole, factor: int, words: Words, spare: W
     past = np.searchsorted(table.high, words, side="right")
     used = 0
     for i in np.flatnonzero(place < past):
-        if used + 3 > len(spare):
+        if used + REST > len(spare):
             return -1
-        more = tuple(spare[used : used + 3])
+        more = tuple(spare[used : used + REST])
         while place[i] < past[i] and more >= tuple(table.rest[place[i]]):
             place[i] += 1
-        used += 3
+        used += REST
     into += factor * (table.first + place)
     return used
 
@@ -107,7 +108,7 @@ def loop_in_c() -> Loop | None:
 
     table = table_of(3.0)
     words = np.concatenate([table.high, table.high + np.uint32(1), np.arange(0, 2**32, 2**20, dtype=np.uint32)])
-    spare = np.concatenate([table.rest.ravel(), table.rest[::-1].ravel(), np.zeros(300, dtype=np.uint32)])
+    spare = np.concatenate([table.rest.ravel(), table.rest[::-1].ravel(), np.zeros(300 * REST, dtype=np.uint32)])
     found = [np.zeros(len(words), dtype=np.int64) for _ in range(2)]
     used = [way(table, into, 5, words, spare) for way, into in zip((loop, by_operations), found, strict=True)]
     return loop if used[0] == used[1] and np.array_equal(found[0], found[1]) else None
@@ -158,7 +159,7 @@ def furthest(width: float) -> int:
 def distance(width: float) -> float:
     """How far a draw is, at most, from the discrete Gaussian of this width, in total variation.
 
-    A table is rounded to 2^-128 at each entry and ends after 13.5 standard deviations; sums are not quite smooth.
+    A table is rounded to 2^-256 at each entry and ends after 18.7 standard deviations; sums are not quite smooth.
     """
     tables = [of for _, of in parts(width)]
     rounded = sum(2 * (2 * math.ceil(FURTHEST * of) + 3) * 2.0**-BITS for of in tables)

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define BLOCK 128
-#define RARE (1 << 20) /* numbers below this are extended by 64 more bits: normals.py, RARE */
+#define RARE (1 << 20) /* numbers below this are extended by 128 more bits: normals.py, RARE */
 
 /* ln u for 0 < u < 1, where `upper` says that u = 1 - left is above 1/2: near 1 it is `left` that has the digits. */
 static inline float logarithm(float u, float left, int upper) {
@@ -37,9 +37,10 @@ static inline float radius_of(int32_t number) {
     return __builtin_sqrtf(-2 * logarithm(u, nearer, upper));
 }
 
-/* The same for a number below RARE, of whose digits few are left: 64 more bits follow it. */
+/* The same for a number below RARE, of whose digits few are left: four more words follow it. */
 static float extended_radius(int32_t number, const int32_t *more) {
-    double low = ((double)(uint32_t)more[0] * 0x1p32 + (double)(uint32_t)more[1] + 0.5) * 0x1p-64;
+    double low = 0.5;
+    for (int i = 3; i >= 0; i--) low = ((double)(uint32_t)more[i] + low) * 0x1p-32;
     return (float)sqrt(-2 * log(((double)number + low) * 0x1p-32));
 }
 
@@ -91,7 +92,7 @@ int32_t add_normals(
                 if ((uint32_t)numbers[j] >= RARE) continue;
                 if (more == end) return 1;
                 radii[j] = extended_radius(numbers[j], more);
-                more += 2;
+                more += 4;
             }
             for (int64_t j = 0; j < both; j++)
                 add_pair(first + j, second + j, sum[j], other[j], scale * radii[j], angles[j]);

@@ -3,8 +3,8 @@
 On a CPU: bits from each stream's own cipher, turned by Box and Muller's formula with vector arithmetic, in a loop in
 C where there is a compiler. On CUDA: a counter-based generator (Philox) with a key for each stream, so that the
 numbers never touch memory before they are added. Both give the same numbers to a client whoever else is computed
-beside it; a CPU and a GPU differ. A radius has 32 bits, and 64 more where it is one of the longest, so that in the
-tails too float32 is what limits it; beyond 11.5 standard deviations (a chance of TAIL) there is nothing.
+beside it; a CPU and a GPU differ. A radius has 32 bits, and 128 more where it is one of the longest, so that in the
+tails too float32 is what limits it; beyond 14.9 standard deviations (a chance of TAIL) there is nothing.
 In secure mode it is a discrete Gaussian (`discrete`), from the same cipher.
 
 A sum of gradients and its noise are added to each other before they meet what is there already: one after the other,
@@ -31,9 +31,9 @@ from shoal.privacy.random import SLACK, Keystream, Streams
 from shoal.privacy.secure import SecureGenerator, rounded_sum
 
 RARE = 2**20
-"""Whole numbers of 32 bits below this are extended by 64 more bits, the others have digits enough."""
+"""Whole numbers of 32 bits below this are extended by 128 more bits, the others have digits enough."""
 
-TAIL = 2.0**-96
+TAIL = 2.0**-160
 """The chance of a radius that is longer than any that can be drawn."""
 
 PIECE = 2**19
@@ -235,15 +235,15 @@ def add_discrete(into: Tensor, scales: Tensor, keystreams: Sequence[Keystream], 
 
 
 def _spare(half: int) -> int:
-    """Words that extend rare numbers, two each: with a chance below 1e-24 more are needed."""
-    return 2 * (12 + half // 1024)
+    """Words that extend rare numbers, four each: with a chance below 1e-24 more are needed."""
+    return 4 * (12 + half // 1024)
 
 
 def by_operations(into: Tensor, scales: Tensor, bits: Tensor, sums: Tensor | None = None) -> bool:
     """r cos and r sin are two independent normal numbers.
 
     r = sqrt(-2 ln u), u = (i + 1/2)/2^32 of a 32-bit whole number i, as a signed one: where it is below 0, u is above
-    1/2 and 1 - u has the digits. Where i is RARE 64 more bits follow it. The angle has 32 bits.
+    1/2 and 1 - u has the digits. Where i is RARE 128 more bits follow it. The angle has 32 bits.
     """
     size = into.shape[1]
     half = (size + 1) // 2
@@ -252,10 +252,11 @@ def by_operations(into: Tensor, scales: Tensor, bits: Tensor, sums: Tensor | Non
     radius = torch.where(numbers < 0, torch.log1p(-nearer), nearer.log()).mul_(-2).sqrt_()
     for row in ((numbers >= 0) & (numbers < RARE)).any(1).nonzero().flatten().tolist():
         places = ((numbers[row] >= 0) & (numbers[row] < RARE)).nonzero().flatten()
-        if 2 * len(places) > spare.shape[1]:
+        if 4 * len(places) > spare.shape[1]:
             return False
-        more = (spare[row, : 2 * len(places)].view(-1, 2).long() & 0xFFFFFFFF).double()
-        low = (more[:, 0] * 2.0**32 + more[:, 1] + 0.5) * 2.0**-64
+        low = torch.full(places.shape, 0.5, dtype=torch.float64)
+        for more in (spare[row, : 4 * len(places)].view(-1, 4).long() & 0xFFFFFFFF).double().t().flip(0):
+            low = (more + low) * 2.0**-32
         radius[row, places] = ((numbers[row, places].double() + low) * 2.0**-32).log().mul(-2).sqrt().float()
     radius *= scales.float().abs().unsqueeze(1)  # a square of the scale would be 0 too early
     angle = angles.float().mul_(math.pi * 2.0**-31)
@@ -286,7 +287,7 @@ def loop_in_c() -> Loop | None:
     pairs = torch.cat(
         [torch.cartesian_prod(edges, edges).t(), torch.arange(-(2**31), 2**31, 2**20).int().view(2, -1)], 1
     )
-    spare = torch.arange(-(2**31), 2**31, 2**24).int()
+    spare = torch.arange(-(2**31), 2**31, 2**23).int()
     bits = torch.cat([pairs.flatten(), spare]).view(1, -1)
     sums, scales = torch.linspace(-1, 1, pairs.numel() - 1).view(1, -1), torch.full((1,), 3.0)
     made, wanted = torch.zeros(2, 1, pairs.numel() - 1)

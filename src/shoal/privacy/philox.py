@@ -2,7 +2,7 @@
 
 The counter is (place in the vector, step), so that no number is ever drawn twice under a key. One pass over the
 vectors: read, add, write; the gradients of matrices are added in the same pass where they are products of a few rows.
-A radius of few digits, one of 2^12, is extended by 64 bits of another counter. Where Triton is missing, torch's own
+A radius of few digits, one of 2^12, is extended by 128 bits of another counter. Where Triton is missing, torch's own
 generator draws for one client after the other.
 """
 
@@ -71,9 +71,10 @@ class Philox:
 
 
 def _normal_numbers(count: int, generator: torch.Generator) -> Tensor:
-    """By Box and Muller's formula in float64, with 106 bits for the radius."""
-    u, more, turn = torch.rand(3, (count + 1) // 2, dtype=torch.float64, device=generator.device, generator=generator)
-    radius = (u + more * 2.0**-53).clamp_(2.0**-106, 1.0).log().mul_(-2).sqrt_()
+    """By Box and Muller's formula in float64, with 212 bits for the radius."""
+    *bits, turn = torch.rand(5, (count + 1) // 2, dtype=torch.float64, device=generator.device, generator=generator)
+    u = sum(part * 2.0 ** (-53 * place) for place, part in enumerate(bits))
+    radius = torch.as_tensor(u).clamp_(2.0**-212, 1.0).log().mul_(-2).sqrt_()
     angle = 2 * torch.pi * turn
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
@@ -91,9 +92,12 @@ if triton is not None:
         return tl.sqrt(-2.0 * tl.where(upper & (nearer < 0.03125), near_one, quick))
 
     @triton.jit
-    def _extended(radius, a, high, low):
-        """The radius, or that of a number with 64 more bits where it has too few digits."""
-        more = (high.to(tl.float64) * 4294967296.0 + low.to(tl.float64) + 0.5) * 5.421010862427522e-20
+    def _extended(radius, a, e, f, g, h):
+        """The radius, or that of a number with 128 more bits where it has too few digits."""
+        more = (h.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+        more = (g.to(tl.float64) + more) * 2.3283064365386963e-10
+        more = (f.to(tl.float64) + more) * 2.3283064365386963e-10
+        more = (e.to(tl.float64) + more) * 2.3283064365386963e-10
         u = (tl.minimum(a, _RARE).to(tl.float64) + more) * 2.3283064365386963e-10
         return tl.where(a < _RARE, tl.sqrt(-2.0 * libdevice.log(u)).to(tl.float32), radius)
 
@@ -112,7 +116,9 @@ if triton is not None:
         one, other = _radius(a), _radius(c)
         if tl.max((tl.minimum(a, c) < _RARE).to(tl.int32)) > 0:
             e, f, g, h = tl.philox(key, counter, now, zero + 1, zero)
-            one, other = _extended(one, a, e, f), _extended(other, c, g, h)
+            one = _extended(one, a, e, f, g, h)
+            e, f, g, h = tl.philox(key, counter, now, zero + 2, zero)
+            other = _extended(other, c, e, f, g, h)
         first, second = _turned(one, b)
         third, fourth = _turned(other, d)
         return tl.join(tl.join(first, third), tl.join(second, fourth))

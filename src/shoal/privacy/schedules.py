@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shoal.errors import ConfigError, nearest
 
@@ -119,6 +120,7 @@ class Schedule:
         return ":".join([self.shape, *(repr(number) for number in self.numbers)])
 
 
+@lru_cache(maxsize=256, typed=True)  # every round asks for several
 def parse(text: str | float | int | Schedule) -> Schedule:
     """The schedule that a number or a word such as `linear:15:4.85` stands for."""
     if isinstance(text, Schedule):
