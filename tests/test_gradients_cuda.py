@@ -66,7 +66,7 @@ def test_a_convolution(conv):
     for ours, theirs in zip(*found, strict=True):
         assert_alike(ours, theirs)
     examples, squares = found[0][3] - 1, found[0][4]
-    assert_alike(squares, examples.square().sum(1))
+    assert_alike(squares.float(), examples.square().sum(1))
 
 
 def test_a_convolution_leaves_its_weighted_sum_as_a_product_to_whoever_adds_noise():
