@@ -19,6 +19,7 @@ import pytest
 
 from shoal.accounting import accountants, pld, selection
 from shoal.accounting.events import (
+    BySize,
     Compose,
     Event,
     Gaussian,
@@ -27,6 +28,7 @@ from shoal.accounting.events import (
     Participation,
     Repeat,
     Sampled,
+    SamplerError,
     SamplingKind,
     TwoLevel,
     Unbounded,
@@ -182,6 +184,9 @@ def cases() -> dict[str, tuple[Event, Callable[[list[float]], Mixture]]]:
         lambda rows: [(w, (*a, *b)) for _, a in everyone(rows, NOISE) for w, b in poisson(rows, 0.3, NOISE)],
     )
     found["OnClients"] = (OnClients(2, Gaussian(NOISE)), lambda rows: twice(everyone(rows, NOISE)))
+    seen, law = two_level("poisson", "visible")  # of clients with fewer than 5 records; others sample half as often
+    assert isinstance(seen, TwoLevel)
+    found["BySize visible"] = BySize(seen, ((1, seen.sampling_rate, 1), (5, seen.sampling_rate / 2, 1))), law
     # Enough noise for the textbook bounds to be valid, and one step.
     calm = 8.0
     found["Sampled fixed-size, calm"] = (
@@ -204,9 +209,13 @@ def truth(name: str, adjacency: str, epsilons: Sequence[float]) -> np.ndarray:
 
 
 def test_every_kind_of_event_has_a_case() -> None:
-    kinds = {kind.__name__ for kind in get_args(Event)} - {Unbounded.__name__}
+    others = {
+        Unbounded.__name__,
+        SamplerError.__name__,
+    }  # without a cost of their own; test_algorithms_charges_sampler
+    kinds = {kind.__name__ for kind in get_args(Event)} - others
     assert {name.split()[0].strip(",") for name in CASES} == kinds
-    assert {kind.__name__ for kind in get_args(Leaf)} <= kinds | {Unbounded.__name__}
+    assert {kind.__name__ for kind in get_args(Leaf)} <= kinds | others
     for kind in get_args(SamplingKind):
         assert f"Sampled {kind}" in CASES
         assert any(key[1] == kind for key in TABLE)

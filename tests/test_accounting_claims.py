@@ -22,6 +22,7 @@ def test_a_proven_claim_has_the_shape_that_users_read() -> None:
         "because": None,
         "adjacency": "add-or-remove",
         "simulated": False,
+        "sampler_delta": None,
     }
     assert proven.words() == "epsilon 1.388 at delta 1e-05 (pld, add-or-remove)"
 

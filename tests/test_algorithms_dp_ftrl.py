@@ -186,7 +186,7 @@ def test_a_round_killed_and_played_again_is_charged_for_the_client_that_it_hits_
     rest = resumed(killed_in_round(3, record, tmp_path))
     assert rest.rounds == ROUNDS
     with Ledger(rest.run / "ledger.jsonl") as ledger:
-        paid = [intent.charges[0].event.noise for intent in ledger.charged]
+        paid = [intent.charges[0].event.events[0].noise for intent in ledger.charged]
         assert [(intent.round, intent.attempt) for intent in ledger.charged] == [
             (1, 1),
             (2, 1),
@@ -259,7 +259,9 @@ def test_the_noise_is_in_the_checkpoint_only_where_the_seed_tells_it_anyway(tmp_
     with safe_open(next(stopped.value.run.glob("checkpoint/*.safetensors")), "pt") as file:
         assert (PAST in set(file.keys())) == (mode == "research")
     rest = resumed(stopped.value.run)
-    assert of_clients(rest)["epsilon"] == pytest.approx(epsilon(np.linalg.norm(rows(small(NAME))) / 4.0), rel=1e-6)
+    assert of_clients(rest)["epsilon"] == pytest.approx(
+        epsilon(np.linalg.norm(rows(small(NAME))) / 4.0), rel=1e-6 if mode == "research" else 1e-3
+    )
 
 
 def test_adaptive_servers_go_with_it(tmp_path):
