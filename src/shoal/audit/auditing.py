@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shoal.accounting.claims import Unit
+from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, game, one_run
 from shoal.audit.bounds import CONFIDENCE
@@ -88,6 +89,7 @@ class Outcome:
             "observer": case.observer,
             "kind": case.kind,
             "claimed": claim.epsilon if claim else None,
+            "adjacency": ADJACENCY[claim.neighbours] if claim else None,
             "delta": DELTA,
             "measured": self.epsilon,
             "confidence": self.confidence,
