@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from shoal.accounting.claims import Unit
+from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, game, one_run
 from shoal.audit.bounds import CONFIDENCE
@@ -91,6 +92,7 @@ class Outcome:
             "observer": case.observer,
             "kind": case.kind,
             "claimed": claim.epsilon if claim else None,
+            "adjacency": ADJACENCY[claim.neighbours] if claim else None,
             "delta": DELTA,
             "measured": self.epsilon,
             "confidence": self.confidence,

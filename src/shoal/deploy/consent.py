@@ -20,6 +20,7 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
 from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.rdp import Running
+from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, Setting, charges, event
 from shoal.engine.spending import repeated
@@ -99,6 +100,11 @@ class Purse:
     def head(self) -> str:
         """The hash of the ledger's last line."""
         return self._ledger.head
+
+    @property
+    def adjacency(self) -> str:
+        """By what neighbours differ in what this ledger is charged."""
+        return ADJACENCY[NEIGHBOURS[self._pair[0]]]
 
     def epsilon(self) -> float | None:
         """What is spent for the owner's unit against the owner's observer, by RDP; None where nothing is proven."""

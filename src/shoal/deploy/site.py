@@ -212,7 +212,7 @@ class Site:
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, memory, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
-        cost = "" if spent is None else f", epsilon {spent:.3g} spent at delta {delta:g}"
+        cost = "" if spent is None else f", epsilon {spent:.3g} spent at delta {delta:g} ({self._purse.adjacency})"
         self._tell(f"round {moment.t + 1}: answered{cost}")
         return answer
 
