@@ -8,15 +8,15 @@
 #define BLOCK 128
 #define RARE (1 << 20) /* numbers below this are extended by 128 more bits: normals.py, RARE */
 
-/* ln u for 0 < u < 1, where `upper` says that u = 1 - left is above 1/2: near 1 it is `left` that has the digits. */
-static inline float logarithm(float u, float left, int upper) {
+/* ln u for 0 < u < 1; near 1 it is 1 - u = left that has the digits. */
+static inline float logarithm(float u, float left) {
     int32_t bits;
     memcpy(&bits, &u, 4);
     int32_t e = (bits - 0x3f3504f3) >> 23; /* u = 2^e m with m in [sqrt(1/2), sqrt(2)) */
     bits -= e * (1 << 23);
     float m, k = (float)e;
     memcpy(&m, &bits, 4);
-    float f = upper && e == 0 ? -left : m - 1, z = f * f, p = 7.0376836292e-2f;
+    float f = e == 0 ? -left : m - 1, z = f * f, p = 7.0376836292e-2f;
     p = p * f - 1.1514610310e-1f;
     p = p * f + 1.1676998740e-1f;
     p = p * f - 1.2420140846e-1f;
@@ -31,10 +31,9 @@ static inline float logarithm(float u, float left, int upper) {
 
 /* sqrt(-2 ln u), u = (number + 1/2)/2^32. */
 static inline float radius_of(int32_t number) {
-    int upper = number < 0; /* as an unsigned number it is above 2^31 */
     float nearer = ((float)(number ^ (number >> 31)) + 0.5f) * 0x1p-32f;
-    float u = upper ? 1 - nearer : nearer;
-    return __builtin_sqrtf(-2 * logarithm(u, nearer, upper));
+    float u = number < 0 ? 1 - nearer : nearer; /* below 0 it is above 2^31, as an unsigned number */
+    return __builtin_sqrtf(-2 * logarithm(u, nearer));
 }
 
 /* The same for a number below RARE, of whose digits few are left: four more words follow it. */

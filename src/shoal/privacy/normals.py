@@ -39,8 +39,8 @@ TAIL = 2.0**-160
 PIECE = 2**19
 """Numbers that are drawn in one go: one more stream for every so many, so that threads can share the work."""
 
-BLOCK = 2**17
-"""Numbers of a product that are made in one go, and stay in a cache until its noise is added."""
+BLOCK = 2**19
+"""Numbers of a product that are made in one go, with their noise."""
 
 WORTH_IT = 2**15
 """Numbers from which on a product is made with its noise."""
@@ -154,7 +154,7 @@ class OnCpu:
             sums.zero_()
 
     def _of_product(self, into: Tensor, scales: Tensor, product: Product, rows: Sequence[int]) -> Iterator[_Task]:
-        """Some rows of a client's matrix at a time, as many as stay in a cache."""
+        """Some rows of a client's matrix at a time."""
         width, outs = product.rows.shape[2], product.grads.shape[2]
         high = max(1, BLOCK // width)
         for row in rows:

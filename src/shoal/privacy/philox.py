@@ -2,7 +2,7 @@
 
 The counter is (place in the vector, step), so that no number is ever drawn twice under a key. One pass over the
 vectors: read, add, write; the gradients of matrices are added in the same pass where they are products of a few rows.
-A radius of few digits, one of 2^12, is extended by 128 bits of another counter. Where Triton is missing, torch's own
+A radius of few digits, one of 2^18, is extended by 128 bits of another counter. Where Triton is missing, torch's own
 generator draws for one client after the other.
 """
 
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from shoal.kernels import libdevice, tl, triton
-from shoal.privacy.normals import RARE, Product, between
+from shoal.privacy.normals import Product, between
 
 BLOCK = 256  # counters a program takes, each of which gives four numbers
 TILE = (8, 64)  # of a matrix: rows, and counters along a row
 LONG = (1, 256)  # of a matrix that is one row
 MOST_ROWS = 16  # of a product; with more of them a library's own is faster
+LENT = 63  # the last 6 of an angle's bits follow those of its radius: 26 are as fine as float32 is
+RARE = 2**14  # radii of whole numbers below this are extended: seldom, for where one is all of its block is
 
 
 class Philox:
@@ -81,12 +83,14 @@ def _normal_numbers(count: int, generator: torch.Generator) -> Tensor:
 
 if triton is not None:
     _RARE = tl.constexpr(RARE)
+    _LENT = tl.constexpr(LENT)
 
     @triton.jit
-    def _radius(a):
-        """sqrt(-2 ln u), u = (a + 1/2)/2^32; near 1 it is 1 - u that has the digits."""
+    def _radius(a, b):
+        """sqrt(-2 ln u), u = (a + lent)/2^32, the last bits lent by the angle; near 1 it is 1 - u that has the digits."""
         upper = a >= 2147483648
-        nearer = (tl.where(upper, 4294967295 - a, a).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+        lent = (b & _LENT).to(tl.float32) * 0.015625 + 0.0078125
+        nearer = (tl.where(upper, 4294967295 - a, a).to(tl.float32) + lent) * 2.3283064365386963e-10
         quick = libdevice.fast_logf(tl.where(upper, 1.0 - nearer, nearer))
         near_one = -nearer * (1.0 + nearer * (0.5 + nearer * (0.33333333 + nearer * 0.25)))
         return tl.sqrt(-2.0 * tl.where(upper & (nearer < 0.03125), near_one, quick))
@@ -104,7 +108,7 @@ if triton is not None:
     @triton.jit
     def _turned(radius, b):
         """Box and Muller's formula, as in `normals`."""
-        angle = b.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-9
+        angle = (b.to(tl.int32, bitcast=True) & (-1 - _LENT)).to(tl.float32) * 1.4629180792671596e-9
         return radius * libdevice.fast_cosf(angle), radius * libdevice.fast_sinf(angle)
 
     @triton.jit
@@ -113,7 +117,7 @@ if triton is not None:
         zero = counter * 0
         now = tl.load(step).to(tl.int32) + zero
         a, b, c, d = tl.philox(key, counter, now, zero, zero)
-        one, other = _radius(a), _radius(c)
+        one, other = _radius(a, b), _radius(c, d)
         if tl.max((tl.minimum(a, c) < _RARE).to(tl.int32)) > 0:
             e, f, g, h = tl.philox(key, counter, now, zero + 1, zero)
             one = _extended(one, a, e, f, g, h)
