@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 from shoal.accounting.chain import Line, read
 from shoal.accounting.claims import Unit
@@ -381,11 +382,12 @@ def to_the_same_end(root: Path, kills: int, seed: int) -> dict[str, Any]:
     return {"kills": kills, "round at the last kill": at, "left by kills": seen.counts}
 
 
-def _result(root: Path) -> tuple[bytes, list[dict[str, Any]]]:
+def _result(root: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
     run = find(root)
     assert run is not None
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return (run / "model.safetensors").read_bytes(), [line | {"seconds": 0} for line in metrics]
+    model = {name: tensor.tobytes() for name, tensor in load_file(run / "model.safetensors").items()}
+    return model, [line | {"seconds": 0} for line in metrics]
 
 
 def main() -> None:

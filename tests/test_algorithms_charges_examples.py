@@ -191,7 +191,7 @@ def test_bounds_on_sizes_are_charged_for_every_size_between(least, most):
         assert of.local_steps >= math.ceil(size / 6)
 
 
-def test_bounds_however_far_apart_take_no_time():
+def test_bounds_however_wide_take_no_time():
     setting = replace(SETTING, sizes=(1, 10**15), bounds=True)
     kinds = charged(cdp(local=Local(epochs=1)), setting=setting).uses
     assert len(kinds) <= 25

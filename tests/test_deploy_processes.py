@@ -142,6 +142,11 @@ def federation(tmp_path):
         child.away()
 
 
+def sites_of(run):
+    """What the roster says of each site."""
+    return [facts for facts in json.loads((run / "sites.json").read_text()).values() if isinstance(facts, dict)]
+
+
 def test_a_federation_over_tls_ends_where_the_simulator_does(federation, tmp_path):
     """Three sites with keys; a stranger's key and another authority are refused meanwhile."""
     path = config(tmp_path)
@@ -165,7 +170,7 @@ def test_a_federation_over_tls_ends_where_the_simulator_does(federation, tmp_pat
     }
     assert verify(federation.run / "ledger.jsonl").whole
     assert [line["clients"] for line in federation.metrics()] == [3, 3, 3, 3]
-    names = json.loads((federation.run / "sites.json").read_text()).values()
+    names = sites_of(federation.run)
     assert {facts["name"]: facts["number"] for facts in names} == {"site-0": 0, "site-1": 1, "site-2": 2}
 
 
@@ -224,7 +229,7 @@ def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
         child.signal(signal.SIGINT)
         assert federation.ended(child) == [130], child.said
     assert "shoal serve --resume" in coordinator.said
-    names = json.loads((federation.run / "sites.json").read_text()).values()
+    names = sites_of(federation.run)
     assert len({facts["number"] for facts in names}) == 3
 
 

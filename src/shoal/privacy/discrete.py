@@ -129,7 +129,7 @@ def table_of(width: float) -> Table:
     below, bounds = 0, []
     for mass in [*masses[:0:-1], *masses[:-1]]:  # the last place takes what is left
         below += mass
-        bounds.append((below << BITS) // total)
+        bounds.append(min((below << BITS) // total, 2**BITS - 1))  # all of it, where the last masses are 0
     return Table.of(bounds, -furthest)
 
 

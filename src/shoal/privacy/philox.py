@@ -87,7 +87,7 @@ if triton is not None:
 
     @triton.jit
     def _radius(a, b):
-        """sqrt(-2 ln u), u = (a + lent)/2^32, the last bits lent by the angle; near 1 it is 1 - u that has the digits."""
+        """sqrt(-2 ln u), u = (a + lent)/2^32, last bits lent by the angle; near 1 it is 1 - u that has the digits."""
         upper = a >= 2147483648
         lent = (b & _LENT).to(tl.float32) * 0.015625 + 0.0078125
         nearer = (tl.where(upper, 4294967295 - a, a).to(tl.float32) + lent) * 2.3283064365386963e-10
