@@ -14,7 +14,7 @@ from shoal.privacy.secure import SecureStreams
 STREAMS = Streams(5)
 
 
-def of_31_bits(into, scales, keystreams):
+def of_31_bits(into, scales, keystreams, sums=None):
     """Box and Muller's formula on a radius of 31 bits, as Shoal's first version had it."""
     half = (into.shape[1] + 1) // 2
     for row, scale, keystream in zip(into, scales, keystreams, strict=True):
@@ -42,10 +42,27 @@ def test_the_sampler_on_cuda_passes():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sampler_of_31_bits_is_flagged(seed):
-    numbers = torch.zeros(1, tails.NUMBERS)
-    of_31_bits(numbers, torch.ones(1), [Streams(seed).keystream("x")])
-    assert tails.lattice(numbers[0].double().numpy()).flagged
+    numbers = torch.zeros(tails.ROWS, tails.WIDTH)
+    of_31_bits(numbers, torch.ones(tails.ROWS), [Streams(seed).keystream("x", row) for row in range(tails.ROWS)])
+    assert tails.lattice(numbers.double().numpy()).flagged
     assert tails.beyond(of_31_bits, Streams(seed)).flagged
+
+
+def test_a_sampler_of_31_bits_is_flagged_where_a_run_would_use_it(monkeypatch):
+    """Through the pieces in which a run draws."""
+    monkeypatch.setattr("shoal.privacy.normals.add_normals", lambda *given, loop: of_31_bits(*given))
+    assert tails.sampler_checks(STREAMS, torch.device("cpu"))[-1].flagged
+
+
+def test_radii_that_are_not_extended_where_they_should_be_are_flagged(monkeypatch):
+    monkeypatch.setattr("shoal.privacy.normals.RARE", 2**12)
+    monkeypatch.setattr("shoal.privacy.normals.loop_in_c", lambda: None)
+    assert tails.sampler_checks(STREAMS, torch.device("cpu"))[-1].flagged
+
+
+def test_noise_that_leaves_out_steps_of_its_grid_is_flagged(monkeypatch):
+    monkeypatch.setattr("shoal.privacy.discrete.parts", lambda width: ((512, 2048.0),))
+    assert tails.discrete_steps(SecureStreams().generator("x")).flagged
 
 
 def test_a_table_that_ends_too_early_is_flagged(monkeypatch):

@@ -15,7 +15,7 @@ from shoal.errors import ConfigError
 from shoal.privacy.correlated import PAST, Correlated, coefficients, price, reach
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.random import Streams
-from shoal.privacy.secure import STEPS, SecureStreams, grid
+from shoal.privacy.secure import FINEST, SecureStreams, grid
 from small_federation import ALPHA, chi_square_fits
 
 few = settings(max_examples=60, deadline=None)
@@ -215,7 +215,7 @@ def test_a_falling_clip_takes_its_noise_with_it():
 
 def test_in_secure_mode_what_is_released_lies_on_a_grid_of_the_noise():
     noise, memory, streams = Correlated(3.0, bands=5, momentum=0.9), {}, SecureStreams()
-    step = 2.0 ** math.floor(math.log2(3.0 * 0.7 / STEPS))
+    step = 2.0 ** math.floor(math.log2(3.0 * 0.7 / FINEST))
     for t in range(4):
         sum_on_grid = torch.arange(-500, 500).double() * grid(0.7)
         released = noise.add(sum_on_grid.clone(), 3.0, 0.7, memory, streams.generator("noise", t)).double() / step
@@ -235,3 +235,14 @@ def test_in_secure_mode_what_is_released_lies_on_a_grid_of_the_noise():
 def test_bad_parameters_are_refused_by_name(changes, said):
     with pytest.raises(ConfigError, match=said):
         Correlated(**changes)
+
+
+def test_rounding_is_charged_in_every_round_that_a_client_reaches_however_little():
+    """(reach + e)^2 / z^2 a round: where reach is below 1, more than (1 + e) times as much."""
+    noise, bands, rounding = 64.0, 1000, 2e-3 / 64.0
+    record = Correlated(noise, bands=bands)
+    reached = reach(coefficients(record), bands, bands)
+    assert reached.min() < 0.1
+    prices = [price(record, t, bands, bands, rounding=rounding) for t in range(bands)]
+    assert sum(prices) == pytest.approx(float(((reached + rounding * noise) ** 2).sum()) / noise**2, rel=1e-9)
+    assert sum(prices) > sum(price(record, t, bands, bands) for t in range(bands)) * (1 + rounding * noise) ** 2

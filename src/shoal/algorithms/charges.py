@@ -30,7 +30,7 @@ from shoal.privacy.correlated import Correlated, price
 from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.normals import TAIL
 from shoal.privacy.schedules import parse
-from shoal.privacy.secure import FINE, STEPS, charged
+from shoal.privacy.secure import FINE, FINEST, STEPS, charged
 
 ONE_CLIENT = "there is one client, and what is trained on its data alone cannot hide them"
 
@@ -68,7 +68,7 @@ def _sampler_distance(
     algorithm: Algorithm, setting: Setting, t: int, boundary: Literal["per_step", "updates"]
 ) -> float:
     """How far from its law, at most, is the noise that protects a unit in round t: the sum over its numbers."""
-    each = discrete.distance(STEPS) if setting.secure else TAIL
+    each = discrete.distance(FINEST) if setting.secure else TAIL  # of all widths that are drawn the furthest
     counts = isinstance(algorithm.per_example if boundary == "per_step" else algorithm.per_update, QuantileClip)
     if boundary == "per_step":
         draws = setting.multiplicity * max((steps for *_, steps in uses(algorithm, setting)), default=1)
@@ -122,22 +122,28 @@ def _in_turn(
     z = per_round.multiplier(t, setting.rounds)
     if z == 0:
         return Unbounded("the noise is 0")
-    cost = price(per_round, t, setting.rounds, algorithm.clients.turns(setting.clients), again)
+    rounding = 1.001 * math.sqrt(setting.parameters) / FINEST if setting.secure and _fine(per_round) else 0.0
+    cost = price(per_round, t, setting.rounds, algorithm.clients.turns(setting.clients), again, rounding)
     cost *= (z / _discrete(algorithm, setting, t, z)) ** 2
     copies = setting.multiplicity if unit == "example" else 1
     return Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
 
 
+def _fine(per_round: noise.Gaussian) -> bool:
+    """Is the noise on the finest grid, since each round's sum is rounded with that of others?"""
+    return isinstance(per_round, Correlated)
+
+
 def _discrete(algorithm: Algorithm, setting: Setting, t: int, z: float) -> float:
     """What of noise z counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
 
-    A grid has 2^12 steps or more to the clip or to the noise. Correlated noise is rounded as a whole, and so is a
-    count, which a client moves by 1/2: by a step more.
+    A grid has 2^12 steps or more to the clip or to the noise. A count is rounded as a whole, which a client moves by
+    1/2: by a step more.
     """
     if not setting.secure or z == 0:
         return z
-    if isinstance(algorithm.per_round, Correlated):
-        return charged(z, STEPS, setting.parameters)
+    if algorithm.per_round is not None and _fine(algorithm.per_round):
+        return charged(z, FINEST)
     count = 0.0
     if isinstance(algorithm.per_update, QuantileClip):
         cohort = algorithm.clients.expected(t, setting.rounds, setting.clients)

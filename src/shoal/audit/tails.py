@@ -20,13 +20,13 @@ from torch import Tensor
 
 from shoal.audit.checks import Check
 from shoal.privacy import discrete
-from shoal.privacy.normals import add_normals, loop_in_c, normals
+from shoal.privacy.normals import PIECE, add_normals, loop_in_c, normals
 from shoal.privacy.random import Keystream, Streams
-from shoal.privacy.secure import SecureGenerator
+from shoal.privacy.secure import STEPS, SecureGenerator
 
 ZEROS = (12, 20, 31)  # leading bits of the forced words
-NUMBERS = 2**23  # drawn for the lattice: some 128 pairs of them lie where it would be seen
-BITS = range(23, 41)
+ROWS, WIDTH = 16, 2**19  # drawn for the lattice: some 128 pairs lie where one of 31 bits would be seen
+BITS = range(23, 34)
 COARSE = 16  # a lattice shows where u 2^b < 2^16, in spite of the rounding to float32
 CHANCE = 1e-7  # with which a check flags a right sampler
 
@@ -37,16 +37,17 @@ Draw = Callable[[Tensor, Tensor, Sequence[Keystream]], None]
 def sampler_checks(streams: Streams, device: torch.device) -> list[Check]:
     """The sampler that a run with these streams would use."""
     if streams.mode == "secure":
-        return [discrete_tail(streams.generator("tails"))]
+        generator = streams.generator("tails")
+        return [discrete_tail(generator), discrete_steps(generator)]
     ways = {"in C": loop_in_c(), "by operations": None}
     found = [
         beyond(lambda into, scales, keys, loop=loop: add_normals(into, scales, keys, None, loop), streams, name)
         for name, loop in ways.items()
         if loop is not None or name == "by operations"
     ]
-    into = torch.zeros(1, NUMBERS, device=device)
-    normals(streams, "tails", (), [0], into).add(into, into.new_ones(1))
-    return [*found, lattice(into[0].double().cpu().numpy())]
+    into = torch.zeros(ROWS, min(WIDTH, PIECE), device=device)
+    normals(streams, "tails", (), range(ROWS), into).add(into, into.new_ones(ROWS))
+    return [*found, lattice(into.double().cpu().numpy())]
 
 
 class _Zeros(Keystream):
@@ -81,20 +82,34 @@ def beyond(draw: Draw, streams: Streams, name: str = "") -> Check:
 
 
 def lattice(numbers: np.ndarray) -> Check:
-    """Do radii of pairs, neighbours or the halves of a vector, come from whole numbers of b bits, for some b?"""
+    """Do radii of pairs, neighbours or the halves of a row, come from whole numbers of b bits, for some b?"""
     from scipy.stats import norm
 
-    even = numbers[: len(numbers) // 2 * 2]
     limit = float(norm.isf(CHANCE / len(BITS) / 4))
     worst = 0.0
-    for first, second in (even.reshape(2, -1), even.reshape(-1, 2).T):
-        halves = (first**2 + second**2) / 2
+    halves = numbers.reshape(len(numbers), 2, -1).swapaxes(0, 1).reshape(2, -1)
+    for first, second in (halves, numbers.reshape(-1, 2).T):
+        logs = (first**2 + second**2) / 2
         for bits in BITS:
-            whole = np.exp(bits * math.log(2) - halves[halves > (bits - COARSE) * math.log(2)])
+            whole = np.exp(bits * math.log(2) - logs[logs > (bits - COARSE) * math.log(2)])
             if len(whole) >= 10:  # the mean of cos(2 pi u 2^b) is -1 on the lattice, else 0 +- sqrt(1 / 2n)
                 worst = max(worst, abs(float(np.cos(2 * np.pi * whole).mean())) * math.sqrt(2 * len(whole)))
     words = "radii lie on no lattice" if worst <= limit else "radii lie on a lattice of few bits"
     return Check("noise lattice", worst, limit, worst > limit, words)
+
+
+def discrete_steps(generator: np.random.Generator) -> Check:
+    """Noise on a fine grid is a sum of draws, some times a factor: is it whole numbers of every kind? Chi-square."""
+    from scipy.stats import chisquare
+
+    assert isinstance(generator, SecureGenerator)
+    drawn = generator.whole_normal(STEPS, 2**17)
+    factor = max(by for by, _ in discrete.parts(STEPS))
+    chance = float(chisquare(np.bincount(drawn % factor, minlength=factor)).pvalue)
+    spread = abs(float(np.square(drawn / STEPS).mean()) - 1) / math.sqrt(2 / len(drawn))
+    flagged = chance < CHANCE or spread > 5.4
+    words = "noise on the fine grid takes all its steps" if not flagged else "noise leaves steps of its grid out"
+    return Check("noise steps", chance, CHANCE, flagged, words)
 
 
 def discrete_tail(generator: np.random.Generator, width: float = 64.0) -> Check:
@@ -105,7 +120,7 @@ def discrete_tail(generator: np.random.Generator, width: float = 64.0) -> Check:
 
     def ones(count: int) -> discrete.Words:
         words = generator.words((count + 1) // 2).view(np.uint32)[:count].copy()
-        words[: count - discrete.REST * 16] |= np.uint32(0xFFFFFFFF)
+        words[: count - discrete.REST * 64] |= np.uint32(0xFFFFFFFF)
         return words
 
     drawn = np.concatenate([discrete.draw(width, 8, ones) for _ in range(500)])

@@ -312,7 +312,8 @@ class Coordinator(Simulator):
             part = Trained(np.array([answer.number for answer in answers]), updates, norms, [], None)
             updates = leaving(self.stage, part, bound, moment)
         elif self.stage.streams.mode == "secure" and self.stage.algorithm.per_round is not None:
-            updates = toward_zero(updates, grid(bound)).double()  # as sent, unless a site is up to something
+            updates = toward_zero(updates, grid(bound))  # as sent, unless a site is up to something
+        updates = updates.double() if self.stage.streams.mode == "secure" else updates
         weights = updates.new_tensor([answer.weight for answer in answers])
         total = Sum(
             update=weights @ updates,

@@ -167,8 +167,9 @@ def leaving(stage: Stage, part: Trained, bound: float, moment: Moment) -> Tensor
     if per_update is None:
         return part.updates
     left = per_update.leave(part.updates, part.norms, bound, moment.t, moment.total, draw)
-    secure = stage.streams.mode == "secure" and stage.algorithm.per_round is not None
-    return toward_zero(left, grid(bound)).double() if secure else left
+    if stage.streams.mode != "secure":
+        return left
+    return (toward_zero(left, grid(bound)) if stage.algorithm.per_round is not None else left).double()
 
 
 def _leave_clients(

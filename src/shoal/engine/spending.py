@@ -29,6 +29,10 @@ MOST_CLIENTS = 20
 _RECORD: tuple[Unit, Observer] = ("example", "release")
 
 
+RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
+"""On what claims rest where noise follows from a seed; random=secure rests on neither."""
+
+
 @dataclass(frozen=True)
 class Limit:
     """What a run may spend (`epsilon`, where there is a limit), and the delta at which everything is told."""
@@ -129,6 +133,8 @@ class Spending:
         spent = self._ledger.charged_event(unit, who)
         clients = self._setting.clients
         found = prove(unit, who, spent, self.limit.delta, neighbours=NEIGHBOURS[unit], clients=clients)
+        if found.epsilon is not None and not self._setting.secure:
+            found = replace(found, because="; ".join(filter(None, (found.because, RESEARCH))))
         return replace(found, simulated=unit == "client" and self._setting.simulated)
 
     def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from shoal.engine.federation import Federation
 from shoal.engine.sanitise import Sanitiser
-from shoal.gradients import Network
+from shoal.gradients import ExampleTape, Network, Tape
+from shoal.privacy.normals import Product
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """For every step: records [K, B], which of them are real, their weights in the loss, which clients [K] move."""
@@ -43,23 +45,21 @@ class LocalSteps:
     def play_carefully(self, inputs: Inputs) -> LocalSteps:
         """The same, where some record's gradient has no norm: it is left out, and its client's noise is not.
 
-        One such record would turn its client's update into NaN, and the firewall that into 0: it would show.
+        One such record would turn its client's update into NaN, and the firewall that into 0: it would show. It is
+        taken from the very tape on which it has no norm: in another pass Dropout would draw anew.
         """
         assert self.sanitised is not None
         for records, real, weights, moving in zip(*inputs, strict=True):
-            x, y = self.federation.rows(records)
-            spoilt = self.sanitised.spoilt(self.network.backward(self.params, x, y, weights))
-            kept = (~spoilt).to(real.dtype)
-            x = torch.where(spoilt.view(*spoilt.shape, *[1] * (x.dim() - 2)), 0, x)
-            self._move(x, y, real * kept, weights * kept, moving)
+            tape = self.network.backward(self.params, *self.federation.rows(records), weights)
+            without = Without(tape, self.sanitised.spoilt(tape))
+            self._move(without, real * ~without.dropped, moving)
         return self
 
     def step(self, records: Tensor, real: Tensor, weights: Tensor, moving: Tensor) -> None:
-        self._move(*self.federation.rows(records), real, weights, moving)
+        self._move(self.network.backward(self.params, *self.federation.rows(records), weights), real, moving)
 
-    def _move(self, x: Tensor, y: Tensor, real: Tensor, weights: Tensor, moving: Tensor) -> None:
+    def _move(self, tape: Tape, real: Tensor, moving: Tensor) -> None:
         """w <- w - lr g; with momentum v <- momentum v + g, w <- w - lr v, for the clients that have a step left."""
-        tape = self.network.backward(self.params, x, y, weights)
         if self.sanitised is not None:
             tape = self.sanitised(tape, real, moving)
         if self.velocity is None:
@@ -81,6 +81,32 @@ class LocalSteps:
             self.velocity.copy_(other.velocity)
         if self.sanitised is not None and other.sanitised is not None:
             self.sanitised.begin(other.sanitised)
+
+
+class Without:
+    """A tape without some of its records: to have no norm is to be clipped to nothing."""
+
+    def __init__(self, tape: ExampleTape, dropped: Tensor) -> None:
+        self._tape, self.dropped = tape, dropped
+        self._squares = tape.squares().masked_fill(dropped, float("inf"))
+        tape.make_finite()
+
+    def squares(self) -> Tensor:
+        return self._squares
+
+    def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        self._tape.accumulate(into, scale, factors)
+
+    def accumulate_but(
+        self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
+    ) -> list[Product]:
+        return self._tape.accumulate_but(left, into, scale, factors)
+
+    def examples(self) -> Tensor:
+        return self._tape.examples().masked_fill(self.dropped.unsqueeze(2), 0.0)
+
+    def make_finite(self) -> None:
+        """It is already."""
 
 
 def aligned(vectors: Tensor) -> Tensor:

@@ -125,3 +125,6 @@ class Examples:
 
     def examples(self) -> Tensor:
         return self._gradients
+
+    def make_finite(self) -> None:
+        self._gradients = torch.nan_to_num(self._gradients, nan=0.0, posinf=0.0, neginf=0.0)

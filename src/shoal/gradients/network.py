@@ -47,6 +47,9 @@ class ExampleTape(Tape, Protocol):
     def examples(self) -> Tensor:
         """The gradients themselves, [K, B, P]."""
 
+    def make_finite(self) -> None:
+        """Put 0 wherever a number is NaN or Inf, once the norms are known: what has no norm can then be left out."""
+
 
 class Network(Protocol):
     """A model whose parameters are one vector [P] a client."""

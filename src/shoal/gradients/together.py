@@ -105,10 +105,22 @@ class Records(list[tuple[Rule, Any, Tensor]]):
         self._kept = [kept for _, kept in found]
         return torch.stack([squares for squares, _ in found]).view(len(self), *self._weights.shape)
 
+    @torch.no_grad()
+    def make_finite(self) -> None:
+        self[:] = [(rule, finite(saved), finite(grad)) for rule, saved, grad in self]
+        self._kept = finite(self._kept)
+
     def examples(self) -> Tensor:
         gradients = self._weights.new_zeros(self._weights.numel(), self._size)
         self.accumulate(gradients, 1.0)
         return gradients.view(*self._weights.shape, self._size)
+
+
+def finite(held: Any) -> Any:
+    """What a tape holds, with 0 for every number that is not finite."""
+    if isinstance(held, Tensor):
+        return torch.nan_to_num(held, nan=0.0, posinf=0.0, neginf=0.0) if held.is_floating_point() else held
+    return type(held)(finite(each) for each in held) if type(held) in (tuple, list) else held
 
 
 class _Taped(torch.autograd.Function):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.privacy.noise import Gaussian, Memory, gaussian_like
-from shoal.privacy.secure import STEPS, SecureGenerator, grid, on_grid
+from shoal.privacy.secure import FINEST, SecureGenerator, grid, on_grid
 
 Array = npt.NDArray[np.float64]
 
@@ -68,12 +68,12 @@ class Correlated(Gaussian):
 
 
 def _on_fine_grid(back: Tensor, scale: float, coarse: float, generator: SecureGenerator) -> Tensor:
-    """-c_1 w_{t-1} - ..., rounded down onto a grid of at least STEPS to the noise, plus a discrete Gaussian on it.
+    """-c_1 w_{t-1} - ..., rounded down onto a grid of at least FINEST to the noise, plus a discrete Gaussian on it.
 
     The sum lies on a coarser one: rounded with it, the weighted sum of which round t is the Gaussian mechanism comes
     out the same, moved by up to a step in each coordinate.
     """
-    step = min(coarse, 2.0 ** math.floor(math.log2(scale / STEPS)))
+    step = min(coarse, 2.0 ** math.floor(math.log2(scale / FINEST)))
     return on_grid(back.div(step).floor_().mul_(step), scale, step, generator)
 
 
@@ -98,26 +98,28 @@ def reach(weights: Array, turns: int, rounds: int) -> Array:
     return found
 
 
-def price(noise: Gaussian, t: int, total: int, turns: int, again: bool = False) -> float:
+def price(noise: Gaussian, t: int, total: int, turns: int, again: bool = False, rounding: float = 0.0) -> float:
     """What round t costs: (reach / noise)^2 of one client, which over all rounds is the squared shift of a Gaussian.
 
     Clients begin in different rounds, and at any time some have paid more than others. Rounds that are played for
     the first time come in order, and each is charged by how much the greatest of these sums has grown. A round that
     is played `again` is charged what it costs the client that it hits hardest. So nobody pays more than was charged.
+    `rounding`: by how many clips rounding may move a weighted sum beyond that, for each unit of noise.
     """
-    first, once_more = _prices(noise, turns, total, max(total, t + 1))
+    first, once_more = _prices(noise, turns, total, max(total, t + 1), rounding)
     return float((once_more if again else first)[t])
 
 
 @lru_cache(maxsize=8)
-def _prices(noise: Gaussian, turns: int, total: int, rounds: int) -> tuple[Array, Array]:
+def _prices(noise: Gaussian, turns: int, total: int, rounds: int, rounding: float) -> tuple[Array, Array]:
     scales = np.array([noise.multiplier(t, total) for t in range(rounds)])
     # A round without noise has no price: the ledger says of it that nothing is proven.
     weight = np.divide(1.0, scales**2, out=np.zeros(rounds), where=scales > 0)
-    squares = reach(coefficients(noise), turns, rounds) ** 2
+    reached = reach(coefficients(noise), turns, rounds)
     dearest, hardest = np.zeros(rounds), np.zeros(rounds)
     for start in range(min(turns, rounds)):
-        paid = squares[: rounds - start] * weight[start:]
+        moved = reached[: rounds - start]
+        paid = (moved + (moved > 0) * rounding * scales[start:]) ** 2 * weight[start:]
         dearest[start:] = np.maximum(dearest[start:], np.cumsum(paid))
         hardest[start:] = np.maximum(hardest[start:], paid)
     return np.diff(dearest, prepend=0.0), hardest

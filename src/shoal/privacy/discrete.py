@@ -63,7 +63,7 @@ class Table:
     def add_draws(self, into: Whole, factor: int, source: Source, kernels: bool = True) -> None:
         """into += factor times draws from this table."""
         count = len(into)
-        spare = REST * (16 + 4 * count * len(self.high) // 2**32)  # more are needed with a chance below 1e-20
+        spare = REST * (64 + 8 * count * len(self.high) // 2**32)  # more are needed with a chance below 1e-80
         words = source(count + spare)
         loop = loop_in_c() if kernels else None
         used = (loop or by_operations)(self, into, factor, words[:count], words[count:])
@@ -164,7 +164,7 @@ def distance(width: float) -> float:
     tables = [of for _, of in parts(width)]
     rounded = sum(2 * (2 * math.ceil(FURTHEST * of) + 3) * 2.0**-BITS for of in tables)
     ended = len(tables) * 2 * math.exp(-(FURTHEST**2) / 2)
-    unsmooth = (len(tables) - 1) * 2 * math.exp(-2 * (math.pi * SMOOTH) ** 2) * 1.01
+    unsmooth = len(tables) * 2 * math.exp(-2 * (math.pi * SMOOTH) ** 2) * 1.01  # once for `continuous`
     return rounded + ended + unsmooth
 
 

@@ -76,7 +76,8 @@ class MaxClip(ExampleClip):
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
         if self.layers == "flat":
             squares = squares.sum(0, keepdim=True)
-        return (squares.sqrt() * factors).amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
+        clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
+        return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ PIECE = 2**19
 BLOCK = 2**19
 """Numbers of a product that are made in one go, with their noise."""
 
+FEW = 128
+"""Rows of a product up to which it is summed in float32: of more, rounding would move the sum."""
+
 WORTH_IT = 2**15
 """Numbers from which on a product is made with its noise."""
 
@@ -125,8 +128,8 @@ class OnCpu:
 
     def takes(self, product: Product) -> bool:
         """It pays where the product would not stay in the cache until the noise comes."""
-        size = product.rows.shape[2] * product.grads.shape[2]
-        return size >= WORTH_IT and product.rows.dtype == torch.float32
+        _, few, width = product.rows.shape
+        return few <= FEW and width * product.grads.shape[2] >= WORTH_IT and product.rows.dtype == torch.float32
 
     def add(self, into: Tensor, scales: Tensor, sums: Tensor | None = None, products: Sequence[Product] = ()) -> None:
         rows = scales.nonzero().flatten().tolist()
@@ -162,7 +165,7 @@ class OnCpu:
                 last = min(out + high, outs)
                 start = product.start + out * width
                 part = into[row : row + 1, start : start + (last - out) * width]
-                factors = product.grads[row, :, out:last].t(), product.rows[row]
+                factors = product.grads[row, :, out:last].t().detach(), product.rows[row].detach()
                 keystream = self._stream(row, start)
                 yield partial(self._add_product, part, scales[row : row + 1], keystream, *factors, product.scale)
 
@@ -235,8 +238,8 @@ def add_discrete(into: Tensor, scales: Tensor, keystreams: Sequence[Keystream], 
 
 
 def _spare(half: int) -> int:
-    """Words that extend rare numbers, four each: with a chance below 1e-24 more are needed."""
-    return 4 * (12 + half // 1024)
+    """Words that extend rare numbers, four each: that more are needed has a chance below 1e-46, less than TAIL's."""
+    return 4 * (24 + half // 256)
 
 
 def by_operations(into: Tensor, scales: Tensor, bits: Tensor, sums: Tensor | None = None) -> bool:

@@ -31,6 +31,7 @@ Words = npt.NDArray[np.uint64]
 
 FINE = 12  # the grid is 2^-12 to 2^-13 of the noise, or of the clip
 STEPS = 2.0**20  # of the grid in the noise of a sum that is rounded as a whole
+FINEST = 2.0**32  # the same for correlated noise, whose every round is rounded
 _MOST = 2.0**52  # steps from 0 beyond which nothing counts: whole numbers that float64 has
 
 
