@@ -226,6 +226,22 @@ def test_terms_that_cannot_be_are_refused_and_the_site_lives(heard, changes):
     assert "refused" not in site.answer(ROUND, letter).values
 
 
+@pytest.mark.parametrize("count", [0, -1])
+@pytest.mark.parametrize("name", ["clients", "rounds", "multiplicity", "layers", "parameters", "sizes"])
+def test_counts_below_one_are_refused(tmp_path, name, count):
+    """A record on 0 clients would be charged for no number of its noise."""
+    told = terms()
+    if name == "parameters":
+        told = replace(told, parameters=count)
+    else:
+        told = replace(told, setting=replace(told.setting, **{name: (count,) if name == "sizes" else count}))
+    site = Site(Owner("site", tmp_path, some, bounds=WIDE))
+    answer = site.answer(TERMS, Parcel({"terms": told.text, "round": 0}))
+    site.close()
+    assert name in answer.values["refused"]
+    assert f"must be >= 1, got {count}" in answer.values["refused"]
+
+
 @pytest.mark.parametrize("clip", [math.nan, math.inf, 0.0, -1.0, 5e-324])
 def test_a_clip_that_cannot_be_is_refused_before_it_is_charged(tmp_path, clip):
     _, wire = served(tmp_path, settings("geyer-private", clients__sampling="all", federation__seeded=False))
