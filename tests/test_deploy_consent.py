@@ -5,22 +5,27 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from loopback import with_sites
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Compose, Gaussian, Repeat, leaves, without_sampler
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, leaves, without_sampler
 from shoal.accounting.ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import event as round_event
-from shoal.config import configure
+from shoal.algorithms.charges import whole_run
+from shoal.config import configure, to_toml
+from shoal.data import load
 from shoal.deploy.consent import Purse, Refused, Wishes, least_noise
+from shoal.deploy.gate import Question
 from shoal.deploy.parcel import Parcel
 from shoal.deploy.records import reader
 from shoal.deploy.site import Owner, Site
-from shoal.deploy.terms import END, ROUND, TERMS
+from shoal.deploy.terms import END, ROUND, TERMS, Terms
+from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
 from test_deploy_loopback import served, settings
 
@@ -200,6 +205,41 @@ def test_where_it_shows_who_took_part_no_lot_is_believed(tmp_path, observer):
     purse.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert leaves(ledger.charged_event("example", observer)) == {Gaussian(4.0): 1}
+
+
+@pytest.mark.parametrize("at", ["server", "client"])
+def test_a_site_is_charged_for_noise_on_updates_without_amplification(tmp_path, at):
+    """fed-sdp, a record against released models: 10 of 100 sites a round, noise 6, 100 rounds.
+
+    Who answered can show in the amount of the noise. Amplified, the run would cost 1.48; without, 5.46. A site knows
+    in which rounds it was asked, and is charged for these alone, in full.
+    """
+    clients, rounds, mine = 100, 100, range(0, 100, 10)
+    given = settings("fed-sdp", per_update__at=at, per_update__noise=6.0, clients__cohort=10, data__clients=clients)
+    config = configure(given | {"rounds": rounds, "federation.seeded": False})
+    digits = load("digits")
+    setting = Setting(clients, rounds, all_answer=False)
+    told = Terms("run", to_toml(config), setting, digits.classes, digits.input_shape, 650, None)
+    site = Site(Owner("site", tmp_path, reader("digits", part=0)))
+    assert "agreed" in site.answer(TERMS, Parcel({"terms": told.text, "round": 0})).values
+    for t in mine:
+        names = Question("run", told.digest, 0, Moment(t, rounds)).names
+        assert "refused" not in site.answer(ROUND, Parcel(names, {"model": torch.zeros(650)})).values
+    ended = {"run": "run", "terms": told.digest, "why": "rounds", "round": rounds}
+    assert "refused" not in site.answer(END, Parcel(ended)).values
+    site.close()
+
+    def cost(event):
+        return epsilon(event, 1e-5, neighbours="replace-one").epsilon
+
+    planned = whole_run(config.algorithm, told.charged, rounds, "example", "release")
+    amplified = Repeat(Sampled("fixed-size", 0.1, Gaussian(6.0)), rounds)
+    assert (cost(planned), cost(amplified)) == (pytest.approx(5.46, abs=0.01), pytest.approx(1.48, abs=0.01))
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert sum(intent.round - intent.first + 1 for intent in ledger.charged) == rounds
+        event = ledger.charged_event("example", "release")
+    assert cost(event) == pytest.approx(cost(Repeat(Gaussian(6.0), len(mine))), rel=1e-3)
+    assert cost(event) > 4.6
 
 
 @pytest.mark.parametrize("false", [{"sizes": [10**7]}, {"all_answer": True}])

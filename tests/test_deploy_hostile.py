@@ -11,9 +11,12 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from loopback import with_sites
-from shoal.accounting.events import Unbounded
+from shoal.accounting.accountants import epsilon
+from shoal.accounting.events import Unbounded, leaves
 from shoal.accounting.ledger import Ledger
+from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Setting
+from shoal.algorithms.charges import NEIGHBOURS
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.deploy.consent import Wishes
@@ -24,7 +27,7 @@ from shoal.deploy.policy import Bounds
 from shoal.deploy.records import reader
 from shoal.deploy.roster import Roster
 from shoal.deploy.site import AT_HOME, Owner, Site
-from shoal.deploy.terms import ROUND, TERMS, Terms
+from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
 from shoal.privacy.noise import add_to_sum
@@ -224,6 +227,139 @@ def test_terms_that_cannot_be_are_refused_and_the_site_lives(heard, changes):
         assert f"no round {number}" in site.answer(TERMS, Parcel(first.values | {"round": number})).values["refused"]
     assert "agreed" in site.answer(TERMS, first).values
     assert "refused" not in site.answer(ROUND, letter).values
+
+
+@pytest.mark.parametrize("count", [0, -1])
+@pytest.mark.parametrize("name", ["clients", "rounds", "multiplicity", "layers", "parameters", "sizes"])
+def test_counts_below_one_are_refused(tmp_path, name, count):
+    """A record on 0 clients would be charged for no number of its noise."""
+    told = terms()
+    if name == "parameters":
+        told = replace(told, parameters=count)
+    else:
+        told = replace(told, setting=replace(told.setting, **{name: (count,) if name == "sizes" else count}))
+    site = Site(Owner("site", tmp_path, some, bounds=WIDE))
+    answer = site.answer(TERMS, Parcel({"terms": told.text, "round": 0}))
+    site.close()
+    assert name in answer.values["refused"]
+    assert f"must be >= 1, got {count}" in answer.values["refused"]
+
+
+def test_refused_terms_leave_no_mark_on_the_unit(tmp_path):
+    """The owner names no unit: what is shown and limited is that of the terms that were agreed to."""
+    refused, agreed = terms(budget__unit="client", per_step__noise=0.5), terms(budget__unit="example")
+    said = []
+    site = Site(Owner("site", tmp_path, some, Wishes(noise=1.0), bounds=WIDE), said.append)
+    assert "refused" in site.answer(TERMS, Parcel({"terms": refused.text, "round": 0})).values
+    assert "agreed" in site.answer(TERMS, Parcel({"terms": agreed.text, "round": 0})).values
+    letter = Parcel(Question("run", agreed.digest, 0, Moment(0, 1)).names, {"model": torch.zeros(650)})
+    assert "refused" not in site.answer(ROUND, letter).values
+    site.close()
+    assert ADJACENCY[NEIGHBOURS["example"]] in said[-1]
+
+
+PLANNED = 1000
+
+
+def sampled(run, noise=1.0, seed=None):
+    """Terms under which 10 of 1,000 sites are sampled a round, which released models do not show."""
+    said = {key: value for key, value in SAID.items() if key != "per_step.noise"}
+    said |= {"algorithm": "trusted-curator", "rounds": PLANNED, "per_round.noise": noise, "data.clients": 1000}
+    said |= {"clients.sampling": "poisson", "clients.cohort": 10}
+    told = terms()
+    setting = replace(told.setting, clients=1000, rounds=PLANNED)
+    return replace(told, run=run, config=to_toml(configure(said)), setting=setting, seed=seed)
+
+
+def joined(folder, told, letters=(), wishes=None):
+    """What a site answers that is started, joins and gets these letters."""
+    site = Site(Owner("site", folder, some, wishes or Wishes()))
+    found = [site.answer(TERMS, Parcel({"terms": told.text, "round": 0}))]
+    found += [site.answer(kind, letter) for kind, letter in letters]
+    site.close()
+    return found
+
+
+def a_round(told, t=0):
+    names = Question(told.run, told.digest, 0, Moment(t, PLANNED)).names
+    return ROUND, Parcel(names, {"model": torch.zeros(650)})
+
+
+def the_end(told, done):
+    return END, Parcel({"run": told.run, "terms": told.digest, "why": "rounds", "round": done})
+
+
+def spent(folder):
+    """Rounds in the ledger, and the client's epsilon."""
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        event = ledger.charged_event("client", "release")
+        return ledger.charged[-1].round, epsilon(event, 1e-5, neighbours="zero-out").epsilon
+
+
+@pytest.mark.parametrize(("run", "noise"), [("two", 1.0), ("one", 8.0)], ids=["run", "terms"])
+def test_a_run_whose_end_never_comes_is_charged_before_the_next(tmp_path, run, noise):
+    """Of 1,000 rounds the site was asked in the first: being sampled by chance costs something in all of them."""
+    first, other = sampled("one"), sampled(run, noise)
+    assert not any("refused" in answer.values for answer in joined(tmp_path / "end", first, [a_round(first)]))
+    assert spent(tmp_path / "end")[0] == 1
+    joined(tmp_path / "end", first, [the_end(first, PLANNED)])
+    joined(tmp_path / "lost", first, [a_round(first)])
+    joined(tmp_path / "lost", first)  # a restart in between is no other run
+    assert "agreed" in joined(tmp_path / "lost", other)[0].values
+    assert spent(tmp_path / "lost") == spent(tmp_path / "end")
+    joined(tmp_path / "lost", other, [a_round(other, 2)])
+    assert spent(tmp_path / "lost")[0] == PLANNED + 3, "the other run is charged from its own beginning"
+
+
+def test_a_run_that_ended_early_is_charged_no_further(tmp_path):
+    first, second = sampled("one"), sampled("two")
+    joined(tmp_path, first, [a_round(first), the_end(first, 5)])
+    assert "agreed" in joined(tmp_path, second)[0].values
+    assert spent(tmp_path)[0] == 5
+
+
+def test_a_round_after_the_end_opens_the_run_again(tmp_path):
+    first, second = sampled("one"), sampled("two")
+    joined(tmp_path, first, [a_round(first), the_end(first, 5), a_round(first, 9)])
+    joined(tmp_path, second)
+    assert spent(tmp_path)[0] == PLANNED
+
+
+def test_refused_terms_end_no_run(tmp_path):
+    first = sampled("one")
+    joined(tmp_path, first, [a_round(first)], Wishes(noise=1.0))
+    assert "refused" in joined(tmp_path, sampled("two", noise=0.5), wishes=Wishes(noise=1.0))[0].values
+    assert spent(tmp_path)[0] == 1
+
+
+def test_a_run_whose_end_never_came_counts_against_the_budget(tmp_path):
+    """Whatever the owner allows by now: the rounds have been played."""
+    first = sampled("one")
+    joined(tmp_path, first, [a_round(first)])
+    answer = joined(tmp_path, sampled("two"), wishes=Wishes(epsilon=1.5, unit="client"))[0]
+    assert "owner's 1.5" in answer.values["refused"]
+    count, found = spent(tmp_path)
+    assert count == PLANNED
+    assert found > 1.5
+
+
+def test_what_is_left_of_a_seeded_run_is_charged_as_no_noise(tmp_path):
+    joined(tmp_path, sampled("one", seed=3))
+    joined(tmp_path, sampled("two"))
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert ledger.charged[-1].round == PLANNED
+        assert any(isinstance(leaf, Unbounded) for leaf in leaves(ledger.charged_event("client", "release")))
+
+
+def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
+    first = sampled("one")
+    joined(tmp_path, first, [a_round(first)])
+    kept = (tmp_path / "terms.json").read_bytes()
+    (tmp_path / "terms.json").unlink()
+    assert joined(tmp_path, sampled("two"))[0].values["refused"] == AT_HOME
+    (tmp_path / "terms.json").write_bytes(kept)
+    assert "agreed" in joined(tmp_path, sampled("two"))[0].values
+    assert spent(tmp_path)[0] == PLANNED
 
 
 @pytest.mark.parametrize("clip", [math.nan, math.inf, 0.0, -1.0, 5e-324])

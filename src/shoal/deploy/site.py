@@ -133,11 +133,7 @@ class Site:
             raise Refused(f"it wants to import {settings.model!r} here; if you agree: --model {settings.model}")
         if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
             raise Refused("its terms count other clients or rounds than its configuration")
-        if self._purse is None:
-            path = self.owner.folder / LEDGER
-            self._refuse_cut(path)
-            self._purse = Purse(path, self.owner.name, self.owner.wishes, settings.budget.unit)
-        self._purse.agree(algorithm, terms.charged, seeded=terms.seed is not None)
+        self._open(terms, self.owner.wishes)
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
@@ -151,8 +147,46 @@ class Site:
             self._refuse_unfit(terms, dataset)
         except (ShoalError, OSError) as error:
             raise Unfit(str(error)) from error
+        if self._settle(terms):
+            self._open(terms, self.owner.wishes)
         self._terms, self._dataset, self._stage, self._desk = terms, dataset, None, desk
         self._memory = self._kept_memory(terms)
+
+    def _open(self, terms: Terms, wishes: Wishes) -> Purse:
+        """The ledger, opened for these terms; Refused where they break a wish."""
+        self.close()
+        path, settings = self.owner.folder / LEDGER, terms.settings
+        self._refuse_cut(path)
+        self._purse = Purse(path, self.owner.name, wishes, settings.budget.unit)
+        self._purse.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
+        return self._purse
+
+    def _settle(self, terms: Terms) -> bool:
+        """Charge the planned rounds that are left of an earlier run whose end was never reported; were there any?
+
+        All of them may have been played. They are charged whatever the owner allows by now.
+        """
+        kept = self._kept_progress()
+        if kept.get("ended", True):  # files of earlier versions do not say
+            return False
+        try:
+            old = self._kept_terms()
+            algorithm = None if old is None else old.settings.algorithm
+        except (ShoalError, ValueError):
+            old = algorithm = None
+        if old is None or algorithm is None:
+            raise LedgerError(
+                f"run {kept['run']} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
+                f"read: put the file back, or use the version of Shoal that wrote it"
+            )
+        if old.digest == terms.digest:
+            return False
+        first, total = int(kept["next"]), old.setting.rounds
+        purse = self._open(old, Wishes())
+        purse.charge(algorithm, old.charged, range(first, total), records=int(kept["records"]))
+        self._write_progress(kept | {"next": total, "ended": True})
+        self._tell(f"run {old.run} never ended here: charged for its rounds {first + 1} to {total}")
+        return True
 
     def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
         if dataset.input_shape != terms.shape:
@@ -238,6 +272,7 @@ class Site:
             first += count
             self._keep_progress(terms, first)
             count = min(count, done - first)
+        self._keep_progress(terms, first, ended=True)
         return Parcel({"name": self.owner.name})
 
     def _aggregate(self, kind: str, letter: Parcel) -> Parcel:
@@ -315,17 +350,21 @@ class Site:
     def _progress(self, terms: Terms, otherwise: int) -> int:
         """The first round of this run that is not charged yet: from the one in which this site joined."""
         kept = self._kept_progress()
-        return int(kept["next"]) if kept.get("run") == terms.run else otherwise
+        same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
+        return int(kept["next"]) if same else otherwise
 
     def _kept_progress(self) -> dict[str, Any]:
         path = self.owner.folder / PROGRESS
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
-    def _keep_progress(self, terms: Terms, following: int) -> None:
+    def _keep_progress(self, terms: Terms, following: int, ended: bool = False) -> None:
         """After the charge: a kill in between makes that round charged twice, never not at all."""
+        kept = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended, "records": self._records}
+        self._write_progress({release.KEY: release.SITE} | kept)
+
+    def _write_progress(self, kept: dict[str, Any]) -> None:
         assert self._purse is not None
-        kept = {release.KEY: release.SITE, "run": terms.run, "next": following, "ledger": self._purse.head}
-        write_whole(self.owner.folder / PROGRESS, json.dumps(kept).encode())
+        write_whole(self.owner.folder / PROGRESS, json.dumps(kept | {"ledger": self._purse.head}).encode())
 
     def _refuse_cut(self, ledger: Path) -> None:
         """A ledger that lost its last lines, or was put back from a copy, would let the budget be spent twice."""

@@ -62,6 +62,14 @@ class Terms:
     def digest(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    def refuse_counts(self) -> None:
+        """Spoilt where a count is below 1: no federation has it, and a charge times 0 is none."""
+        counts = {name: getattr(self.setting, name) for name in ("clients", "rounds", "multiplicity", "layers")}
+        counts |= {"parameters": self.parameters} | {f"sizes[{i}]": n for i, n in enumerate(self.setting.sizes)}
+        for name, count in counts.items():
+            if count < 1:
+                raise Spoilt(f"the terms' {name} must be >= 1, got {count}")
+
     @classmethod
     def read(cls, text: str) -> Terms:
         """Terms from the wire; Spoilt where they cannot be understood."""
@@ -89,6 +97,7 @@ class Terms:
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Spoilt(f"the terms cannot be understood: {type(error).__name__}") from None
+        told.refuse_counts()
         if told.text != text:
             raise Spoilt("the terms hold more than is known here: use the same Shoal everywhere")
         return told
