@@ -24,6 +24,8 @@ def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
     same: dict[tuple[str, float, str, str], list[str]] = {}
     for claim in proving:
         note = f"by {str(claim.get('accountant') or 'rdp').upper()}"
+        if sampler := number(claim.get("sampler_delta")):
+            note = f"{note}; {sampler:.0e} of delta is for the noise sampler"
         note = f"{note}; {claim['because']}" if claim.get("because") else note
         key = (whose(claim), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
         same.setdefault(key, []).append(str(claim.get("observer")))
