@@ -202,7 +202,7 @@ def added(tape, clip, bound, params, scale, fused=False):
 
         source = Philox(torch.arange(len(params), device=params.device))
         products = tape.accumulate_but(source.takes, into, scale, factors)
-        source.add(into, torch.zeros(len(params), device=params.device), products)
+        source.add(into, torch.zeros(len(params), device=params.device), products=products)
     else:
         tape.accumulate(into, scale, factors)
     return into.cpu(), (~squares.sum(0).isfinite()).flatten().cpu().numpy(), squares
