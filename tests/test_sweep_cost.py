@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from shoal.accounting import accountants, selection
-from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel, leaves
 from shoal.accounting.selection import Trials
 from shoal.sweep import cost
 from shoal.sweep.cells import cell_folder
@@ -157,6 +157,17 @@ def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and
     assert [claim.epsilon for claim in claims] == [None] * len(claims)
     said = {(claim.unit, claim.observer): claim.because for claim in claims}
     assert "hold out different rows" in said["example", "release"]
+
+
+@pytest.mark.parametrize("random", ["research", "secure"])
+def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path):
+    plan = played(tmp_path, ["per_round.noise=2.0,4.0", f"random={random}"], private=True, expected_trials=2.0)
+    drawn = {cell["per_round.noise"]: run for cell, run in zip(plan.cells, cost.runs_of(tmp_path, plan), strict=True)}
+    for cell, (_, planned) in zip(plan.selection.cells, cost.planned_cells(plan), strict=True):
+        if (run := drawn.get(cell["per_round.noise"])) is not None:
+            paid = cost.charged(run)
+            assert all(leaves(planned[pair]) == leaves(paid[pair]) for pair in planned)
+    assert drawn
 
 
 def test_cells_that_were_not_drawn_count_too(tmp_path):

@@ -125,7 +125,8 @@ def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Ev
     from shoal.prepare import limit_of, prepare
 
     config, simulator = prepare(configure(plan.base | dict(cell)), None, None)
-    algorithm, setting, limit = config.algorithm, simulator.setting, limit_of(config)
+    setting = replace(simulator.setting, secure=config.random == "secure")  # a run's own streams say so later
+    algorithm, limit = config.algorithm, limit_of(config)
     simulator.close()
     rounds, budget = config.rounds, limit.budget()
     if budget is not None:
