@@ -185,6 +185,19 @@ def test_a_shuffled_run_that_ends_within_a_pass_counts_that_pass() -> None:
     assert leaves(Repeat(Sampled("shuffled", 0.07, Gaussian(6)), 100)) == {Gaussian(6): 7}
 
 
+@pytest.mark.parametrize(
+    ("rate", "steps", "times"),
+    [(1e-12, 1, 1), (1e-9, 1, 1), (5e-324, 1, 1), (1e-9, 10**9, 1), (1e-9, 10**9 + 1, 2), (1e-12, 3 * 10**12 + 1, 4)],
+)
+def test_a_shuffled_step_of_a_tiny_rate_counts_the_pass_that_it_begins(rate: float, steps: int, times: int) -> None:
+    assert leaves(Repeat(Sampled("shuffled", rate, Gaussian(6)), steps)) == {Gaussian(6): times}
+
+
+def test_passes_that_come_out_even_are_not_rounded_to_one_more() -> None:
+    for batches in range(1, 2000):
+        assert leaves(Repeat(Sampled("shuffled", 1 / batches, Gaussian(6)), 7 * batches)) == {Gaussian(6): 7}
+
+
 @pytest.mark.parametrize(("shift", "rate", "at"), [(1.0, 0.3, 0.2), (2.5, 0.05, 1.0), (0.3, 0.9, 0.05)])
 def test_curves_are_hockey_stick_divergences(shift: float, rate: float, at: float) -> None:
     x = np.linspace(-30, 30, 2_000_001)

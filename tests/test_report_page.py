@@ -438,7 +438,7 @@ def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_
         ("a client", "whoever sees the model", "4.00", "yes"),
         ("a client", "the server", "5470", "weak"),
         ("a record", "anybody", "5.20", "yes"),
-        ("a client", "someone inside the client", "", "no"),
+        ("a client", "whoever sees every noisy local step", "", "no"),
     ]
     assert "in name only" in rows[1]["note"]
     assert rows[3]["note"] == "because no noise"

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event
+from shoal.accounting.rounding import up
 from shoal.accounting.theorems import ADJACENCY, Neighbours
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
@@ -19,12 +20,6 @@ from shoal.errors import ConfigError, nearest
 
 SIMULATED = "simulated clients"
 """Said of every claim for clients to whom records were dealt: it is true of nobody in particular."""
-
-OBSERVERS: dict[str, str] = {
-    "release": "whoever sees the released models",
-    "server": "the server, who sees each client's update",
-    "inside": "someone inside the client's process",
-}
 
 
 @dataclass(frozen=True)
@@ -63,12 +58,12 @@ class Proven:
 
     def words(self) -> str:
         """`epsilon 7.9 at delta 1e-05 (pld, zero-out)`, or `none, because ...`."""
-        if self.epsilon is None:
+        if self.epsilon is None or self.delta is None:
             return f"none, because {self.because}"
         how = self.accountant if self.adjacency is None else f"{self.accountant}, {self.adjacency}"
-        said = f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({how})"
+        said = f"epsilon {up(self.epsilon)} at delta {up(self.delta, 6)} ({how})"
         if self.sampler_delta:
-            said = f"{said}; {self.sampler_delta:.0e} of delta is for the noise sampler"
+            said = f"{said}; {up(self.sampler_delta, 1)} of delta is for the noise sampler"
         said = f"{said}; {self.because}" if self.because else said
         return f"{said}; {SIMULATED}" if self.simulated else said
 

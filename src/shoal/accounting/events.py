@@ -287,6 +287,14 @@ def apart(event: Event) -> Event:
     return event
 
 
+def passes(rate: float, steps: int) -> int:
+    """Passes over the data that so many shuffled steps begin: a unit enters one step of each.
+
+    Rounding must not turn 7.000000000000001 passes into 8, nor any passes at all into none.
+    """
+    return math.ceil(rate * steps * (1 - 2**-51))
+
+
 def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
     match event:
         case _ if times == 0:
@@ -295,8 +303,7 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             for item in events:
                 _walk(item, times, counts)
         case Repeat(Sampled("shuffled", rate, inner), count):
-            # Rounding noise must not turn 7.000000000000001 passes into 8.
-            _walk(inner, times * math.ceil(count * rate - 1e-9), counts)
+            _walk(inner, times * passes(rate, count), counts)
         case Repeat(inner, count):
             _walk(inner, times * count, counts)
         case OnClients(clients, inner):  # which may be of different kinds

@@ -23,6 +23,7 @@ from shoal.accounting.events import (
     TwoLevel,
     Unbounded,
     Use,
+    passes,
 )
 from shoal.algorithms.base import Algorithm, PerExample, Setting
 from shoal.privacy.example_clip import QuantileExampleClip
@@ -91,7 +92,7 @@ def _of_a_record(algorithm: Algorithm, setting: Setting, rate: float, z: float) 
     if not found:
         return Unbounded(_UNKNOWN)
     if kind == "shuffled":  # the client that uses its records most often
-        found = [max(found, key=lambda use: math.ceil(use[1] * use[2] - 1e-9))]
+        found = [max(found, key=lambda use: passes(use[1], use[2]))]
     share, steps = max(share for _, share, _ in found), max(steps for _, _, steps in found)
     if kind == "with-replacement" and share >= 1:  # all draws of a step may be of one record
         worst, found = TwoLevel(rate, 1.0, steps, z / batch, local="none"), found[:1]

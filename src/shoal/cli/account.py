@@ -263,7 +263,7 @@ def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool)
         "adjacency",
     ):
         if key in written:
-            table.add_row(key.replace("_", " "), _text(written[key]))
+            table.add_row(key.replace("_", " "), _text(key, written[key]))
     console = Console()
     console.print(table)
     if answer.because:
@@ -273,7 +273,9 @@ def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool)
         console.print(f"Warning: {warning}.", markup=False, highlight=False)
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _text(key: str, value: object) -> str:
+    from shoal.accounting.rounding import down, up
+
+    if isinstance(value, float):
+        return (down if key == "at_least" else up)(value, 6)
+    return "none" if value is None else str(value)

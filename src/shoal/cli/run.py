@@ -104,11 +104,13 @@ class Watch:
             self._before = signal.signal(signal.SIGINT, interrupt)
 
     def round(self, line: dict[str, Any]) -> None:
+        from shoal.report.series import figure
+
         fields = {"accuracy": f"{line['accuracy']:.3f}"} if "accuracy" in line else {}
         for claim in line["proven"]:
             if (claim["unit"], claim["observer"]) == (self._budget.unit, self._budget.observer):
                 limit = f"/{self._budget.epsilon:g}" if self._budget.epsilon else ""
-                fields["spent"] = f"  epsilon {claim['epsilon']:.2f}{limit}"
+                fields["spent"] = f"  epsilon {figure(claim['epsilon'])}{limit}"
         self.progress.update(self._task, completed=line["round"], **fields)
 
     def end(self) -> None:

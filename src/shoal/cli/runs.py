@@ -34,6 +34,7 @@ def list_command(
     as_json: Json = False,
 ) -> None:
     """List runs by method, data set and date; the newest last."""
+    from shoal.accounting.rounding import up
     from shoal.report.find import find
 
     found = find(runs, algorithm=algorithm, dataset=data, since=_day(since), until=_day(until))
@@ -54,7 +55,7 @@ def list_command(
             run.dataset,
             f"{run.done}" if run.done == run.rounds else f"{run.done}/{run.rounds}",
             "" if run.accuracy is None else f"{run.accuracy:.4f}",
-            "none" if epsilon is None else f"epsilon {epsilon:.3g}{', simulated clients' if run.simulated else ''}",
+            "none" if epsilon is None else f"epsilon {up(epsilon)}{', simulated clients' if run.simulated else ''}",
             run.state,
         ]
         table.add_row(*map(escape, row))

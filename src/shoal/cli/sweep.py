@@ -154,6 +154,7 @@ class Stopped(RunError):
 
 def tell(outcome: Outcome, console: Console) -> None:
     """The closing table; under private selection only the chosen one."""
+    from shoal.accounting.rounding import up
     from shoal.report.compare import word
     from shoal.report.plots import OBSERVERS, whose
     from shoal.sweep.outcome import LOOKING_COSTS, ONLY_THE_BEST, frontier
@@ -170,7 +171,7 @@ def tell(outcome: Outcome, console: Console) -> None:
             entry.name,
             *(word(value) for value in entry.choice.values()),
             f"{run.accuracy:.4f}" if run and run.accuracy is not None else "",
-            "none" if epsilon is None else f"epsilon {epsilon:.4g}",
+            "none" if epsilon is None else f"epsilon {up(epsilon)}",
             entry.failed or ("on the frontier" if entry.name in best and not private else ""),
         ]
         table.add_row(*map(escape, row), style="red" if entry.failed else "bold" if entry.best else None)

@@ -20,6 +20,7 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
 from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.rdp import Running
+from shoal.accounting.rounding import up
 from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, Setting, charges, event
@@ -190,7 +191,7 @@ class Purse:
         budget = Budget(most, delta, neighbours=NEIGHBOURS[self._pair[0]])
         exact = budget.cost(Compose((self._ledger.charged_event(*self._pair), event))).epsilon
         if exact is None or exact > most:
-            spent = "no epsilon" if exact is None else f"epsilon {exact:.3g}"
+            spent = "no epsilon" if exact is None else f"epsilon {up(exact, 3)}"
             raise Refused(f"with it {spent} would be spent of the owner's {most:g} (delta {delta:g})")
 
     def _count(self, charged: tuple[Charge, ...]) -> None:

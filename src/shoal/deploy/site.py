@@ -21,6 +21,7 @@ from torch import Tensor
 
 from shoal import release
 from shoal.accounting.ledger import verify
+from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
@@ -246,7 +247,7 @@ class Site:
         self._keep_progress(terms, moment.t + 1)
         answer = self._learn(terms, stage, letter, memory, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
-        cost = "" if spent is None else f", epsilon {spent:.3g} spent at delta {delta:g} ({self._purse.adjacency})"
+        cost = "" if spent is None else f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._purse.adjacency})"
         self._tell(f"round {moment.t + 1}: answered{cost}")
         return answer
 

@@ -19,6 +19,7 @@ from shoal.accounting.claims import Observer, Proven, Unit, prove
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
+from shoal.accounting.rounding import up
 from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, charges, event
@@ -200,7 +201,7 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
         )
     cost = budget.cost(first).epsilon
     if cost is None or cost > budget.epsilon:
-        needed = "no budget does" if cost is None else f"it costs {cost:.4g}"
+        needed = "no budget does" if cost is None else f"it costs {up(cost)}"
         records_only = pair[0] == "client" and algorithm.per_step is not None and algorithm.per_round is None
         meant = f" ({algorithm.name} protects records: budget.unit=example)" if records_only else ""
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shoal.accounting.rounding import up
 from shoal.report.folder import Run, number
 from shoal.report.plots import OBSERVERS, UNITS, observers_in_words, whose
 from shoal.report.series import figure
@@ -27,7 +28,7 @@ def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
         if sampler := number(claim.get("sampler_delta")):
             note = f"{note}; {sampler:.0e} of delta is for the noise sampler"
         note = f"{note}; {claim['because']}" if claim.get("because") else note
-        key = (whose(claim), float(claim["epsilon"]), f"{claim.get('delta') or 0:g}", note)
+        key = (whose(claim), float(claim["epsilon"]), up(claim.get("delta") or 0, 6), note)
         same.setdefault(key, []).append(str(claim.get("observer")))
     return [
         {
@@ -81,7 +82,7 @@ def audit_rows(audit: list[dict[str, Any]]) -> list[dict[str, str]]:
         {
             "unit": UNITS.get(str(row.get("unit")), str(row.get("unit"))),
             "kind": str(row.get("kind")),
-            "claimed": "–" if (claimed := number(row.get("claimed"))) is None else f"{claimed:.3g}",
+            "claimed": "–" if (claimed := number(row.get("claimed"))) is None else up(claimed, 3),
             "measured": at_least(number(row.get("measured")) or 0.0),
             "verdict": str(row.get("verdict")),
             "setting": str(row.get("setting")),
@@ -111,12 +112,12 @@ def in_words(run: Run) -> str:
         return "Nothing is proven about what this model reveals" + (f": {because}." if because else ".")
     epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    times = f"{math.exp(epsilon):.3g}" if epsilon < 9 else f"10{power}"
+    times = up(math.exp(epsilon), 3) if epsilon < 9 else f"10{power}"
     simulated = "simulated " if claim.get("simulated") else ""
     asked = f"whether one {simulated}client's data were there"
     asked = asked if claim["unit"] == "client" else "which of two records was there"
     who = OBSERVERS.get(str(claim["observer"]), str(claim["observer"]))
     return (
         f"Whatever test {who} makes of {asked}: its rate of true positives is at most {times} times its rate of "
-        f"false positives, plus {delta:g}."
+        f"false positives, plus {up(delta, 6)}."
     )

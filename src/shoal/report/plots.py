@@ -9,7 +9,11 @@ from shoal.report.folder import Run, number
 from shoal.report.series import Plot, build, column, figure, in_bytes
 
 UNITS = {"client": "a client", "example": "a record"}
-OBSERVERS = {"release": "whoever sees the model", "server": "the server", "inside": "someone inside the client"}
+OBSERVERS = {
+    "release": "whoever sees the model",
+    "server": "the server",
+    "inside": "whoever sees every noisy local step",  # but not which records each one drew
+}
 
 
 def whose(claim: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from shoal.accounting.rounding import up
 from shoal.report.folder import number
 
 MOST_POINTS = 800
@@ -114,9 +115,8 @@ def figure(epsilon: float) -> str:
     """An epsilon for people: three digits, never rounded to less than it is."""
     if epsilon == 0:
         return "0"
-    digits = 2 - math.floor(math.log10(epsilon))
-    up = math.ceil(epsilon * 10.0**digits - 1e-9) / 10.0**digits
-    return f"{up:.{max(2 - math.floor(math.log10(up)), 0)}f}"
+    said = float(up(epsilon, 3))
+    return f"{said:.{max(2 - math.floor(math.log10(said)), 0)}f}"
 
 
 def in_bytes(value: float) -> str:

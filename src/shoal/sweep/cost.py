@@ -27,6 +27,12 @@ THEIR_ROWS = (
 )
 
 
+OTHER_ROWS = (
+    "the cells hold out different rows, and a private selection protects no record that gives the score of another "
+    "cell; leave data.name, data.label, data.client and data.test_fraction the same in all cells"
+)
+
+
 def charged(run: Path) -> dict[Pair, Event]:
     """Everything that a run's ledger was charged, whether it came to its end or not."""
     events: dict[Pair, list[Event]] = {pair: [] for pair in PAIRS}
@@ -68,7 +74,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
         else:
             event = Compose(tuple(run[unit, observer] for run in spent))
-            if _other_clients(configs) is not None:  # a record lies with another client in every cell
+            if _other_clients(configs) or _other_rows(configs):  # a record's client has another size in every cell
                 event = apart(event)
             clients = configs[0].data.clients if configs else None
             found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit], clients=clients))
@@ -90,7 +96,7 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
     shared = _shared_noise([configure(run / "config.toml") for run in runs])
     found = []
     for unit, observer in PAIRS:
-        reason = None if observer == "release" else EVERY_TRIAL
+        reason = _other_rows(configs) if observer == "release" else EVERY_TRIAL
         if unit == "client" and reason is None:
             reason = _other_clients(configs) or _scored_by_clients(configs)
         costs = [each[unit, observer] for each in events]
@@ -119,7 +125,8 @@ def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Ev
     from shoal.prepare import limit_of, prepare
 
     config, simulator = prepare(configure(plan.base | dict(cell)), None, None)
-    algorithm, setting, limit = config.algorithm, simulator.setting, limit_of(config)
+    setting = replace(simulator.setting, secure=config.random == "secure")  # a run's own streams say so later
+    algorithm, limit = config.algorithm, limit_of(config)
     simulator.close()
     rounds, budget = config.rounds, limit.budget()
     if budget is not None:
@@ -141,6 +148,12 @@ def _shared_noise(configs: Sequence[Config]) -> str | None:
 def _scored_by_clients(configs: Sequence[Config]) -> str | None:
     """Where the data name their clients, rows of each are held out, and the best trial is chosen by them."""
     return THEIR_ROWS if any(config.data.partition == "column" for config in configs) else None
+
+
+def _other_rows(configs: Sequence[Config]) -> str | None:
+    """Why a record may be trained on in one cell and give the score in another."""
+    held_out = {(data.name, data.label, data.client, data.test_fraction) for data in (each.data for each in configs)}
+    return None if len(held_out) < 2 else OTHER_ROWS
 
 
 def _other_clients(configs: Sequence[Config]) -> str | None:
