@@ -12,12 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
+from shoal.accounting.ledger import Ledger
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
 from shoal.report import page, record
 from shoal.report.claims import main_claim, proven_rows
-from shoal.report.folder import CHECKPOINT, read_run
+from shoal.report.compare import write_comparison
+from shoal.report.folder import read_run
 from shoal.report.page import run_page, write_report
+from shoal.report.proof import CHECKPOINT
 from shoal.report.series import build, figure, thinned
 from tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
 
@@ -273,7 +276,9 @@ def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
     ledger = run / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     charged = max(place for place, line in enumerate(lines) if '"kind":"intent"' in line)
-    ledger.write_text("".join(lines[: charged + 1]))  # the charges are all there
+    ledger.write_text("".join(lines[: charged + 1]))  # the charges are all there, and the line at the end is not
+    assert not read_run(run).ledger.whole
+    (run / "result.json").unlink()
     assert read_run(run).ledger.whole
     assert CliRunner().invoke(ledger_app, ["verify", str(run)]).exit_code == 0
     ledger.write_text("".join(lines[:charged]))
@@ -281,6 +286,79 @@ def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
     assert CliRunner().invoke(ledger_app, ["verify", str(run)]).exit_code == 3
     (run / CHECKPOINT).write_bytes(b"torn")  # then there is nothing to hold it against
     assert read_run(run).ledger.whole
+
+
+def rewritten(path, change):
+    """A JSON file, changed."""
+    held = json.loads(path.read_text())
+    change(held)
+    path.write_text(json.dumps(held))
+
+
+def require_nothing_printed(run):
+    """Neither on the page, nor by `shoal runs`, nor in a comparison."""
+    listed = json.loads(CliRunner().invoke(runs_app, ["list", "--json", "--runs", str(run.parent)]).stdout)["runs"]
+    shown = json.loads(CliRunner().invoke(runs_app, ["show", "--json", str(run)]).stdout)
+    claims = [*read_run(run).proven, *listed[0]["proven"], *shown["proven"]]
+    assert len(claims) == 18
+    assert all(claim["epsilon"] is None for claim in claims)
+    html = write_report(run).read_text()
+    assert "The chain is whole" not in html
+    compared = write_comparison(run.parent / "all.html", [read_run(run, every_round=False)], "client", "release")
+    assert "0.0123" not in html + compared.read_text()
+
+
+def test_a_private_selection_that_the_ledger_does_not_know_shows(tmp_path):
+    run = play(tmp_path, PRIVATE).run
+
+    def select(result):
+        result["selected"] = {"proven": [claim | {"epsilon": 0.0123} for claim in result["proven"]]}
+
+    rewritten(run / "result.json", select)
+    require_nothing_printed(run)
+
+
+def test_a_result_whose_ledger_lost_its_last_line_shows(tmp_path):
+    run = play(tmp_path, PRIVATE).run
+    ledger = run / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    rewritten(run / "result.json", lambda result: result["proven"][0].update(epsilon=0.0123))
+    require_nothing_printed(run)
+
+
+def test_what_is_proven_of_a_run_without_a_result_follows_from_what_was_charged(tmp_path):
+    """Its metrics are nobody's proof."""
+    whole = play(tmp_path, PRIVATE)
+    ledger, lines = whole.run / "ledger.jsonl", metrics(whole.run)
+    for claim in lines[-1]["proven"]:
+        claim["epsilon"] = 0.0123
+    (whole.run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (whole.run / "result.json").unlink()
+    assert read_run(whole.run).proven == whole.proven
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    assert read_run(whole.run).proven == whole.proven
+    listed = CliRunner().invoke(runs_app, ["list", "--json", "--runs", str(tmp_path)])
+    assert json.loads(listed.stdout)["runs"][0]["proven"] == whole.proven
+
+
+def test_a_round_that_was_charged_and_not_released_counts(tmp_path):
+    run = stopped_after(tmp_path, PRIVATE, 3)
+    before = read_run(run).epsilon("client", "release")
+    with Ledger(run / "ledger.jsonl") as ledger:
+        ledger.intend(4, ledger.charged[-1].charges)
+    assert read_run(run).epsilon("client", "release") > before
+
+
+def test_a_run_that_was_charged_after_it_was_selected_proves_nothing(tmp_path):
+    """What a selection proves is about the run as it was."""
+    whole = play(tmp_path, PRIVATE)
+    with Ledger(whole.run / "ledger.jsonl") as ledger:
+        ledger.select(whole.proven)
+    assert read_run(whole.run).proven == whole.proven
+    (whole.run / "result.json").unlink()
+    with Ledger(whole.run / "ledger.jsonl") as ledger:
+        ledger.intend(7, ledger.charged[-1].charges)
+    assert all("after a private selection" in claim["because"] for claim in read_run(whole.run).proven)
 
 
 def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path):
@@ -448,16 +526,16 @@ def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(
     run = read_run(private.run)
     loose = [claim("client", "release", 5470.0), claim("example", "release", 2.0)]
     config = run.config | {"budget": {"delta": 1e-5, "unit": "client", "observer": "release"}}
-    assert main_claim(replace(run, config=config, result=run.result | {"proven": loose}))["unit"] == "example"
+    assert main_claim(replace(run, config=config, proof=replace(run.proof, proven=loose)))["unit"] == "example"
     tight = [claim("client", "release", 8.0), claim("example", "release", 2.0)]
-    assert main_claim(replace(run, config=config, result=run.result | {"proven": tight}))["unit"] == "client"
+    assert main_claim(replace(run, config=config, proof=replace(run.proof, proven=tight)))["unit"] == "client"
 
 
 def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     shown = CliRunner().invoke(runs_app, ["show", str(run)])
     assert shown.exit_code == 0, shown.output
-    assert "(rdp, zero-out)" in " ".join(shown.stdout.split())
+    assert "(pld, zero-out)" in " ".join(shown.stdout.split())
 
 
 def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -344,6 +345,83 @@ def test_a_folder_that_was_copied_cannot_spend_the_budget_twice(tmp_path):
     run.rename(tmp_path / "elsewhere")
     with pytest.raises(LedgerError, match="belongs to a run"):
         go_on(tmp_path / "elsewhere")
+
+
+def other_rows():
+    data = dataset()
+    return replace(data, train_x=data.train_x + 1)
+
+
+def other_labels():
+    data = dataset()
+    return replace(data, train_y=1 - data.train_y)
+
+
+def other_owners():
+    data = dataset()
+    return replace(data, owners=np.roll(data.owners, 1))
+
+
+def fewer_rows():
+    data = dataset()
+    kept = np.arange(len(data.train_y)) % 2 == 0
+    return replace(data, train_x=data.train_x[kept], train_y=data.train_y[kept], owners=data.owners[kept])
+
+
+@pytest.mark.parametrize("changed", [other_rows, other_labels, other_owners, fewer_rows])
+def test_a_run_does_not_go_on_with_other_data_of_the_same_name(tmp_path, changed):
+    run = stopped_after(tmp_path, PRIVATE, 2)
+    before = (run / "ledger.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match=r"a run on other data: .*resume with the data of that run"):
+        shoal.run(resume=run, data=changed(), model=network())
+    assert (run / "ledger.jsonl").read_bytes() == before
+    assert go_on(run).rounds == 6
+
+
+def test_held_out_rows_may_change(tmp_path):
+    """They are in nobody's charge."""
+    run = stopped_after(tmp_path, PRIVATE, 2)
+    data = dataset()
+    assert shoal.run(resume=run, data=replace(data, test_x=data.test_x + 1), model=network()).rounds == 6
+
+
+def test_features_may_differ_where_the_rows_do_not(tmp_path, monkeypatch):
+    """They are computed in floats, which another machine may round otherwise."""
+    config = {"algorithm": "fedavg", "rounds": 2, "model": "linear", "data.features": "hog", "data.clients": 4}
+    config |= {"clients.cohort": 2, "engine.threads": 1}
+    monkeypatch.setattr("shoal.prepare.cached", lambda _name, x, _folder: x.flatten(1))
+    held = []
+    with pytest.raises(Interrupted) as stopped:
+        shoal.run(
+            config,
+            runs=tmp_path,
+            on_start=lambda _config, simulator, _run: held.append(simulator),
+            on_round=lambda _line: held[0].stop(),
+        )
+    monkeypatch.setattr("shoal.prepare.cached", lambda _name, x, _folder: x.flatten(1) * (1 + 1e-6))
+    assert shoal.run(resume=stopped.value.run).rounds == 2
+
+
+def test_the_digest_of_the_data_in_the_ledger_is_keyed(tmp_path):
+    """The ledger may be released: whoever guesses the rows must not be able to check the guess against it."""
+    first, second = (play(tmp_path, FEDAVG | {"rounds": 1}).run for _ in range(2))
+    digests = [json.loads((run / "ledger.jsonl").read_text().splitlines()[0])["data"] for run in (first, second)]
+    assert digests[0] != digests[1]
+
+
+def test_a_run_without_the_key_of_its_data_does_not_go_on(tmp_path):
+    run = stopped_after(tmp_path, PRIVATE, 2)
+    (run / "data-key.json").unlink()
+    with pytest.raises(RunError, match=r"data-key\.json cannot be read.*put it back"):
+        go_on(run)
+
+
+def test_a_ledger_of_an_earlier_version_says_nothing_of_the_data_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.api._about_data", lambda *_: {})
+    run = stopped_after(tmp_path, PRIVATE, 2)
+    monkeypatch.undo()
+    assert not (run / "data-key.json").exists()
+    assert go_on(run).rounds == 6
 
 
 # ---------------------------------------------------------------- budgets

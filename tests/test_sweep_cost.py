@@ -11,6 +11,7 @@ import shoal
 from shoal.accounting import accountants, selection
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel, leaves
 from shoal.accounting.selection import Trials
+from shoal.report.folder import read_run
 from shoal.sweep import cost
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.outcome import frontier, outcome_of, write_sweep_page
@@ -194,6 +195,21 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert json.loads((chosen / "result.json").read_text())["selected"]["proven"][0]["epsilon"] == own
     best = max(json.loads(path.read_text())["accuracy"] for path in tmp_path.glob("cells/*/*/result.json"))
     assert told["cells"][0]["accuracy"] == best
+    assert read_run(chosen).ledger.whole
+    (chosen / "result.json").unlink()
+    assert read_run(chosen).epsilon("client", "release") == own, "the ledger knows of the selection"
+
+
+def test_a_cell_whose_result_was_edited_proves_nothing_on_the_sweeps_page(tmp_path):
+    plan = played(tmp_path)
+    (path,) = cell_folder(tmp_path, 0).glob("*/result.json")
+    result = json.loads(path.read_text())
+    result["proven"][0]["epsilon"] = 0.0123
+    path.write_text(json.dumps(result))
+    outcome = outcome_of(tmp_path, plan)
+    assert all(claim["epsilon"] is None for claim in outcome.to_json()["cells"][0]["proven"])
+    assert [entry.name for entry in frontier(outcome)] == ["0002"]
+    assert "0.0123" not in write_sweep_page(outcome).read_text()
 
 
 def test_the_frontier_is_what_no_other_cell_beats(sweep):

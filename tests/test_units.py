@@ -1,6 +1,7 @@
 """Whose privacy a claim is about: clients that exist, clients that were made up, and records of unequal clients."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import shoal
 from shoal.cli.main import main
+from shoal.report.folder import read_run
 from shoal.report.page import write_report
 
 SIZES = (8, 30, 90, 400)
@@ -182,6 +184,17 @@ def test_the_page_shows_epsilon_by_client_the_worst_first(unequal):
     shown = page.split('id="by-client"')[1].partition("</section>")[0]
     assert [name for name in (f"h{size}" for size in SIZES) if name not in shown] == []
     assert "Not for release unless clients' sizes are public" in shown.replace("&#39;", "'")
+
+
+def test_epsilon_by_client_is_shown_only_as_the_ledger_has_it(unequal, tmp_path):
+    run = shutil.copytree(unequal.run, tmp_path / unequal.run.name)
+    result = json.loads((run / "result.json").read_text())
+    result["by_client"]["clients"][0]["epsilon"] = 0.0123
+    (run / "result.json").write_text(json.dumps(result))
+    page = write_report(run).read_text()
+    assert "something else of each client" in page
+    assert 'id="by-client"' not in page
+    assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 
 
 def test_of_many_clients_the_worst_twenty_are_shown(tmp_path):

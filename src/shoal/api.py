@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.accounting.claims import Published
     from shoal.data import Dataset
+    from shoal.engine.folder import RunFolder
     from shoal.engine.simulator import Simulator
     from shoal.engine.spending import Spending
 
@@ -125,7 +126,9 @@ def run(
             note = release.of_config(stage.streams.mode)
             folder.write_text("config.toml", f"# {release.KEY}: {note}\n{to_toml(settings)}")
         written = folder.digest("config.toml")
-        ledger.begin(folder.path.resolve().name, settings.algorithm.name, written, asdict(settings.budget))
+        facts = _about_data(simulator, folder, ledger.opened)
+        name = folder.path.resolve().name
+        ledger.begin(name, settings.algorithm.name, written, asdict(settings.budget), facts=facts)
         spending = Spending(settings.algorithm, simulator.setting, limit_of(settings), ledger)
         if resume is not None:
             simulator.resume(folder, spending)
@@ -144,8 +147,10 @@ def run(
             if stopped == "stopped":
                 raise Interrupted(folder.path, simulator.done, simulator.rounds)
             proven = [claim.to_json() for claim in spending.proven()]
+            by_client = _by_client(simulator, spending)
             if ledger.closed is None:
-                ledger.end(stopped, proven)
+                rows = by_client.get("by_client", {}).get("clients", [])
+                ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
             proven = (ledger.closed or {}).get("proven", proven)  # of a run that had ended: what it said then
             note = release.of_model(proven, simulator.stage.streams.mode)
             notes = {"round": str(simulator.done), release.KEY: note}
@@ -173,8 +178,20 @@ def run(
             raise
         finally:
             simulator.close()
-        recorder.end(lambda: result.to_json() | _facts(simulator) | _by_client(simulator, spending), plain)
+        recorder.end(lambda: result.to_json() | _facts(simulator) | by_client, plain)
     return result
+
+
+def _about_data(simulator: Simulator, folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the ledger says of the data, so that a run cannot go on with others.
+
+    Sites' records are not here, and a ledger that an earlier version `opened` says nothing of them.
+    """
+    federation = simulator.stage.federation
+    about = {"clients": len(federation), "simulated": simulator.setting.simulated}
+    if simulator.setting.bounds or (opened is not None and "data" not in opened):
+        return about
+    return about | {"data": federation.digest(folder.data_key(new=opened is None))}
 
 
 def _refuse_empty_claims(config: Config) -> None:

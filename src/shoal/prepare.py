@@ -112,7 +112,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
         return dataset
     folder = writable_folder() / "features"
     train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
-    return replace(dataset, train_x=train_x, test_x=test_x)
+    return replace(dataset, train_x=train_x, test_x=test_x, rows=dataset.digest())
 
 
 def _resolved(config: Config, dataset: Dataset) -> Config:

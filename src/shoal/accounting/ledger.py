@@ -14,12 +14,12 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from shoal import release
@@ -29,7 +29,7 @@ from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded, from_json
 from shoal.errors import ConfigError, LedgerError
 
-__all__ = ["Charge", "Commit", "Intent", "Ledger", "Verification", "verify"]
+__all__ = ["Charge", "Commit", "Intent", "Ledger", "Record", "Verification", "verify"]
 
 FILE = "ledger.jsonl"
 _MOST_ROUNDS = 10**6  # in one intent
@@ -76,27 +76,25 @@ class Commit:
     model: str
 
 
-class Ledger:
-    """The ledger of one run, open for appending; nobody else can open it at the same time."""
+class Record:
+    """What the lines of a ledger say, taken in one after the other."""
 
     def __init__(self, path: Path | str) -> None:
-        """Open or create the ledger, check its chain, and drop a last line that a crash left half written."""
         self.path = Path(path)
         self.opened: dict[str, Any] | None = None
         self.closed: dict[str, Any] | None = None
+        self.selected: list[dict[str, Any]] | None = None
         self.charged: list[Intent] = []
         self.commits: list[Commit] = []
         self._attempts: Counter[int] = Counter()
         self._events: dict[str, Event] = {}
         self._last = Line(-1, "", "", START, {})
-        self._size = 0
-        self._failed = False
-        self._file: int | None = _open_locked(self.path)
-        try:
-            self._load()
-        except BaseException:
-            self.close()
-            raise
+
+    @classmethod
+    def read(cls, path: Path | str, head: str | None = None) -> tuple[Verification, Record]:
+        """Check a ledger and read it, also one that somebody writes; `head` as for `verify`."""
+        record = Record(path)
+        return verify(path, head, record._take), record
 
     @property
     def head(self) -> str:
@@ -117,6 +115,65 @@ class Ledger:
             return None
         return last
 
+    def charged_event(self, unit: Unit, observer: Observer) -> Event:
+        """Everything charged to a unit as an observer sees it; a round that does not say proves nothing."""
+        events: list[Event] = []
+        for intent in self.charged:
+            found = [c.event for c in intent.charges if c.unit == unit and c.observer == observer]
+            if not found:
+                return Unbounded(f"the ledger does not say what round {intent.round} did to this {unit}")
+            events += found
+        return Compose(tuple(events)) if events else NOTHING
+
+    def _take(self, line: Line) -> None:
+        """Remember what a good line says."""
+        try:
+            match line.kind:
+                case "open":
+                    self.opened = line.body
+                case "selected":
+                    self.selected = [dict(claim) for claim in line.body["proven"]]
+                case "close":
+                    self.closed = line.body
+                case "intent":
+                    charges = tuple(self._charge(charge) for charge in line.body["charges"])
+                    last, attempt = line.body["round"], line.body["attempt"]
+                    first = line.body.get("first", last)
+                    _require_rounds(first, last, attempt)
+                    self.charged.append(Intent(last, attempt, charges, first, line.hash))
+                    for each in range(first, last + 1):
+                        self._attempts[each] = max(self._attempts[each], attempt)
+                    self.closed = None
+                    self.selected = None if self.selected is None else []  # what was selected is no longer all
+                case "commit":
+                    commit = Commit(line.body["round"], line.body["attempt"], line.body["model"])
+                    self.commits.append(commit)
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            raise LedgerError(f"line {line.number + 1} of {self.path} cannot be understood: {error}") from error
+        self._last = line
+
+    def _charge(self, written: dict[str, Any]) -> Charge:
+        text = json.dumps(written["event"], sort_keys=True)
+        if text not in self._events:
+            self._events[text] = from_json(written["event"])
+        return Charge(written["unit"], written["observer"], self._events[text], written.get("adjacency"))
+
+
+class Ledger(Record):
+    """The ledger of one run, open for appending; nobody else can open it at the same time."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Open or create the ledger, check its chain, and drop a last line that a crash left half written."""
+        super().__init__(path)
+        self._size = 0
+        self._failed = False
+        self._file: int | None = _open_locked(self.path)
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
     def begin(
         self,
         run: str,
@@ -124,16 +181,26 @@ class Ledger:
         config: str,
         budget: dict[str, Any] | None = None,
         note: str = release.LEDGER,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Say whose ledger this is (`note`: may it be released?); on an old one, check that it is the same run's."""
+        """Say whose ledger this is (`note`: may it be released?); on an old one, check that it is the same run's.
+
+        `facts` are checked where the ledger states them: those of earlier versions do not.
+        """
         body = {"run": run, "algorithm": algorithm, "config": config, "budget": budget}
         if self.opened is None:
-            self._append("open", {release.KEY: note, **body})
-        elif different := [key for key, value in body.items() if self.opened.get(key) != value]:
+            self._append("open", {release.KEY: note, **body, **facts})
+            return
+        if different := [key for key, value in body.items() if self.opened.get(key) != value]:
             key = different[0]
             raise LedgerError(
                 f"the ledger {self.path} belongs to a run with {key} {self.opened.get(key)!r}, "
                 f"not {body[key]!r}; resume that run as it was, or start a new one"
+            )
+        if different := [key for key, value in facts.items() if self.opened.get(key, value) != value]:
+            raise LedgerError(
+                f"the ledger {self.path} belongs to a run on other data: its {different[0]} differs, so what was "
+                f"charged is not what these data cost; resume with the data of that run, or start a new one"
             )
 
     def intend(self, round: int, charges: Sequence[Charge], first: int | None = None) -> Intent:
@@ -155,19 +222,18 @@ class Ledger:
         self._append("commit", {"round": round, "attempt": last.attempt, "model": model})
         return self.commits[-1]
 
-    def end(self, stopped: str, proven: Sequence[dict[str, Any]] = ()) -> None:
-        """Say that the run is over, why it stopped, and what is proven of it: whoever tells it otherwise is found."""
-        self._append("close", {"stopped": stopped, "proven": list(proven)})
+    def end(self, stopped: str, proven: Sequence[dict[str, Any]] = (), by_client: Sequence[Any] = ()) -> None:
+        """Say that the run is over, why it stopped, and what is proven of it: whoever tells it otherwise is found.
 
-    def charged_event(self, unit: Unit, observer: Observer) -> Event:
-        """Everything charged to a unit as an observer sees it; a round that does not say proves nothing."""
-        events: list[Event] = []
-        for intent in self.charged:
-            found = [c.event for c in intent.charges if c.unit == unit and c.observer == observer]
-            if not found:
-                return Unbounded(f"the ledger does not say what round {intent.round} did to this {unit}")
-            events += found
-        return Compose(tuple(events)) if events else NOTHING
+        `by_client`: what is proven of a record of each client, as (records, epsilon), where that differs.
+        """
+        said = {"by_client": [list(row) for row in by_client]} if by_client else {}
+        self._append("close", {"stopped": stopped, "proven": list(proven), **said})
+
+    def select(self, proven: Sequence[dict[str, Any]]) -> None:
+        """Say that a private selection chose this run, and what is proven of it from now on."""
+        if self.selected != list(proven):
+            self._append("selected", {"proven": list(proven)})
 
     def close(self) -> None:
         """Let go of the file and its lock."""
@@ -199,36 +265,6 @@ class Ledger:
             except OSError as error:
                 raise self._unwritable(error) from error
             self._append("recovered", {"dropped": len(torn), "sha256": hashlib.sha256(torn).hexdigest()})
-
-    def _take(self, line: Line) -> None:
-        """Remember what a good line says."""
-        try:
-            match line.kind:
-                case "open":
-                    self.opened = line.body
-                case "close":
-                    self.closed = line.body
-                case "intent":
-                    charges = tuple(self._charge(charge) for charge in line.body["charges"])
-                    last, attempt = line.body["round"], line.body["attempt"]
-                    first = line.body.get("first", last)
-                    _require_rounds(first, last, attempt)
-                    self.charged.append(Intent(last, attempt, charges, first, line.hash))
-                    for each in range(first, last + 1):
-                        self._attempts[each] = max(self._attempts[each], attempt)
-                    self.closed = None
-                case "commit":
-                    commit = Commit(line.body["round"], line.body["attempt"], line.body["model"])
-                    self.commits.append(commit)
-        except (KeyError, TypeError, ConfigError) as error:
-            raise LedgerError(f"line {line.number + 1} of {self.path} cannot be understood: {error}") from error
-        self._last = line
-
-    def _charge(self, written: dict[str, Any]) -> Charge:
-        text = json.dumps(written["event"], sort_keys=True)
-        if text not in self._events:
-            self._events[text] = from_json(written["event"])
-        return Charge(written["unit"], written["observer"], self._events[text], written.get("adjacency"))
 
     def _append(self, kind: str, body: dict[str, Any]) -> None:
         if self._file is None or self._failed:

@@ -37,10 +37,11 @@ def verify_command(
 ) -> None:
     """Check the chain: an edited, dropped or reordered line is found and named, with exit code 3."""
     from shoal.accounting.chain import verify
-    from shoal.report.folder import check
+    from shoal.report.folder import read_result
+    from shoal.report.proof import check
 
     path = _ledger(run)
-    found = check(run) if head is None and run.is_dir() else None
+    found = check(run, read_result(run)) if head is None and run.is_dir() else None
     found = found or verify(path, head)
     if as_json:
         sys.stdout.write(json.dumps({"ledger": str(path), **found.to_json()}) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,7 @@ class Dataset:
     owners: np.ndarray | None = None
     owner_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    rows: bytes = b""  # the digest of the training rows that public features were computed from, where they were
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -84,6 +86,14 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one row: `(C, H, W)` or `(F,)`."""
         return tuple(self.train_x.shape[1:])
+
+    def digest(self) -> bytes:
+        """Of the training rows as they were loaded: features' last bits may differ from machine to machine."""
+        if self.rows:
+            return self.rows
+        found = hashlib.blake2b(f"{tuple(self.train_x.shape)} ".encode())
+        found.update(self.train_x.detach().cpu().contiguous().numpy().data)
+        return found.digest()
 
     @property
     def class_count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -41,6 +42,14 @@ class Federation:
     @property
     def sizes(self) -> np.ndarray:
         return self.partition.sizes
+
+    def digest(self, key: bytes) -> str:
+        """A keyed digest of the training rows and of who holds them: without the key no guess can be tried on it."""
+        found = hashlib.blake2b(self.dataset.digest(), key=key, digest_size=32)
+        for part in (self.dataset.train_y.numpy(), self.partition.indices, self.partition.offsets):
+            found.update(f"{part.dtype} {part.shape} ".encode())
+            found.update(np.ascontiguousarray(part).data)
+        return found.hexdigest()
 
     def rows(self, records: Tensor) -> tuple[Tensor, Tensor]:
         """The records of a batch for each client: [K, B, ...] and [K, B]."""

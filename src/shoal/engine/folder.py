@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from shoal import release
 from shoal.errors import RunError
 
 CHECKPOINT = "checkpoint/state.safetensors"
+DATA_KEY = "data-key.json"
 
 
 class RunFolder:
@@ -88,6 +90,20 @@ class RunFolder:
         """The SHA-256 of a file."""
         with (self.path / name).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def data_key(self, new: bool) -> bytes:
+        """The key of the digest of the run's data in its ledger; of a `new` run it is drawn."""
+        path = self.path / DATA_KEY
+        if new and not path.exists():
+            drawn = {release.KEY: release.DATA_KEY, "key": secrets.token_hex(32)}
+            self.write_text(DATA_KEY, json.dumps(drawn) + "\n")
+        try:
+            return bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["key"])
+        except (OSError, ValueError, TypeError, KeyError):
+            raise RunError(
+                f"{path} cannot be read, so that nobody can tell whether the data are the same; "
+                f"put it back, or start a new run"
+            ) from None
 
     def add_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         path = self.path / "metrics.jsonl"

@@ -36,7 +36,7 @@ def find(
     found = []
     for path in folders(root):
         try:
-            run = read_run(path, check_ledger=False, every_round=False)
+            run = read_run(path, every_round=False)
         except RunError:
             continue
         day = run.started.date()

@@ -8,24 +8,27 @@ import math
 import os
 import tomllib
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError, safe_open
-
-from shoal.accounting.chain import Line, Verification, verify
-from shoal.errors import LedgerError, RunError
+from shoal.accounting.chain import Verification
+from shoal.errors import RunError
+from shoal.report.proof import Proof, proof_of
 
 State = Literal["finished", "running", "stopped"]
 REPORT, RESULT, BASELINE, METRICS = "report.html", "result.json", "baseline.jsonl", "metrics.jsonl"
-AUDIT, CHECKPOINT = "audit/audit.json", "checkpoint/state.safetensors"
+AUDIT = "audit/audit.json"
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that is known of a run. `result` is what it wrote at its end, None before; `checked`: the ledger was."""
+    """All that is known of a run.
+
+    `result` is what it wrote at its end, None before; `proof` what its ledger says, None only in the process that
+    writes that ledger.
+    """
 
     path: Path
     state: State
@@ -34,8 +37,7 @@ class Run:
     baseline: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] | None = None
     environment: list[tuple[str, str]] = field(default_factory=list)
-    ledger: Verification | None = None
-    checked: bool = False
+    proof: Proof | None = None
     audit: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -79,37 +81,40 @@ class Run:
         return number((self.result or {}).get("baseline"))
 
     @property
+    def ledger(self) -> Verification | None:
+        """What a check of the ledger found."""
+        return None if self.proof is None else self.proof.ledger
+
+    @property
     def proven(self) -> list[dict[str, Any]]:
-        """By PLD for every unit and observer; while the run goes on, by RDP, where something is proven.
+        """For every unit and observer, from the ledger; in the process that plays the run, by RDP, from its metrics.
 
         Of a run that a private selection chose, what holds is what that says, which is more. Nothing is proven from
         a ledger that is broken.
         """
-        if not self.checked or (self.ledger is not None and self.ledger.whole):
-            return self._claimed
-        why = "there is no ledger" if self.ledger is None else "the ledger is broken"
-        return [claim | {"epsilon": None, "because": why} for claim in self._claimed]
-
-    @property
-    def _claimed(self) -> list[dict[str, Any]]:
-        if self.selected is not None:
-            return list(self.selected["proven"])
-        if self.result is not None:
-            return list(self.result.get("proven", []))
+        if self.proof is not None:
+            return self.proof.proven
         so_far = self.metrics[-1].get("proven", []) if self.metrics else []
         return [{"accountant": "rdp", "because": None} | claim for claim in so_far]
 
     @property
-    def selected(self) -> dict[str, Any] | None:
-        """What a private selection, if one chose this run, says of it."""
-        held = (self.result or {}).get("selected")
-        return held if isinstance(held, dict) and isinstance(held.get("proven"), list) else None
+    def by_client(self) -> dict[str, Any] | None:
+        """What a record of each client costs, where the ledger bears that out."""
+        told = (self.result or {}).get("by_client")
+        borne_out = self.proof is not None and self.proof.by_client
+        return told if borne_out and isinstance(told, dict) else None
+
+    @property
+    def selected(self) -> bool:
+        """Did a private selection choose this run?"""
+        return self.proof is not None and self.proof.selected
 
     @property
     def simulated(self) -> bool:
         """Were records dealt to clients that do not exist?"""
-        claimed = any(claim.get("simulated") for claim in self._claimed)
-        return claimed or bool((self.result or {}).get("simulated_clients"))
+        known = self.proof is not None and self.proof.simulated
+        claimed = any(claim.get("simulated") for claim in self.proven)
+        return known or claimed or bool((self.result or {}).get("simulated_clients"))
 
     @property
     def published(self) -> list[dict[str, Any]]:
@@ -154,8 +159,8 @@ class Run:
 
 
 def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True) -> Run:
-    """The run in this folder; without `every_round` a finished one is known by its result alone, which is quick."""
-    result = _read_result(path / RESULT)
+    """The run in this folder; without `every_round` a finished one is known by result and ledger, which is quick."""
+    result = read_result(path)
     rounds = every_round or result is None
     return Run(
         path=path,
@@ -165,8 +170,7 @@ def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True)
         baseline=read_lines(path / BASELINE) if rounds else [],
         result=result,
         environment=_read_environment(path / "environment.txt"),
-        ledger=check(path) if check_ledger else None,
-        checked=check_ledger,
+        proof=proof_of(path, result) if check_ledger else None,
         audit=_read_audit(path / AUDIT),
     )
 
@@ -205,41 +209,6 @@ def is_running(path: Path) -> bool:
     return False
 
 
-def check(path: Path) -> Verification | None:
-    """Is the ledger whole, and does the result say what it says? None where there is none."""
-    ledger = path / "ledger.jsonl"
-    if not ledger.is_file():
-        return None
-    last: dict[str, Any] = {}
-
-    def look(line: Line) -> None:
-        last.clear()
-        last.update(line.body if line.kind == "close" else {})
-
-    try:
-        found = verify(ledger, checkpoint_head(path), look)
-    except LedgerError as error:
-        return Verification(False, 0, "", because=str(error))
-    told = (_read_result(path / RESULT) or {}).get("proven")
-    if found.whole and told is not None and "proven" in last and told != last["proven"]:
-        return replace(found, whole=False, because=f"{RESULT} says something else is proven than its last line does")
-    return found
-
-
-def checkpoint_head(path: Path) -> str | None:
-    """The hash of the ledger's line after which the run's checkpoint was written: it must be there still.
-
-    None where there is no checkpoint that can be read.
-    """
-    checkpoint = path / CHECKPOINT
-    if not checkpoint.is_file():
-        return None
-    with suppress(SafetensorError, OSError), safe_open(checkpoint, framework="np") as file:
-        notes: dict[str, str] = file.metadata() or {}
-        return notes.get("ledger")
-    return None
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Rounds of a file of JSON lines; a line that is not whole is left out."""
     found: list[dict[str, Any]] = []
@@ -264,7 +233,9 @@ def number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _read_result(path: Path) -> dict[str, Any] | None:
+def read_result(path: Path) -> dict[str, Any] | None:
+    """What the run in this folder wrote at its end, None where there is nothing that can be read."""
+    path = path / RESULT
     try:
         read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError):

@@ -19,8 +19,8 @@ from shoal.report.series import figure, in_seconds, percent
 
 HERE = Path(__file__).parent
 CHOSEN = (
-    "This run was chosen as the best of several by a private selection. What is proven here counts that in; the "
-    "run's own ledger does not know of it. How many others there were, and how they did, must not be told."
+    "This run was chosen as the best of several by a private selection. What is proven here counts that in. How many "
+    "others there were, and how they did, must not be told."
 )
 MOST_IN_MATRIX = 24
 """Classes that a confusion matrix shows; beyond that only the table by class is legible."""
@@ -76,13 +76,13 @@ def _context(run: Run) -> dict[str, Any]:
         "facts": _facts(run),
         "proven": proven_rows(run.proven),
         "published": published_rows(run.published),
-        "by_client": _by_client(result),
+        "by_client": _by_client(run.by_client),
         "audit": audit_rows(run.audit),
         "in_words": in_words(run),
         "confusion": _confusion(result),
         "notes": [str(note) for note in result.get("notes", [])],
         "warnings": [str(warning) for warning in result.get("warnings", [])],
-        "chosen": "" if run.selected is None else CHOSEN,
+        "chosen": CHOSEN if run.selected else "",
         "config": [(key, _word(value)) for key, value in run.flat_config().items()],
     }
 
@@ -99,7 +99,7 @@ def _headline(run: Run) -> dict[str, str]:
         told["delta"] = f"{claim.get('delta') or 0:g}"
         told["whom"] = f"{whose(claim)}, against {OBSERVERS.get(observer, observer)}"
     budget = number(run.budget.get("epsilon"))
-    if budget is not None and run.selected is None:  # what a selection costs is beside each run's own budget
+    if budget is not None and not run.selected:  # what a selection costs is beside each run's own budget
         told["budget"] = f"{budget:g}"
     if run.seconds is not None:
         told["time"] = in_seconds(run.seconds)
@@ -134,10 +134,9 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def _by_client(result: dict[str, Any]) -> dict[str, Any] | None:
+def _by_client(told: dict[str, Any] | None) -> dict[str, Any] | None:
     """What is proven of a record by the client that holds it, the worst first; bars show how far apart they are."""
-    told = result.get("by_client")
-    if not isinstance(told, dict) or not told.get("clients"):
+    if told is None or not told.get("clients"):
         return None
     rows = [(str(row["client"]), row["records"], number(row["epsilon"])) for row in told["clients"]]
     most = max((epsilon or 0.0 for _, _, epsilon in rows), default=0.0) or 1.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting.claims import Proven
+from shoal.accounting.ledger import FILE, Ledger
 from shoal.report.claims import proven_rows
 from shoal.report.compare import MOST_LINES, Entry, Words, comparison_page
 from shoal.report.folder import RESULT, Run, read_run
@@ -80,10 +81,13 @@ def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
     """The trial that was chosen: what is proven of it from now on is what the selection says."""
     assert entry.run is not None
     claims = [claim.to_json() for claim in proven]
+    path = entry.run.path
+    with Ledger(path / FILE) as ledger:
+        ledger.select(claims)
     result = (entry.run.result or {}) | {"selected": {"proven": claims}}
-    write_page(entry.run.path / RESULT, json.dumps(result, indent=1) + "\n")
-    write_report(entry.run.path)
-    return replace(entry, name="chosen", run=replace(entry.run, result=result))
+    write_page(path / RESULT, json.dumps(result, indent=1) + "\n")
+    write_report(path)
+    return replace(entry, name="chosen", run=read_run(path))
 
 
 def write_sweep_page(outcome: Outcome) -> Path:
@@ -137,7 +141,7 @@ def _whom(plan: Plan) -> tuple[str, str]:
 def _entry(folder: Path, plan: Plan, number: int) -> Entry:
     path = run_folder(folder, number)
     few = len(plan.cells) <= MOST_LINES
-    run: Run | None = read_run(path, check_ledger=False, every_round=few) if path is not None else None
+    run: Run | None = read_run(path, every_round=few) if path is not None else None
     failed = None if is_done(folder, number) else why_failed(folder, number)
     said = f"failed: {failed}" if failed else None
     return Entry(f"{number + 1:04d}", run, plan.cells[number], said)

@@ -1,0 +1,131 @@
+"""What may be printed as proven of a run: what its ledger says, and nothing that another file says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from safetensors import SafetensorError, safe_open
+
+from shoal.accounting.chain import Verification
+from shoal.accounting.claims import Observer, Proven, Unit, prove
+from shoal.accounting.ledger import FILE, Record
+from shoal.accounting.theorems import ADJACENCY
+from shoal.errors import LedgerError
+
+CHECKPOINT = "checkpoint/state.safetensors"
+_AFTERWARDS = "the run was charged again after a private selection had chosen it"
+_TOO_LITTLE = "the ledger, of an earlier version, names no delta or adjacency; resume the run to its end"
+_NEIGHBOURS = {adjacency: neighbours for neighbours, adjacency in ADJACENCY.items()}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The check of a run's ledger, None where there is none, and the claims that follow from it."""
+
+    ledger: Verification | None
+    proven: list[dict[str, Any]] = field(default_factory=list)
+    selected: bool = False
+    simulated: bool = False
+    by_client: bool = False  # the ledger bears out the result's figures by client
+
+
+def proof_of(path: Path, result: Mapping[str, Any] | None) -> Proof:
+    """Read the claims from the ledger: from its end, or, of a run that has not ended, from what was charged."""
+    found, record = _read(path, result)
+    if found is None or not found.whole:
+        because = "there is no ledger" if found is None else "the ledger is broken"
+        return Proof(found, _nothing(because))
+    return Proof(
+        ledger=found,
+        proven=_claims(record),
+        selected=record.selected is not None,
+        simulated=bool((record.opened or {}).get("simulated")),
+        by_client=bool((record.closed or {}).get("by_client")),
+    )
+
+
+def check(path: Path, result: Mapping[str, Any] | None) -> Verification | None:
+    """Is the ledger whole, and does the result say what it says? None where there is none."""
+    return _read(path, result)[0]
+
+
+def checkpoint_head(path: Path) -> str | None:
+    """The hash of the ledger's line after which the run's checkpoint was written: it must be there still.
+
+    None where there is no checkpoint that can be read.
+    """
+    checkpoint = path / CHECKPOINT
+    if not checkpoint.is_file():
+        return None
+    with suppress(SafetensorError, OSError), safe_open(checkpoint, framework="np") as file:
+        notes: dict[str, str] = file.metadata() or {}
+        return notes.get("ledger")
+    return None
+
+
+def _read(path: Path, result: Mapping[str, Any] | None) -> tuple[Verification | None, Record]:
+    ledger = path / FILE
+    if not ledger.is_file():
+        return None, Record(ledger)
+    try:
+        found, record = Record.read(ledger, checkpoint_head(path))
+    except LedgerError as error:
+        return Verification(False, 0, "", because=str(error)), Record(ledger)
+    because = _contradiction(record, result or {}) if found.whole else None
+    return (found if because is None else replace(found, whole=False, because=because)), record
+
+
+def _contradiction(record: Record, result: Mapping[str, Any]) -> str | None:
+    """What result.json says that the ledger does not, if anything: the result is written after the ledger's end."""
+    if "proven" in result and record.closed is None:
+        return "result.json says that the run has ended, and the line that says so is gone"
+    closed = record.closed or {}
+    if "proven" in result and result["proven"] != closed.get("proven", result["proven"]):
+        return "result.json says something else is proven than the ledger's last line does"
+    if "selected" in result and result["selected"] != {"proven": record.selected}:
+        return "result.json tells of a private selection, and the ledger of none, or of another; resume the sweep"
+    if "by_client" in result and "by_client" in closed and _by_client(result["by_client"]) != closed["by_client"]:
+        return "result.json says something else of each client's records than the ledger's last line does"
+    return None
+
+
+def _by_client(told: Any) -> list[list[Any]] | None:
+    try:
+        return [[row["records"], row["epsilon"]] for row in told["clients"]]
+    except (KeyError, TypeError):
+        return None
+
+
+def _claims(record: Record) -> list[dict[str, Any]]:
+    if record.selected is not None:
+        return record.selected or _nothing(_AFTERWARDS)
+    if record.closed is not None and "proven" in record.closed:
+        return list(record.closed["proven"])
+    return [_charged(record, *pair).to_json() for pair in _pairs()] if record.charged else []
+
+
+def _charged(record: Record, unit: Unit, observer: Observer) -> Proven:
+    """What follows from all that was charged, whether it was committed or not."""
+    opened = record.opened or {}
+    delta = (opened.get("budget") or {}).get("delta")
+    charges = [charge for intent in record.charged for charge in intent.charges]
+    named = {each.adjacency for each in charges if (each.unit, each.observer) == (unit, observer)} - {None}
+    neighbours = _NEIGHBOURS.get(named.pop() or "") if len(named) == 1 else None
+    if neighbours is None or not isinstance(delta, float):
+        return Proven(unit, observer, None, None, None, _TOO_LITTLE)
+    event = record.charged_event(unit, observer)
+    found = prove(unit, observer, event, delta, neighbours=neighbours, clients=opened.get("clients"))
+    return replace(found, simulated=unit == "client" and bool(opened.get("simulated")))
+
+
+def _nothing(because: str) -> list[dict[str, Any]]:
+    return [Proven(*pair, None, None, None, because).to_json() for pair in _pairs()]
+
+
+def _pairs() -> list[tuple[Unit, Observer]]:
+    return list(product(sorted(get_args(Unit)), get_args(Observer)))
