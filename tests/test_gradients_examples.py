@@ -191,6 +191,54 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.other(torch.tanh(self.one(x)))))
 
 
+class TiedBiases(nn.Module):
+    """Two branches with one bias; the second ends in a layer that starts at 0, as in LoRA."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.last, self.up = nn.Linear(2, 3), nn.Linear(2, 3, bias=False)
+        self.other.bias = self.one.bias
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.last(self.one(x)) + self.up(self.other(x))
+
+
+class TiedConvolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.last = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 1), nn.Linear(2, 3)
+        self.other.bias = self.one.bias
+
+    def forward(self, x):
+        pictures = x[:, None, None]
+        return self.last((self.one(pictures) + self.other(pictures)).mean((2, 3)))
+
+
+class TiedNorms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other, self.last = nn.LayerNorm(2), nn.LayerNorm(2), nn.Linear(2, 3)
+        self.other.bias = self.one.bias
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.other(torch.tanh(self.one(x)))))
+
+
+class HiddenMixing(nn.Module):
+    """Examples are mixed before a last layer that starts at 0: at the start no gradient shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(2, 2), nn.Linear(2, 3, bias=False)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, x):
+        inner = self.inner(x)
+        return self.last(inner * (1 + inner.sum(0)) - inner.detach() * inner.detach().sum(0))
+
+
 class Unvmappable(nn.Module):
     """Python control flow on values, which vmap refuses."""
 
@@ -202,7 +250,9 @@ class Unvmappable(nn.Module):
         return self.last(x if float(x.detach().sum()) > -1e9 else -x)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(Scaled(), nn.Linear(2, 3)), Twice, Tied, Unvmappable])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(Scaled(), nn.Linear(2, 3)), Twice, Tied, TiedBiases, Unvmappable]
+)
 def test_what_rules_do_not_cover_goes_example_by_example(make):
     torch.manual_seed(0)
     module = make()
@@ -219,10 +269,25 @@ def test_what_rules_do_not_cover_goes_example_by_example(make):
         torch.testing.assert_close(tape.squares().sum(0)[0, b].float(), wanted.square().sum())
 
 
-def test_a_layer_used_twice_is_never_clipped_by_the_sum_of_its_norms():
-    net = network(Twice(), per_example=True)
+def test_nor_does_a_model_that_mixes_examples_before_a_layer_that_starts_at_zero():
+    assert isinstance(network(HiddenMixing(), torch.rand(3, 2), per_example=True), ExampleNetwork)
+
+
+def test_products_left_to_whoever_adds_noise_belong_to_no_graph():
+    module = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
+    net = network(module, per_example=True)
+    params, y = net.layout.flatten(module)[None], torch.zeros(1, 5, dtype=torch.int64)
+    tape = net.backward(params, torch.rand(1, 5, 2), y, torch.ones(1, 5))
+    products = tape.accumulate_but(lambda product: True, torch.zeros_like(params), 1.0, torch.ones(1, 1, 5))
+    assert len(products) == 2
+    assert not any(part.requires_grad for product in products for part in (product.rows, product.grads))
+
+
+@pytest.mark.parametrize("make", [Twice, Tied, TiedBiases, TiedConvolutions, TiedNorms])
+def test_parameters_used_twice_are_never_clipped_by_the_sum_of_their_norms(make):
+    net = network(make(), per_example=True)
     tape = net.backward(
-        net.layout.flatten(Twice())[None], torch.rand(1, 4, 2), torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4)
+        net.layout.flatten(make())[None], torch.rand(1, 4, 2), torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4)
     )
     with pytest.raises(ModelError, match=r"used twice .* engine\.together=false"):
         tape.squares()

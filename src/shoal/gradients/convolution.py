@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, weighed, weighed_sum
+from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, trained, weighed, weighed_sum
 from shoal.precision import tf32
 
 
@@ -34,7 +34,7 @@ class Conv2dRule(Rule):
     """
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
-        self.entries, self.weight, self.bias = (weight,), weight, bias
+        self.entries, self.weight, self.bias = trained(weight, bias), weight, bias
         self.kernel, self.stride, self.dilation = module.kernel_size, module.stride, module.dilation
         self.padding = _padding(module)
         thin = module.in_channels * module.kernel_size[1] < 16

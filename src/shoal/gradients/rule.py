@@ -27,8 +27,13 @@ TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may b
 LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
 
 
+def trained(*entries: Entry | None) -> tuple[Entry, ...]:
+    """Those that there are: a layer may lack a bias."""
+    return tuple(entry for entry in entries if entry is not None)
+
+
 class Rule(Protocol):
-    """What the tape asks of a layer; the first of its `entries` tells it from others."""
+    """What the tape asks of a layer; `entries` are all the parameters that it trains."""
 
     entries: tuple[Entry, ...]
 

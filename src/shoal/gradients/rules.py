@@ -13,7 +13,7 @@ from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.gradients.convolution_cuda import cuda_rule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import Rule, gram_squares, product_squares, squared, weighed, weighed_sum
+from shoal.gradients.rule import Rule, gram_squares, product_squares, squared, trained, weighed, weighed_sum
 from shoal.privacy.normals import Product
 
 
@@ -36,7 +36,7 @@ class LinearRule(Rule):
     """y = x W^T + b, for inputs [N, ..., in]."""
 
     def __init__(self, weight: Entry, bias: Entry | None, kernels: bool = True) -> None:
-        self.entries, self.weight, self.bias, self.kernels = (weight,), weight, bias, kernels
+        self.entries, self.weight, self.bias, self.kernels = trained(weight, bias), weight, bias, kernels
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(len(params), -1, x.shape[-1])
@@ -72,7 +72,7 @@ class AffineRule(Rule):
     """y = x w + b after a normalisation without parameters; `w` spans dimensions from `first` on."""
 
     def __init__(self, first: int, weight: Entry, bias: Entry | None) -> None:
-        self.first, self.entries, self.weight, self.bias = first, (weight,), weight, bias
+        self.first, self.entries, self.weight, self.bias = first, trained(weight, bias), weight, bias
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         shaped = x.reshape(len(params), -1, *x.shape[1:])

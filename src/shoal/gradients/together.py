@@ -47,11 +47,11 @@ class TogetherNetwork:
     @contextmanager
     def owing(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
-        used = Counter(rule.entries for rule in rules)
+        used = Counter(entry for rule in rules for entry in rule.entries)
         rooms = {
             rule: room_for(rule, batch)
             for rule in rules
-            if isinstance(rule, LinearRule) and rule.kernels and used[rule.entries] == 1 and not params.is_cuda
+            if isinstance(rule, LinearRule) and rule.kernels and used[rule.weight] == 1 and not params.is_cuda
         }
         clients = len(params)
         self._bound.owed = {rule: OwedLinearRule(rule, start, clients, room) for rule, room in rooms.items() if room}
@@ -98,7 +98,8 @@ class Records(list[tuple[Rule, Any, Tensor]]):
     def squares(self) -> Tensor:
         if not len(self):
             return self._weights.new_zeros(self._layers, *self._weights.shape, dtype=torch.float64)
-        if len({rule.entries for rule, _, _ in self}) < len(self):
+        used = [entry for rule, _, _ in self for entry in rule.entries]
+        if len(set(used)) < len(used):
             raise ModelError("some parameters are used twice for one example; set engine.together=false")
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
@@ -116,7 +117,7 @@ class _Taped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, records: Records) -> Tensor:
-        y, ctx.saved = rule.forward(x, params)
+        y, ctx.saved = rule.forward(x.detach(), params)  # what is saved belongs to no graph
         ctx.rule, ctx.params, ctx.records = rule, params, records
         return y
 
