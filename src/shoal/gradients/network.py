@@ -90,12 +90,15 @@ def network(
 
 
 def _agree(module: nn.Module, sample: Tensor, slow: type[ApartNetwork], per_example: bool) -> bool:
-    """Do both ways give the same gradient, for two clients with different parameters and records? In float64."""
+    """Do both ways give the same gradient, for two clients with different parameters and records? In float64.
+
+    The weights are shaken first, since a layer that starts at zero would hide everything before it.
+    """
     module, sample = copy.deepcopy(module).cpu().double(), sample.cpu()
     x = torch.stack([sample, sample[:1].expand_as(sample)])
     x = x.double() if x.is_floating_point() else x
     layout = Layout.of(module)
-    start = layout.flatten(module)
+    start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
     params = torch.stack([start, 0.9 * start])
     y = torch.zeros(x.shape[:2], dtype=torch.int64)
     weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(x.shape[:2])

@@ -20,6 +20,7 @@ from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.rule import Rule
 from shoal.gradients.rules import LinearRule, rule_for
 from shoal.precision import all_digits
+from shoal.privacy.clip import PIECE
 from shoal.privacy.normals import Product
 
 Left = Callable[[Product], bool]
@@ -47,11 +48,11 @@ class TogetherNetwork:
     @contextmanager
     def owing(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
-        used = Counter(rule.entries for rule in rules)
+        used = Counter(entry for rule in rules for entry in rule.entries)
         rooms = {
             rule: room_for(rule, batch)
             for rule in rules
-            if isinstance(rule, LinearRule) and rule.kernels and used[rule.entries] == 1 and not params.is_cuda
+            if isinstance(rule, LinearRule) and rule.kernels and used[rule.weight] == 1 and not params.is_cuda
         }
         clients = len(params)
         self._bound.owed = {rule: OwedLinearRule(rule, start, clients, room) for rule, room in rooms.items() if room}
@@ -86,7 +87,7 @@ class Records(list[tuple[Rule, Any, Tensor]]):
             mine = factors[place if len(factors) > 1 else 0].to(grad.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
-            if left and product and left(product):
+            if left and product and product.rows.shape[1] <= PIECE and left(product):
                 rule.accumulate_rest(product, into)
                 products.append(product)
             else:
@@ -98,7 +99,8 @@ class Records(list[tuple[Rule, Any, Tensor]]):
     def squares(self) -> Tensor:
         if not len(self):
             return self._weights.new_zeros(self._layers, *self._weights.shape, dtype=torch.float64)
-        if len({rule.entries for rule, _, _ in self}) < len(self):
+        used = [entry for rule, _, _ in self for entry in rule.entries]
+        if len(set(used)) < len(used):
             raise ModelError("some parameters are used twice for one example; set engine.together=false")
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
@@ -128,7 +130,7 @@ class _Taped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, records: Records) -> Tensor:
-        y, ctx.saved = rule.forward(x, params)
+        y, ctx.saved = rule.forward(x.detach(), params)  # what is saved belongs to no graph
         ctx.rule, ctx.params, ctx.records = rule, params, records
         return y
 
