@@ -10,9 +10,13 @@ from torch import nn
 
 from shoal.errors import ModelError
 from shoal.gradients import network
-from shoal.gradients.apart import ExampleNetwork
+from shoal.gradients.apart import ExampleNetwork, Examples
+from shoal.gradients.layout import Layout
+from shoal.gradients.rule import product_squares
+from shoal.gradients.rules import rule_for
 from shoal.gradients.together import TogetherNetwork
 from shoal.models import NETWORKS, build
+from shoal.privacy.adaclip import AdaClip
 from test_gradients_rules import convolutions
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-13}
@@ -65,6 +69,18 @@ def test_a_norm_is_not_too_small_where_products_cancel(offset, grain):
     assert (found >= 0.99999 * true).all()  # nor is NaN
     if offset == grain:
         assert (found <= 1.02 * true).all()
+
+
+@pytest.mark.parametrize("apart", [0.008, 0.012])
+@pytest.mark.parametrize("turned", [False, True])
+def test_nor_where_products_are_long_sums(apart, turned):
+    """Two positions that nearly cancel, of many inputs, or of many outputs: float32 loses digits on the way."""
+    width = 100_000
+    for start in torch.linspace(0.3, 1.7, 60).tolist():
+        long = torch.tensor([[[start], [start * (1 + apart)]]]).expand(1, 2, width).contiguous()
+        short = torch.tensor([[[1.0], [-1.0]]])
+        true = width * float(long[0, 0, 0].double() - long[0, 1, 0].double()) ** 2
+        assert float(product_squares(*((short, long) if turned else (long, short)), False)) >= true
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -305,3 +321,96 @@ def test_on_cuda_a_norm_is_that_of_the_gradient_that_is_added_even_where_product
     total = torch.zeros_like(params)
     tape.accumulate(total, 1.0, torch.ones(1, 1, 1, device="cuda"))
     torch.testing.assert_close(tape.squares().sum().sqrt(), total.norm(), rtol=2e-6, atol=0)
+
+
+# --- sums over many records
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("side", [5, 9])
+def test_many_records_are_summed_in_pieces(side, kernels):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(2), MeanOfWords()
+    module = nn.Sequential(*layers).double()
+    params = torch.stack([Layout.of(module).flatten(module) * (1 + k) for k in range(2)])
+    x, y = torch.rand(2, 300, 6, side, side, dtype=torch.float64), torch.zeros(2, 300, dtype=torch.int64)
+    factors, sums = torch.rand(1, 2, 300, dtype=torch.float64), []
+    for way in (network(module, per_example=True, kernels=kernels), ExampleNetwork(module)):
+        tape, total = way.backward(params, x, y, torch.ones(2, 300).double()), torch.zeros_like(params)
+        tape.squares()
+        tape.accumulate(total, 0.7, factors)
+        sums.append(total)
+    torch.testing.assert_close(*sums, **CLOSE)
+
+
+class MeanOfWords(nn.Module):
+    """A linear layer at every position of [N, 4, T]."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x.transpose(1, 2)).mean(1)
+
+
+def moved_by_one_record(added, count):
+    """By how much the sum of numbers of 1 at most moves with the first: all that follow are rounded another way."""
+    numbers, half = torch.ones(count), count // 2
+    unit = half * 2.0**-23
+    numbers[half::2], numbers[half + 1 :: 2] = 0.51 * unit, -0.49 * unit
+    without = numbers.clone()
+    without[0] = 0
+    return abs(float(added(numbers)) - float(added(without)))
+
+
+def by_rule(layer, shape, kind=torch.float32):
+    """The first number that a layer's rule adds, for inputs of 1 and these gradients."""
+    layout = Layout.of(layer)
+    entries = {id(p): entry for p, entry in zip(layer.parameters(), layout.entries, strict=True)}
+    rule, _ = rule_for(layer, entries)
+
+    def added(numbers):
+        x = (
+            torch.ones(len(numbers), *shape)
+            if kind.is_floating_point
+            else torch.zeros(len(numbers), *shape, dtype=kind)
+        )
+        into, params = torch.zeros(1, layout.size), layout.flatten(layer)[None].detach()
+        with torch.no_grad():
+            y, saved = rule.forward(x, params)
+            grad = torch.zeros_like(y)
+            grad.view(len(numbers), -1)[:, 0] = numbers
+            kept = rule.squares(saved, grad)[1]
+            rule.accumulate_weighted(saved, kept, grad, torch.ones(1, len(numbers)), into, 1.0)
+        return into[0, 0]
+
+    return added
+
+
+def by_tape(numbers):
+    into = torch.zeros(1, 2)
+    gradients = numbers.view(1, -1, 1).expand(1, len(numbers), 2)
+    Examples(Layout.of(nn.Linear(1, 1)), gradients).accumulate(into, 1.0, torch.ones(1, 1, len(numbers)))
+    return into[0, 0]
+
+
+def by_adaclip(numbers):
+    clip = AdaClip(h1=1.0, h2=1.0)
+    at = clip.start(torch.zeros(1, 1))
+    return clip.clipped_sum(at, numbers.view(1, -1, 1) / 2, torch.ones(1, len(numbers))) * 2
+
+
+LONG_SUMS = {
+    "linear": by_rule(nn.Linear(2, 2), (2,)),
+    "normalisation": by_rule(nn.LayerNorm(2), (2,)),
+    "embedding": by_rule(nn.Embedding(4, 2), (1,), torch.int64),
+    "convolution": by_rule(nn.Conv2d(6, 2, 3), (6, 3, 3)),
+    "torch.func": by_tape,
+    "adaclip": by_adaclip,
+}
+
+
+@pytest.mark.parametrize("way", LONG_SUMS)
+def test_one_record_moves_the_sum_of_a_large_batch_by_no_more_than_its_clip(way):
+    assert 0.99 <= moved_by_one_record(LONG_SUMS[way], 32768) <= 1.01

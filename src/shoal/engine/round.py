@@ -18,7 +18,7 @@ from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told
 from shoal.engine.stage import Stage
-from shoal.privacy.clip import QuantileClip
+from shoal.privacy.clip import QuantileClip, weighed_sum
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.secure import grid, toward_zero
 
@@ -42,9 +42,10 @@ def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[
     # per_update: its update is checked, and clipped as it leaves
     bound, parts = _leave_clients(stage, state, memory, cohort, moment)
     exact = torch.float64 if stage.streams.mode == "secure" else state.model.dtype  # of sums on a grid
-    total = Total(torch.zeros_like(state.model, dtype=exact), raw=torch.zeros_like(state.model))
+    total = Total(torch.zeros_like(state.model, dtype=torch.float64), raw=torch.zeros_like(state.model))
     for part in parts:
         total += part
+    total.update = total.update.to(exact)
 
     # aggregate, per_round, server, adapt: what the server does with the sum
     model, noise, signal = release(stage, state.model, memory, total, bound, expected, moment)
@@ -205,7 +206,7 @@ def _sum(stage: Stage, part: Trained, bound: float, moment: Moment) -> Total:
         total = raw * float(sizes[0])
     else:
         left = leaving(stage, part, bound, moment)
-        total = torch.as_tensor(sizes, dtype=left.dtype, device=left.device) @ left
+        total = weighed_sum(left[None], torch.as_tensor(sizes, dtype=left.dtype, device=left.device)[None])[0]
     return Total(
         update=total,
         raw=raw,

@@ -11,7 +11,7 @@ from torch import Tensor, func, nn
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
 from shoal.precision import all_digits
-from shoal.privacy.clip import row_norms
+from shoal.privacy.clip import row_norms, weighed_sum
 from shoal.privacy.normals import Product
 
 
@@ -109,9 +109,9 @@ class Examples:
             into.add_(self._gradients.sum(1), alpha=scale)
             return
         for place, layer in enumerate(self._layers):
-            weights = factors[place if len(factors) > 1 else 0].to(into.dtype).unsqueeze(1)
+            weights = factors[place if len(factors) > 1 else 0].to(into.dtype)
             with all_digits(weights):
-                total = torch.bmm(weights, self._gradients[..., layer]).squeeze(1)
+                total = weighed_sum(self._gradients[..., layer], weights)
             into[:, layer].add_(total, alpha=scale)
 
     def accumulate_but(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, squared, trained, weighed, weighed_sum
+from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, squared, trained, weighed
 from shoal.precision import tf32
+from shoal.privacy.clip import PIECE
 
 
 @contextmanager
@@ -123,12 +125,26 @@ class Conv2dRule(Rule):
         into: Tensor,
         scale: float,
     ) -> None:
-        if kept is None:
-            self._accumulate(saved, weighed(grad, factors), into, scale)  # its norm came from another product
+        if kept is None:  # its norm came from another product
+            self._accumulate_in_pieces(saved, weighed(grad, factors), into, scale)
             return
-        self._add_kernel(weighed_sum(kept, factors).view(len(into), *kept.shape[1:]), into, scale)
+        self._add_kernel(kept_sum(kept, factors).view(len(into), *kept.shape[1:]), into, scale)
         if self.bias is not None:
-            self.bias.of(into).add_(weighed_sum(grad.sum((2, 3)), factors), alpha=scale)
+            self.bias.of(into).add_(kept_sum(grad.sum((2, 3)), factors), alpha=scale)
+
+    def _accumulate_in_pieces(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+        if len(grad) <= PIECE * len(into):
+            self._accumulate(saved, grad, into, scale)
+            return
+        inputs, rest = saved
+        if inputs.dim() == 3:  # rows, else pictures
+            inputs = inputs.view(len(grad), -1, inputs.shape[2])
+        total = torch.zeros_like(into, dtype=torch.float64)
+        for some in zip(*(x.unflatten(0, (len(into), -1)).split(PIECE, 1) for x in (inputs, grad)), strict=True):
+            x, grads = (part.flatten(0, 1) for part in some)
+            self._accumulate((x, rest), grads, total, 1.0)
+        for entry in self.entries:
+            entry.of(into).add_(entry.of(total), alpha=scale)
 
     def _add_kernel(self, kernel: Tensor, into: Tensor, scale: float) -> None:
         """Add [K, shifts, patch, O] to the weights."""

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule
+from shoal.gradients.rule import FEW_POSITIONS, Rule, kept_sum
 from shoal.kernels import tl, triton
+from shoal.privacy.clip import PIECE
 from shoal.privacy.normals import Product
 
 
@@ -104,6 +105,9 @@ class TritonConv2dRule(Conv2dRule):
     ) -> None:
         if kept is None or not isinstance(saved, Tensor):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
+            return
+        if factors.shape[1] > PIECE:
+            self._of(into).add_(kept_sum(kept, factors), alpha=scale)
             return
         rows = kept.view(*factors.shape, -1)
         self._of(into).unsqueeze(1).baddbmm_(factors.unsqueeze(1), rows, alpha=scale)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from shoal.gradients.layout import Entry
-from shoal.privacy.clip import row_norms
+from shoal.privacy.clip import row_norms, weighed_sum
 from shoal.privacy.normals import Product
 
 FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
-ROUNDING = 64  # last digits that a sum of products may be wrong by, relative to the sum of their sizes
+ROUNDING = 64  # last digits that a few products may be wrong by, relative to their sizes; sums add one a term
 TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be taken for 0, or lose its digits
 LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
 
@@ -96,7 +96,7 @@ def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     if bias:
         found = found + squared(grad.sum(1))
     inputs, grads = (squared(rows.flatten(0, 1)).view(rows.shape[:2]) for rows in (x, grad))
-    found = found + _rounded_away(inputs + bias, grads, grad.dtype)
+    found = found + _rounded_away(inputs + bias, grads, grad.dtype, 2 * positions)
     return found.where(_held(inputs, grad), math.inf)
 
 
@@ -108,21 +108,26 @@ def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) ->
     all that products too small for float32 may have been.
     """
     grads = torch.bmm(grad, grad.transpose(1, 2))
-    pairs = ((alike + bias) * grads).sum((1, 2))
+    pairs = ((alike + bias) * grads).sum((1, 2), dtype=torch.float64)
     lost = [TINY * 2 * numbers for numbers in (width, grad.shape[2])]
     inputs, outputs = (
         products.diagonal(dim1=1, dim2=2).double().clamp(min=0) + below
         for products, below in zip((alike, grads), lost, strict=True)
     )
     inputs = inputs + bias
-    found = pairs.double().clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype)
+    terms = width + grad.shape[2] + grad.shape[1]
+    found = pairs.clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype, terms)
     found = found + lost[0] * outputs.sqrt().sum(1).square() + lost[1] * inputs.sqrt().sum(1).square()
     return found.where(pairs.isfinite() & _held(inputs, grad), math.inf)
 
 
-def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype) -> Tensor:
-    """What rounding may take from |sum_t g_t x_t^T|^2, from the squared norms [N, T]."""
-    return ROUNDING * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
+def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
+    """What rounding may take from |sum_t g_t x_t^T|^2, or add to what is summed later, from the squared norms [N, T].
+
+    A sum of n products is wrong by n eps/2 of their sizes at most, in whatever order; `terms` is what all the sums
+    on the way have together.
+    """
+    return (ROUNDING + terms) * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
 
 
 def _held(inputs: Tensor, grad: Tensor) -> Tensor:
@@ -133,9 +138,9 @@ def _held(inputs: Tensor, grad: Tensor) -> Tensor:
     return inputs.sqrt().sum(1) * math.sqrt(grad.shape[-1]) < LONGEST
 
 
-def weighed_sum(kept: Tensor, factors: Tensor) -> Tensor:
-    """sum_b factors[k, b] kept[k, b], [K, P], of gradients kept for every example, [N, P]."""
-    return torch.bmm(factors.unsqueeze(1), kept.view(*factors.shape, -1)).squeeze(1)
+def kept_sum(kept: Tensor, factors: Tensor) -> Tensor:
+    """sum_b factors[k, b] kept[k, b], [K, P], of gradients kept for every example, [N, ...]."""
+    return weighed_sum(kept.view(*factors.shape, -1), factors)
 
 
 def weighed(grad: Tensor, factors: Tensor) -> Tensor:

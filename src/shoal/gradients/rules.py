@@ -13,7 +13,8 @@ from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.gradients.convolution_cuda import cuda_rule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import Rule, gram_squares, product_squares, squared, trained, weighed, weighed_sum
+from shoal.gradients.rule import Rule, gram_squares, kept_sum, product_squares, squared, trained, weighed
+from shoal.privacy.clip import PIECE, row_sums, summed_products
 from shoal.privacy.normals import Product
 
 
@@ -61,7 +62,17 @@ class LinearRule(Rule):
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
         if self.bias is not None:
-            self.bias.of(into).add_(product.grads.sum(1), alpha=product.scale)
+            self.bias.of(into).add_(row_sums(product.grads), alpha=product.scale)
+
+    def accumulate_weighted(
+        self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        product = self.product(saved, kept, grad, factors, scale)
+        if product.rows.shape[1] <= PIECE:
+            self.accumulate(saved, product.grads, into, scale)
+            return
+        self.weight.of(into).add_(summed_products(product.grads, product.rows), alpha=scale)
+        self.accumulate_rest(product, into)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
@@ -105,7 +116,7 @@ class AffineRule(Rule):
         kept = self.squares(saved, grad)[1] if kept is None else kept
         for entry, gradients in zip((self.weight, self.bias), kept, strict=False):
             assert entry is not None
-            entry.of(into).flatten(1).add_(weighed_sum(gradients, factors), alpha=scale)
+            entry.of(into).flatten(1).add_(kept_sum(gradients, factors), alpha=scale)
 
     def _span(self, dims: int) -> tuple[int, int]:
         """The first and one past the last dimension of [K, B, ...] that the weights span."""
@@ -151,7 +162,7 @@ class BiasRule(Rule):
         self, saved: None, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         kept = self.squares(saved, grad)[1] if kept is None else kept
-        self.bias.of(into).add_(weighed_sum(kept, factors), alpha=scale)
+        self.bias.of(into).add_(kept_sum(kept, factors), alpha=scale)
 
     @property
     def _place(self) -> int:
@@ -170,6 +181,13 @@ class EmbeddingRule(Rule):
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
         raise AssertionError("whole numbers have no gradient")
+
+    def accumulate_weighted(
+        self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        many = saved.numel() > PIECE * len(into)
+        grad = weighed(grad, factors)
+        self.accumulate(saved, grad.double() if many else grad, into, scale)
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
         clients, (words, width) = len(into), self.weight.shape

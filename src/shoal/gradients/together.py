@@ -20,6 +20,7 @@ from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.rule import Rule
 from shoal.gradients.rules import LinearRule, rule_for
 from shoal.precision import all_digits
+from shoal.privacy.clip import PIECE
 from shoal.privacy.normals import Product
 
 Left = Callable[[Product], bool]
@@ -86,7 +87,7 @@ class Records(list[tuple[Rule, Any, Tensor]]):
             mine = factors[place if len(factors) > 1 else 0].to(grad.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
-            if left and product and left(product):
+            if left and product and product.rows.shape[1] <= PIECE and left(product):
                 rule.accumulate_rest(product, into)
                 products.append(product)
             else:

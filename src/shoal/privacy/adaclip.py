@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.precision import all_digits
-from shoal.privacy.clip import row_norms, shrinking
+from shoal.privacy.clip import row_norms, shrinking, weighed_sum
 from shoal.privacy.schedules import require_scale
 
 
@@ -59,7 +59,7 @@ class AdaClip:
         moved.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
         factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(real.shape) * real
         with all_digits(moved):
-            return torch.bmm(factors.unsqueeze(1), moved).squeeze(1)
+            return weighed_sum(moved, factors)
 
     def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
         """g~ [K, P] from the noisy sum; the coordinates follow it."""

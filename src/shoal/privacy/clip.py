@@ -26,7 +26,7 @@ Draw = Callable[[int], np.random.Generator]
 FARTHEST = math.log(MOST_SCALE)  # an adaptive bound's logarithm stays this near to 0
 MARGIN = 2.0**-16
 """What is clipped is shorter than its bound by this share: all that rounding, of norms and later, can add is less."""
-_PIECE = 128  # squares that are summed in float32 before float64 takes over
+PIECE = 128  # numbers that are summed in float32 before float64 takes over
 _LOST = 2.0**-50  # norms below so much times sqrt(numbers) may lack squares that are too small for float32
 
 
@@ -156,9 +156,9 @@ def row_norms(updates: Tensor) -> Tensor:
     if updates.is_cuda or not updates.numel():
         return _norms(updates)
     size = updates.shape[1]
-    whole = size // _PIECE
-    pieces = updates[:, : whole * _PIECE].reshape(len(updates), whole, _PIECE)
-    rest = updates[:, whole * _PIECE :].unsqueeze(1)
+    whole = size // PIECE
+    pieces = updates[:, : whole * PIECE].reshape(len(updates), whole, PIECE)
+    rest = updates[:, whole * PIECE :].unsqueeze(1)
     norms = _norms(torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1))
     least, (low, high) = _LOST * math.sqrt(size), torch.aminmax(norms)
     if not least <= float(low) <= float(high) < math.inf:
@@ -170,6 +170,31 @@ def row_norms(updates: Tensor) -> Tensor:
 def _norms(rows: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return norms
+
+
+def summed_products(left: Tensor, right: Tensor) -> Tensor:
+    """sum_b left[k, b] right[k, b]^T, [K, O, I], of rows [K, B, O] and [K, B, I] that were clipped.
+
+    In one long sum in float32 every addition is rounded by how much there is already, and one record that comes or
+    goes changes the rounding of all that follow: it can move the sum by several clips. So a record changes only the
+    short sum that it is in.
+    """
+    if left.shape[1] <= PIECE:
+        return torch.bmm(left.transpose(1, 2), right)
+    total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
+    for some, others in zip(torch.split(left, PIECE, 1), torch.split(right, PIECE, 1), strict=True):
+        total += torch.bmm(some.transpose(1, 2), others)
+    return total.to(left.dtype)
+
+
+def weighed_sum(rows: Tensor, factors: Tensor) -> Tensor:
+    """sum_b factors[k, b] rows[k, b], [K, P], for rows [K, B, P]."""
+    return summed_products(factors.unsqueeze(2), rows).squeeze(1)
+
+
+def row_sums(rows: Tensor) -> Tensor:
+    """sum_b rows[k, b], [K, O], for rows [K, B, O] that were clipped."""
+    return rows.sum(1, dtype=torch.float64 if rows.shape[1] > PIECE else rows.dtype).to(rows.dtype)
 
 
 def shrinking(norms: Tensor, bound: float | Tensor) -> Tensor:
