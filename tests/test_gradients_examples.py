@@ -330,7 +330,7 @@ def test_on_cuda_a_norm_is_that_of_the_gradient_that_is_added_even_where_product
 @pytest.mark.parametrize("side", [5, 9])
 def test_many_records_are_summed_in_pieces(side, kernels):
     torch.manual_seed(0)
-    layers = nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(2), Swapped(), nn.Linear(4, 3), Mean()
+    layers = nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(2), MeanOfWords()
     module = nn.Sequential(*layers).double()
     params = torch.stack([Layout.of(module).flatten(module) * (1 + k) for k in range(2)])
     x, y = torch.rand(2, 300, 6, side, side, dtype=torch.float64), torch.zeros(2, 300, dtype=torch.int64)
@@ -343,9 +343,15 @@ def test_many_records_are_summed_in_pieces(side, kernels):
     torch.testing.assert_close(*sums, **CLOSE)
 
 
-class Mean(nn.Module):
+class MeanOfWords(nn.Module):
+    """A linear layer at every position of [N, 4, T]."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
     def forward(self, x):
-        return x.mean(1)
+        return self.layer(x.transpose(1, 2)).mean(1)
 
 
 def moved_by_one_record(added, count):
@@ -365,7 +371,11 @@ def by_rule(layer, shape, kind=torch.float32):
     rule, _ = rule_for(layer, entries)
 
     def added(numbers):
-        x = torch.ones(len(numbers), *shape).to(kind)
+        x = (
+            torch.ones(len(numbers), *shape)
+            if kind.is_floating_point
+            else torch.zeros(len(numbers), *shape, dtype=kind)
+        )
         into, params = torch.zeros(1, layout.size), layout.flatten(layer)[None].detach()
         with torch.no_grad():
             y, saved = rule.forward(x, params)
@@ -388,7 +398,7 @@ def by_tape(numbers):
 def by_adaclip(numbers):
     clip = AdaClip(h1=1.0, h2=1.0)
     at = clip.start(torch.zeros(1, 1))
-    return clip.clipped_sum(at, numbers.view(1, -1, 1) * 0.9999, torch.ones(1, len(numbers)))
+    return clip.clipped_sum(at, numbers.view(1, -1, 1) / 2, torch.ones(1, len(numbers))) * 2
 
 
 LONG_SUMS = {
@@ -403,4 +413,4 @@ LONG_SUMS = {
 
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_one_record_moves_the_sum_of_a_large_batch_by_no_more_than_its_clip(way):
-    assert moved_by_one_record(LONG_SUMS[way], 32768) <= 1.01
+    assert 0.99 <= moved_by_one_record(LONG_SUMS[way], 32768) <= 1.01
