@@ -45,6 +45,7 @@ from tiny import CLIENTS, FEDAVG, PRIVATE, go_on, play
 DELTA = 1e-5
 FILES = {
     "config.toml",
+    "data-key.json",
     "environment.txt",
     "ledger.jsonl",
     "metrics.jsonl",

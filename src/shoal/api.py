@@ -188,7 +188,8 @@ def _about_data(simulator: Simulator, folder: RunFolder, opened: Mapping[str, An
     Sites' records are not here, and a ledger that an earlier version `opened` says nothing of them.
     """
     federation = simulator.stage.federation
-    about = {"clients": len(federation), "simulated": simulator.setting.simulated}
+    mode = simulator.stage.streams.mode
+    about = {"clients": len(federation), "simulated": simulator.setting.simulated, "random": mode}
     if simulator.setting.bounds or (opened is not None and "data" not in opened):
         return about
     return about | {"data": federation.digest(folder.data_key(new=opened is None))}

@@ -6,7 +6,7 @@ paper's own recipe gives; it is always labelled with that recipe and never turns
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from shoal.accounting import accountants
@@ -17,6 +17,9 @@ from shoal.accounting.theorems import ADJACENCY, Neighbours
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
+
+RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
+"""random=secure rests on neither."""
 
 SIMULATED = "simulated clients"
 """Said of every claim for clients to whom records were dealt: it is true of nobody in particular."""
@@ -116,6 +119,13 @@ def claim(
     return Proven(
         unit, observer, answer.epsilon, answer.delta, answer.accountant, rests_on, adjacency, sampler_delta=sampler
     )
+
+
+def of_research(found: Proven) -> Proven:
+    """A claim for noise that follows from a seed: on what it rests besides."""
+    if found.epsilon is None:
+        return found
+    return replace(found, because="; ".join(filter(None, (found.because, RESEARCH))))
 
 
 def nothing(unit: Unit, observer: Observer, because: str, neighbours: Neighbours) -> Proven:

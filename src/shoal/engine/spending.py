@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
-from shoal.accounting.claims import Observer, Proven, Unit, prove
+from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
@@ -28,10 +28,6 @@ from shoal.errors import ConfigError, LedgerError
 MOST_CLIENTS = 20
 """Clients for which it is told what a record of theirs costs: those where it costs most."""
 _RECORD: tuple[Unit, Observer] = ("example", "release")
-
-
-RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
-"""On what claims rest where noise follows from a seed; random=secure rests on neither."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +130,8 @@ class Spending:
         spent = self._ledger.charged_event(unit, who)
         clients = self._setting.clients
         found = prove(unit, who, spent, self.limit.delta, neighbours=NEIGHBOURS[unit], clients=clients)
-        if found.epsilon is not None and not self._setting.secure:
-            found = replace(found, because="; ".join(filter(None, (found.because, RESEARCH))))
+        if not self._setting.secure:
+            found = of_research(found)
         return replace(found, simulated=unit == "client" and self._setting.simulated)
 
     def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from safetensors import SafetensorError, safe_open
 
 from shoal.accounting.chain import Verification
-from shoal.accounting.claims import Observer, Proven, Unit, prove
+from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
 from shoal.accounting.ledger import FILE, Record
 from shoal.accounting.theorems import ADJACENCY
 from shoal.errors import LedgerError
@@ -120,6 +120,7 @@ def _charged(record: Record, unit: Unit, observer: Observer) -> Proven:
         return Proven(unit, observer, None, None, None, _TOO_LITTLE)
     event = record.charged_event(unit, observer)
     found = prove(unit, observer, event, delta, neighbours=neighbours, clients=opened.get("clients"))
+    found = of_research(found) if opened.get("random") == "research" else found
     return replace(found, simulated=unit == "client" and bool(opened.get("simulated")))
 
 
