@@ -25,7 +25,7 @@ from shoal.accounting.events import (
     Use,
     passes,
 )
-from shoal.algorithms.base import Algorithm, PerExample, Setting
+from shoal.algorithms.base import Algorithm, Setting
 from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.secure import STEPS, charged
 
@@ -54,7 +54,7 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
         return Unbounded("gradients are not clipped: one record can move a step by any amount")
     if clip.unproven is not None:
         return Unbounded(clip.unproven)
-    z = _counted(clip, per_step.multiplier(t, setting.rounds, batch), batch, setting) / clip.excess(setting.layers)
+    z = _counted(algorithm, per_step.multiplier(t, setting.rounds, batch), setting) / clip.excess(setting.layers)
     if z == 0:
         return Unbounded("the noise is 0")
     if algorithm.clients.sampling == "cyclic":
@@ -68,13 +68,17 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
     return _of_a_client(algorithm, setting, rate, z, observer)
 
 
-def _counted(clip: PerExample, z: float, batch: float, setting: Setting) -> float:
-    """What of the noise z counts: all of it, but in secure mode what rounding a sum onto its noise's grid leaves.
+def _counted(algorithm: Algorithm, z: float, setting: Setting) -> float:
+    """What of the noise z counts: all of it, but in secure mode what rounding a sum leaves.
 
-    Where records are counted too, their noise makes that on gradients more than z, and so are the steps of its grid.
+    In float32 one record changes the rounding of its own piece and of the result (clip.summed_products); then the sum
+    is rounded onto its noise's grid. Where records are counted too, their noise makes that on gradients more than z, and so are the steps of its grid.
     """
+    clip, batch = algorithm.per_example, algorithm.examples.batch
     if not setting.secure or z == 0:
         return z
+    most = max(batch, *setting.sizes) if algorithm.examples.sampling == "poisson" and setting.sizes else batch
+    z /= 1 + 2.0**-9 + most * 2.0**-23
     drawn = clip.update_noise(z, batch) if isinstance(clip, QuantileExampleClip) else z
     share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn
     if isinstance(clip, QuantileExampleClip):  # one record moves a count by 1/2, and rounding by a step of its grid
