@@ -26,7 +26,7 @@ def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
     for claim in proving:
         note = f"by {str(claim.get('accountant') or 'rdp').upper()}"
         if sampler := number(claim.get("sampler_delta")):
-            note = f"{note}; {sampler:.0e} of delta is for the noise sampler"
+            note = f"{note}; {up(sampler, 1)} of delta is for the noise sampler"
         note = f"{note}; {claim['because']}" if claim.get("because") else note
         key = (whose(claim), float(claim["epsilon"]), up(claim.get("delta") or 0, 6), note)
         same.setdefault(key, []).append(str(claim.get("observer")))
