@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -149,7 +150,7 @@ def audit_case(
                 caught[name] = _play(broken, alike, effort.for_broken(), hurry=not power).flagged
     assert played.game is not None
     if case.kind == "proven" and effort.pairs:
-        tails = sampler_checks(streams, torch.device("cpu"))
+        tails = _tails(streams.mode, streams.seed)
         played.checks += tails
         played.flagged += [check.name for check in tails if check.flagged]
     verdict: Verdict = "consistent"
@@ -163,6 +164,12 @@ def audit_case(
         record.name, case, played.game, played.guesses, played.checks, verdict,
         played.flagged if case.claim else [], caught, time.perf_counter() - started,
     )  # fmt: skip
+
+
+@cache
+def _tails(mode: str, seed: int) -> list[Check]:
+    """Of the sampler itself, whatever the method: once is enough."""
+    return sampler_checks(SecureStreams(seed) if mode == "secure" else Streams(seed), torch.device("cpu"))
 
 
 def _strong_enough(case: Case, caught: dict[str, list[str]]) -> bool:
