@@ -35,7 +35,9 @@ class Slicer:
         self._sizes, self._workers = sizes, workers
         most = int(sizes.max(initial=1))
         batch = min(math.ceil(algorithm.examples.share(most) * most), most)
-        copies = 2 + bool(algorithm.local.momentum) + (algorithm.per_step is not None)  # velocities, noisy sums
+        copies = 2 + bool(algorithm.local.momentum)
+        if algorithm.per_step is not None and sample.device.type != "cpu":
+            copies += 1  # noisy sums; on a CPU, where slices are small, they are hardly touched
         self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))
         budget = memory * 2**30 if memory else _default_budget(sample.device)
         if sample.device.type == "cpu":

@@ -39,7 +39,7 @@ TAIL = 2.0**-160
 PIECE = 2**19
 """Numbers that are drawn in one go: one more stream for every so many, so that threads can share the work."""
 
-BLOCK = 2**19
+BLOCK = 2**20
 """Numbers of a product that are made in one go, with their noise."""
 
 FEW = 128
