@@ -414,3 +414,36 @@ LONG_SUMS = {
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_one_record_moves_the_sum_of_a_large_batch_by_no_more_than_its_clip(way):
     assert 0.99 <= moved_by_one_record(LONG_SUMS[way], 32768) <= 1.01
+
+
+@pytest.mark.parametrize("way", LONG_SUMS)
+def test_a_record_that_is_not_drawn_moves_the_sum_by_no_more_than_is_charged(way):
+    """In a Poisson batch all that follow it take other places then, and so do the ends of every piece."""
+    count, added = 32768, LONG_SUMS[way]
+    numbers = torch.ones(count // 128, 128)
+    numbers[:, 64::2], numbers[:, 65::2] = 0.51 * 2.0**-17, -0.49 * 2.0**-17
+    moved = abs(float(added(numbers.flatten())) - float(added(numbers.flatten()[1:])))
+    assert moved <= 1 + 2.0**-9 + count * 2.0**-23
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "words"),
+    [(nn.Linear(2, 3), (5, 2), False), (nn.Conv2d(6, 2, 3), (6, 5, 4), False), (nn.Embedding(2, 3), (5,), True)],
+)
+def test_positions_of_a_record_which_may_cancel_are_added_in_float64_and_rounded_once(layer, shape, words):
+    torch.manual_seed(0)
+    layout = Layout.of(layer)
+    entries = {id(p): entry for p, entry in zip(layer.parameters(), layout.entries, strict=True)}
+    rule, _ = rule_for(layer, entries)
+    x = torch.randint(2, (9, *shape)) if words else torch.randn(9, *shape)
+    sums = []
+    with torch.no_grad():
+        grad = torch.randn_like(rule.forward(x, layout.flatten(layer)[None])[0])
+        for kind in (torch.float32, torch.float64):
+            into, params = torch.zeros(1, layout.size, dtype=kind), layout.flatten(layer)[None].to(kind)
+            _, saved = rule.forward(x if words else x.to(kind), params)
+            kept, factors = rule.squares(saved, grad.to(kind))[1], torch.ones(1, 9, dtype=kind)
+            assert rule.product(saved, kept, grad.to(kind), factors, 0.3) is None
+            rule.accumulate_weighted(saved, kept, grad.to(kind), factors, into, 0.3)
+            sums.append(into)
+    assert torch.equal(sums[0], sums[1].float())

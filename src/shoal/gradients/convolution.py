@@ -126,22 +126,24 @@ class Conv2dRule(Rule):
         scale: float,
     ) -> None:
         if kept is None:  # its norm came from another product
-            self._accumulate_in_pieces(saved, weighed(grad, factors), into, scale)
+            self._accumulate_records(saved, weighed(grad, factors), into, scale)
             return
         self._add_kernel(kept_sum(kept, factors).view(len(into), *kept.shape[1:]), into, scale)
         if self.bias is not None:
             self.bias.of(into).add_(kept_sum(grad.sum((2, 3)), factors), alpha=scale)
 
-    def _accumulate_in_pieces(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
-        if len(grad) <= PIECE * len(into):
+    def _accumulate_records(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+        """In float64, but for few records of one position (clip.summed_products says why)."""
+        if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1:
             self._accumulate(saved, grad, into, scale)
             return
         inputs, rest = saved
         if inputs.dim() == 3:  # rows, else pictures
             inputs = inputs.view(len(grad), -1, inputs.shape[2])
+        rest = rest.double() if isinstance(rest, Tensor) else rest
         total = torch.zeros_like(into, dtype=torch.float64)
         for some in zip(*(x.unflatten(0, (len(into), -1)).split(PIECE, 1) for x in (inputs, grad)), strict=True):
-            x, grads = (part.flatten(0, 1) for part in some)
+            x, grads = (part.flatten(0, 1).double() for part in some)
             self._accumulate((x, rest), grads, total, 1.0)
         for entry in self.entries:
             entry.of(into).add_(entry.of(total), alpha=scale)

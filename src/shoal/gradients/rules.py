@@ -56,9 +56,11 @@ class LinearRule(Rule):
         if self.bias is not None:
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
 
-    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product:
-        grads = weighed(grad, factors).reshape(len(factors), -1, grad.shape[-1])
-        return Product(self.weight.start, saved.view(len(factors), -1, saved.shape[-1]), grads, scale)
+    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        if saved.shape[:2].numel() > factors.numel():  # several positions a record, which float32 must not add up
+            return None
+        grads = weighed(grad, factors).view(*factors.shape, -1)
+        return Product(self.weight.start, saved.view(*factors.shape, -1), grads, scale)
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
         if self.bias is not None:
@@ -67,12 +69,15 @@ class LinearRule(Rule):
     def accumulate_weighted(
         self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
-        product = self.product(saved, kept, grad, factors, scale)
-        if product.rows.shape[1] <= PIECE:
-            self.accumulate(saved, product.grads, into, scale)
+        rows = saved.view(len(factors), -1, saved.shape[-1])
+        grads = weighed(grad, factors).reshape(*rows.shape[:2], -1)
+        positions = rows.shape[1] // max(factors.shape[1], 1)
+        if rows.shape[1] <= PIECE and positions == 1:
+            self.accumulate(saved, grads, into, scale)
             return
-        self.weight.of(into).add_(summed_products(product.grads, product.rows), alpha=scale)
-        self.accumulate_rest(product, into)
+        self.weight.of(into).add_(summed_products(grads, rows, positions), alpha=scale)
+        if self.bias is not None:
+            self.bias.of(into).add_(row_sums(grads, positions), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
@@ -185,9 +190,7 @@ class EmbeddingRule(Rule):
     def accumulate_weighted(
         self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
-        many = saved.numel() > PIECE * len(into)
-        grad = weighed(grad, factors)
-        self.accumulate(saved, grad.double() if many else grad, into, scale)
+        self.accumulate(saved, weighed(grad, factors).double(), into, scale)
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
         clients, (words, width) = len(into), self.weight.shape

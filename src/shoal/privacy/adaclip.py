@@ -59,7 +59,7 @@ class AdaClip:
         moved.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
         factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(real.shape) * real
         with all_digits(moved):
-            return weighed_sum(moved, factors)
+            return weighed_sum(moved, factors).to(moved.dtype)
 
     def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
         """g~ [K, P] from the noisy sum; the coordinates follow it."""

@@ -26,7 +26,7 @@ Draw = Callable[[int], np.random.Generator]
 FARTHEST = math.log(MOST_SCALE)  # an adaptive bound's logarithm stays this near to 0
 MARGIN = 2.0**-16
 """What is clipped is shorter than its bound by this share: all that rounding, of norms and later, can add is less."""
-PIECE = 128  # numbers that are summed in float32 before float64 takes over
+PIECE = 128  # numbers that may be summed in float32
 _LOST = 2.0**-50  # norms below so much times sqrt(numbers) may lack squares that are too small for float32
 
 
@@ -172,29 +172,30 @@ def _norms(rows: Tensor) -> Tensor:
     return norms
 
 
-def summed_products(left: Tensor, right: Tensor) -> Tensor:
+def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
     """sum_b left[k, b] right[k, b]^T, [K, O, I], of rows [K, B, O] and [K, B, I] that were clipped.
 
-    In one long sum in float32 every addition is rounded by how much there is already, and one record that comes or
-    goes changes the rounding of all that follow: it can move the sum by several clips. So a record changes only the
-    short sum that it is in.
+    In a long sum in float32 every addition is rounded by how much there is already, and one record that comes or goes
+    changes the rounding of all that follow, and their places: it can move the sum by several clips. So only few rows
+    are summed in float32, more of them in float64, which is what they are left in: whoever takes the sum rounds it
+    once. A record of several `positions` may have rows far longer than their clipped sum: always in float64.
     """
-    if left.shape[1] <= PIECE:
+    if left.shape[1] <= PIECE and positions == 1:
         return torch.bmm(left.transpose(1, 2), right)
     total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
     for some, others in zip(torch.split(left, PIECE, 1), torch.split(right, PIECE, 1), strict=True):
-        total += torch.bmm(some.transpose(1, 2), others)
-    return total.to(left.dtype)
+        total += torch.bmm(some.transpose(1, 2).double(), others.double())
+    return total
 
 
 def weighed_sum(rows: Tensor, factors: Tensor) -> Tensor:
-    """sum_b factors[k, b] rows[k, b], [K, P], for rows [K, B, P]."""
+    """sum_b factors[k, b] rows[k, b], [K, P], for rows [K, B, P]; of many in float64."""
     return summed_products(factors.unsqueeze(2), rows).squeeze(1)
 
 
-def row_sums(rows: Tensor) -> Tensor:
-    """sum_b rows[k, b], [K, O], for rows [K, B, O] that were clipped."""
-    return rows.sum(1, dtype=torch.float64 if rows.shape[1] > PIECE else rows.dtype).to(rows.dtype)
+def row_sums(rows: Tensor, positions: int = 1) -> Tensor:
+    """sum_b rows[k, b], [K, O], for rows [K, B, O] that were clipped; as `summed_products`."""
+    return rows.sum(1, dtype=rows.dtype if rows.shape[1] <= PIECE and positions == 1 else torch.float64)
 
 
 def shrinking(norms: Tensor, bound: float | Tensor) -> Tensor:
