@@ -2,6 +2,8 @@
 
 import copy
 from dataclasses import replace
+from fractions import Fraction
+from math import comb
 
 import numpy as np
 import pytest
@@ -13,13 +15,15 @@ import shoal
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
+from shoal.engine import round as engine_round
 from shoal.engine.local import planned
 from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
+from shoal.engine.round import play_round, trained
 from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.secure import SecureStreams
 
 CPU = torch.device("cpu")
 
@@ -227,3 +231,45 @@ def test_a_model_that_views_its_pictures_is_trained_and_evaluated(channels, tmp_
         algorithm="fedavg", rounds=2, data=data, model=Viewer(channels), clients=sampling, runs=tmp_path
     )
     assert 0 <= result.accuracy <= 1
+
+
+# --- secure mode: nobody's gradient depends on who else is there, not even in its last digits
+
+
+def test_in_secure_mode_the_shape_of_a_poisson_batch_says_nothing_of_who_was_drawn():
+    """Of 32 rows and of 33 a product may be rounded in two ways, and a ReLU go two ways by that."""
+    record = replace(algorithm("dp-sgd"), examples=Examples("poisson", 8), local=Local(steps=2))
+    sim = simulator(record, small_mlp())
+    sim.draw_from(SecureStreams())
+    clients = np.arange(len(sim.stage.federation))
+    widths = [
+        {planned(sim.stage, clients[k : k + 1], Moment(t, 30)).batches.shape[2] for t in range(30)} for k in clients
+    ]
+    assert [len(found) for found in widths] == [1] * len(clients)
+
+
+@pytest.mark.parametrize(("records", "batch"), [(1, 1), (20, 20), (20, 7), (1000, 10), (5000, 600)])
+def test_no_poisson_batch_is_wider_than_the_widest_but_for_a_chance_of_1e_30(records, batch):
+    widest = Examples("poisson", batch).widest(records)
+    share = Fraction(batch, records)
+    above = sum(comb(records, k) * share**k * (1 - share) ** (records - k) for k in range(widest + 1, records + 1))
+    assert above <= Fraction(1, 10**30) * Fraction(1001, 1000)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_in_secure_mode_clients_are_trained_one_by_one_in_one_thread_each(size, monkeypatch):
+    seen = []
+
+    def watched(stage, model, memory, clients, moment):
+        seen.append((len(clients), torch.get_num_threads()))
+        return trained(stage, model, memory, clients, moment)
+
+    monkeypatch.setattr(engine_round, "trained", watched)
+    record = replace(
+        algorithm("trusted-curator"), clients=Clients("fixed-size", size), examples=Examples("shuffled", 7)
+    )
+    sim = simulator(record, small_mlp(), settings=Settings(threads=2))
+    sim.draw_from(SecureStreams())
+    sim.play(0)
+    sim.close()
+    assert seen == [(1, 1)] * size

@@ -71,8 +71,8 @@ def in_steps(algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observe
 def _counted(algorithm: Algorithm, z: float, setting: Setting) -> float:
     """What of the noise z counts: all of it, but in secure mode what rounding a sum leaves.
 
-    One record changes the rounding of 128 additions in float32, or of the result alone (clip.summed_products): 129 or 1
-    times 2^-24 of what the sum has, with it as without it. Then the sum is rounded onto its noise's grid. Where
+    One record changes the rounding of 128 additions in float32, or of the result alone (clip.summed_products): 129 or
+    1 times 2^-24 of what the sum has, with it as without it. Then the sum is rounded onto its noise's grid. Where
     records are counted too, their noise makes that on gradients more than z, and so are the steps of its grid.
     """
     clip, batch = algorithm.per_example, algorithm.examples.batch

@@ -89,7 +89,11 @@ def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:
         positions = examples.draw(generator, len(records), steps)
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
-    if stage.graphs and examples.sampling == "poisson":
+    if stage.streams.mode == "secure" and examples.sampling == "poisson":
+        # Matrices of another shape may be multiplied in another order: one record more would change the last digits
+        # of everybody's gradient, and with them which way a ReLU goes.
+        width = max(width, *(examples.widest(len(stage.federation.partition.records(k))) for k in clients.tolist()))
+    elif stage.graphs and examples.sampling == "poisson":
         width = _rounded_up(width)
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
     for place, rows in enumerate(drawn):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -176,25 +177,30 @@ def leaving(stage: Stage, part: Trained, bound: float, moment: Moment) -> Tensor
 def _leave_clients(
     stage: Stage, state: State, memory: dict[str, Tensor], cohort: np.ndarray, moment: Moment
 ) -> tuple[float, Iterator[Total]]:
-    """This round's bound, and what each slice of the cohort adds to the sum."""
-    per_update, workers = stage.algorithm.per_update, stage.workers
+    """This round's bound, and what each slice of the cohort adds to the sum.
+
+    In secure mode nobody's update may depend on who else came, not even in its last digits, which decide which way a
+    ReLU goes: clients are trained one by one.
+    """
+    per_update, secure = stage.algorithm.per_update, stage.streams.mode == "secure"
+    each = partial(stage.workers.map, steady=secure and len(stage.federation) > 1)
 
     def learnt(clients: np.ndarray) -> Trained:
         return trained(stage, state.model, memory, clients, moment)
 
-    slices = stage.slicer.slices(cohort)
+    slices = stage.slicer.slices(cohort, one_by_one=secure)
     if per_update is None:
         unbounded = float("inf")
-        return unbounded, workers.map(lambda clients: _sum(stage, learnt(clients), unbounded, moment), slices)
+        return unbounded, each(lambda clients: _sum(stage, learnt(clients), unbounded, moment), slices)
     norms = None
     ready: list[Trained] | None = None
     if per_update.waits_for_cohort:
-        ready = list(workers.map(learnt, slices))
+        ready = list(each(learnt, slices))
         norms = torch.cat([part.norms for part in ready]) if ready else None
     bound = per_update.bound(memory, moment.t, moment.total, norms)
     if ready is not None:
-        return bound, workers.map(lambda part: _sum(stage, part, bound, moment), ready)
-    return bound, workers.map(lambda clients: _sum(stage, learnt(clients), bound, moment), slices)
+        return bound, each(lambda part: _sum(stage, part, bound, moment), ready)
+    return bound, each(lambda clients: _sum(stage, learnt(clients), bound, moment), slices)
 
 
 def _sum(stage: Stage, part: Trained, bound: float, moment: Moment) -> Total:

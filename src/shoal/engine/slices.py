@@ -44,8 +44,12 @@ class Slicer:
             budget = min(budget / workers, max(CPU_SLICE_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int(budget // self.client_bytes)) if network.together else 1
 
-    def slices(self, cohort: np.ndarray) -> Iterator[np.ndarray]:
+    def slices(self, cohort: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
+        """Slices of a cohort, or its clients one by one."""
         if len(cohort) == 0:
+            return
+        if one_by_one:
+            yield from np.array_split(cohort, len(cohort))
             return
         order = cohort[np.argsort(self._sizes[cohort], kind="stable")]
         count = math.ceil(len(order) / self.largest)

@@ -31,10 +31,15 @@ class Workers:
         if device.type == "cpu" and side_by_side:
             _keep_memory()
 
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """function(item) for each item, in order, at most `count` + 1 results ahead of the reader."""
+    def map(
+        self, function: Callable[[Item], Result], items: Iterable[Item], steady: bool = False
+    ) -> Iterator[Result]:
+        """function(item) for each item, in order, at most `count` + 1 results ahead of the reader.
+
+        `steady`: an item is computed in the same way, to the last digit, however many others there are.
+        """
         items = list(items)
-        alone = self.count == 1 or len(items) < 2
+        alone = self.count == 1 or (len(items) < 2 and not steady)
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads if alone else 1)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -115,6 +116,10 @@ class Examples:
         """The probability with which one of so many records enters a Poisson batch: `rate`, if that is given."""
         return min(1.0, self.batch / max(1, records)) if self.rate is None else self.rate
 
+    def widest(self, records: int) -> int:
+        """How many of so many records a Poisson batch holds at most, but for a chance of 1e-30: a public number."""
+        return _widest(records, self.share(records))
+
     def steps(self, records: int, epochs: int) -> int:
         """Steps that `epochs` passes over so many records take."""
         if self.rate is not None:
@@ -136,6 +141,13 @@ class Examples:
         for epoch in table:
             epoch[:records] = np.arange(records) if self.sampling == "fixed-order" else generator.permutation(records)
         return table.reshape(epochs * per_epoch, width)[:steps]
+
+
+@lru_cache(maxsize=1024)
+def _widest(records: int, share: float) -> int:
+    from scipy.stats import binom
+
+    return int(np.argmax(binom.sf(np.arange(records + 1), records, share) <= 1e-30))
 
 
 def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
