@@ -300,6 +300,8 @@ def test_a_note_of_several_lines_breaks_no_table():
     [
         ((2.0, 2.5, 2.25), "a record: 2.5", "2.5", "reproduced"),
         ((2.0, 3.0, 2.5), "a record: 3", "3", "not reproduced"),
+        ((2.0, 2.50001, 2.25), "a record: 2.51", "2.501", "reproduced"),
+        ((2.0, 12345.1, 2.5), "a record: 1.24e+04", "12346", "not reproduced"),
         ((2.0, None, 2.5), "none", "none", "not reproduced"),
     ],
 )

@@ -3,9 +3,12 @@
 import json
 import logging
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -546,3 +549,17 @@ def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
     go_on(run)
     assert json.loads((run / "result.json").read_text())["proven"] == before
     assert read_run(run).ledger.whole
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(4, 4), (4.0000000001, 4.001), (0.1234, 0.1234), (9.9996, 10), (1.00000000000001e-7, 1.001e-7)],
+)
+def test_the_page_rounds_an_epsilon_up_however_little_it_is_above(epsilon, shown):
+    script = (Path(page.__file__).parent / "page.js").read_text()
+    function = re.search(r"function roundedUp.*?\n  }\n", script, re.DOTALL).group()
+    done = subprocess.run(
+        ["node", "-e", f"{function}; console.log(roundedUp({epsilon!r}, 4))"], capture_output=True, check=True
+    )
+    assert float(done.stdout) == shown

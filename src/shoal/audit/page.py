@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from shoal import release
+from shoal.accounting.rounding import up
 from shoal.audit.auditing import Outcome
 from shoal.audit.bounds import CONFIDENCE
 from shoal.audit.cases import DELTA
@@ -71,7 +73,7 @@ HEAD = ("method", "unit", "claim", "at least", "verdict")
 def cells(outcome: Outcome) -> list[str]:
     """One claim as a row of a table, the verdict left out."""
     row = outcome.row()
-    claimed = row["kind"] if row["claimed"] is None else f"{row['kind']} {row['claimed']:.3g}"
+    claimed = row["kind"] if row["claimed"] is None else f"{row['kind']} {up(row['claimed'], 3)}"
     return [outcome.algorithm, row["unit"], claimed, at_least(row["measured"])]
 
 
@@ -86,7 +88,7 @@ def words(outcome: Outcome) -> list[str]:
         said.append(f"canaries: {found.right} of {found.guesses} guesses right, epsilon at least {least}")
     if outcome.case.true is not None:
         said.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
-        said.append(f"the true bound for this setting is {outcome.case.true:.0f}")
+        said.append(f"the true bound for this setting is {math.ceil(outcome.case.true)}")
     if outcome.flagged:
         said.append(f"flagged by: {', '.join(outcome.flagged)}")
     said += [

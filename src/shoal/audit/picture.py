@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal import release
+from shoal.accounting.rounding import up
 from shoal.audit import bounds
 from shoal.audit.auditing import Outcome
 
@@ -44,7 +45,7 @@ def _panel(axes: Axes, outcome: Outcome) -> None:
     if claim is not None:
         allowed = bounds.tradeoff(claim.event, claim.neighbours)(x)
         axes.fill_between(x, 0, allowed, color="#f4ded6", linewidth=0)
-        axes.plot(x, allowed, color="#5b6470", linewidth=1.2, label=f"{outcome.case.kind} {claim.epsilon:.2g}")
+        axes.plot(x, allowed, color="#5b6470", linewidth=1.2, label=f"{outcome.case.kind} {up(claim.epsilon, 2)}")
     colour = COLOURS[outcome.verdict]
     levels = np.quantile(np.concatenate([game.without, game.with_unit]), np.linspace(0, 1, 300))
     false = [(game.without > level).mean() for level in levels]

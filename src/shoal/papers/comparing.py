@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from shoal.accounting.rounding import up
 from shoal.papers.base import Cell, Line, Table
 from shoal.papers.work import Account
 from shoal.report.plots import UNITS
@@ -167,10 +168,10 @@ def _privacy(cell: Cell, lines: list[Line]) -> Compared:
     if values and max(values) <= claim.epsilon * 1.001:
         return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED)
     if claim.comes is not None and (epsilon := claim.comes()) <= claim.epsilon * 1.001:
-        note = f"for a record that comes or goes {epsilon:.3g} is proven"
+        note = f"for a record that comes or goes {up(epsilon, 3)} is proven"
         return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED, note)
     if claim.mended is not None and (epsilon := claim.mended[1]()) <= claim.epsilon * 1.001:
-        note = f"{claim.mended[0]}: {epsilon:.3g} is proven then"
+        note = f"{claim.mended[0]}: {up(epsilon, 3)} is proven then"
         return Compared(cell, PROVEN, claim.epsilon, values, whom, WITH, note)
     because = next((because for _, because in found if because), "")
     note = claim.contradicted or because
@@ -195,7 +196,7 @@ def _proven_words(cell: Cell, lines: list[Line]) -> str:
     if cell.protects is None or not lines:
         return ""
     bounds = _bounds(cell, lines)
-    return f"{UNITS[cell.protects[0]]}: {max(bounds):.3g}" if bounds else "none"
+    return f"{UNITS[cell.protects[0]]}: {up(max(bounds), 3)}" if bounds else "none"
 
 
 def _with_change(row: Compared, rows: list[Compared]) -> Compared:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from shoal.accounting.rounding import up
 from shoal.papers.base import Line, Table
 from shoal.papers.comparing import (
     CONTRADICTED,
@@ -60,6 +61,8 @@ def figure(value: float | None, measure: str) -> str:
         return {0.0: "no", 1.0: "yes"}.get(value, f"{value:.2f}")
     if measure in ("accuracy", "success", "rmse"):
         return f"{value:.4f}"
+    if measure == PROVEN:
+        return up(value) if value < 1e4 else str(math.ceil(value))
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 

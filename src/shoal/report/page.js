@@ -32,8 +32,10 @@
 
   // An epsilon is never rounded to less than it is.
   function roundedUp(value, digits) {
-    const scale = value > 0 ? 10 ** (digits - 1 - Math.floor(Math.log10(value))) : 1;
-    return Math.ceil(value * scale - 1e-9) / scale;
+    const near = Number(value.toPrecision(digits));
+    if (!(near < value)) return near;
+    const [, power] = value.toExponential().split("e");
+    return Number((near + 10 ** (Number(power) - digits + 1)).toPrecision(digits));
   }
 
   function say(value, format, digits = 4) {
