@@ -9,6 +9,7 @@ import pytest
 
 import shoal
 from shoal.accounting import accountants, selection
+from shoal.accounting.claims import RESEARCH
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel, leaves
 from shoal.accounting.selection import Trials
 from shoal.report.folder import read_run
@@ -219,3 +220,11 @@ def test_the_frontier_is_what_no_other_cell_beats(sweep):
     assert "0002" in kept  # it has the smaller epsilon
     assert ("0001" in kept) == (first.accuracy > second.accuracy)
     assert outcome.to_json()["charged"][0]["epsilon"] == client(cost.all_together(*sweep)).epsilon
+
+
+@pytest.mark.parametrize("how", [{"private": True, "expected_trials": 2.0}, {"charge": True}])
+def test_what_a_sweep_proves_in_research_mode_says_on_what_it_rests(how, tmp_path):
+    plan = played(tmp_path, **how)
+    proven = [claim for claim in outcome_of(tmp_path, plan).proven if claim.epsilon is not None]
+    assert proven
+    assert all(RESEARCH in claim.because for claim in proven)

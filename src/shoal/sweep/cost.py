@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting import calibration, chain, selection
-from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, prove
+from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, of_research, prove
 from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, whole_run
 from shoal.config import Config, configure
@@ -110,7 +110,9 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
 
 
 def _of_whom(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
-    """The claims, those for clients to whom records were dealt marked as such."""
+    """The claims, those for clients to whom records were dealt marked as such, those of research mode as its own."""
+    if any(config.random != "secure" for config in configs):
+        claims = [of_research(claim) for claim in claims]
     simulated = any(config.data.partition != "column" and config.data.clients > 1 for config in configs)
     return [replace(claim, simulated=simulated and claim.unit == "client") for claim in claims]
 
