@@ -1,7 +1,9 @@
 """Noise in every local step is charged for what it does: to a record, to a client, against each observer."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local, Setting
 from shoal.algorithms.charges import NEIGHBOURS, PAIRS, calibrated, charges, event, proves, whole_run
+from shoal.algorithms.charges_examples import LARGEST_BATCH
+from shoal.deploy.consent import Refused
+from shoal.deploy.site import Owner, Site
 from shoal.errors import ConfigError
 from shoal.privacy import noise
 from shoal.privacy.adaclip import AdaClip
@@ -440,3 +445,28 @@ def test_what_no_noise_bounds_cannot_be_calibrated():
         calibrated(cdp(per_example=MaxClip()), SETTING, Budget(1.0, 1e-5), "example", "server")
     with pytest.raises(ConfigError, match=r"per_step\.noise, which is 0"):
         calibrated(cdp(per_step=StepNoise(0.0)), SETTING, Budget(1.0, 1e-5), "example", "server")
+
+
+def test_where_nobody_says_how_many_records_there_are_the_largest_batch_that_a_site_may_draw_is_charged():
+    """A site with ten thousand times the nominal records draws so many more, and the sum is rounded by as much."""
+    record = cdp(examples=Examples("poisson", rate=0.1, nominal_records=60))
+    told, untold = (
+        charged(record, setting=replace(SETTING, sizes=sizes, secure=True, parameters=10)).events[0].noise
+        for sizes in ((60,), ())
+    )
+    most, little = (1 + 2.0**-9 + count * 2.0**-23 for count in (LARGEST_BATCH, 60))
+    assert untold == pytest.approx(told * little / most, rel=1e-6)
+
+
+@pytest.mark.parametrize(("records", "fits"), [(1000, True), (10**6, False)])
+def test_a_site_that_may_draw_more_than_is_counted_on_refuses(records, fits, tmp_path):
+    record = cdp(examples=Examples("poisson", rate=0.1, nominal_records=60))
+    federation = SimpleNamespace(fewest_records=None, most_records=None)
+    terms = SimpleNamespace(
+        shape=(2,), classes=("0", "1"), setting=replace(SETTING, sizes=()),
+        settings=SimpleNamespace(federation=federation, algorithm=record),
+    )  # fmt: skip
+    dataset = SimpleNamespace(input_shape=(2,), classes=("0", "1"), train_y=range(records))
+    site = Site(Owner("north", tmp_path, lambda _terms: dataset))
+    with nullcontext() if fits else pytest.raises(Refused, match="fewest_records"):
+        site._refuse_unfit(terms, dataset)

@@ -37,6 +37,8 @@ KINDS: dict[str, SamplingKind] = {
 }
 FINE = 12
 """Kinds of clients that are charged each for itself; greater ones are taken together, in as many kinds."""
+LARGEST_BATCH = 2**14
+"""Records of a Poisson batch where nobody says how many a client has: a site that may draw more refuses."""
 ONE_FOR_ANOTHER = "clients keep their momentum: who comes in a fixed-size sample shows in later updates of others"
 HOW_MANY = (
     "each update has noise of its own, so that its amount tells how many came; a fixed-size cohort of fewer than all "
@@ -78,7 +80,7 @@ def _counted(algorithm: Algorithm, z: float, setting: Setting) -> float:
     clip, batch = algorithm.per_example, algorithm.examples.batch
     if not setting.secure or z == 0:
         return z
-    most = max(batch, *setting.sizes) if algorithm.examples.sampling == "poisson" and setting.sizes else batch
+    most = max(batch, *(setting.sizes or (LARGEST_BATCH,))) if algorithm.examples.sampling == "poisson" else batch
     z /= 1 + 2.0**-9 + most * 2.0**-23
     drawn = clip.update_noise(z, batch) if isinstance(clip, QuantileExampleClip) else z
     share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn

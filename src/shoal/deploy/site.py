@@ -22,6 +22,7 @@ from torch import Tensor
 from shoal import release
 from shoal.accounting.ledger import verify
 from shoal.accounting.rounding import up
+from shoal.algorithms.charges_examples import LARGEST_BATCH
 from shoal.data.dataset import Dataset
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
@@ -199,6 +200,14 @@ class Site:
         if not few <= rows <= many:
             raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
         algorithm = terms.settings.algorithm
+        largest = max(algorithm.examples.batch, LARGEST_BATCH)
+        if not terms.setting.sizes and algorithm.examples.sampling == "poisson":
+            widest = algorithm.examples.widest(rows)
+            if algorithm.per_step is not None and widest > largest:
+                raise Refused(
+                    f"a step here may draw {widest:,} records, {largest:,} are counted on: "
+                    f"the coordinator must set federation.fewest_records and most_records"
+                )
         steps = algorithm.local.steps or algorithm.examples.steps(rows, algorithm.local.epochs)
         self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
