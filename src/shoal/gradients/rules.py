@@ -59,7 +59,7 @@ class LinearRule(Rule):
     def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         if saved.shape[:2].numel() > factors.numel():  # several positions a record, which float32 must not add up
             return None
-        grads = weighed(grad, factors).view(*factors.shape, -1)
+        grads = weighed(grad, factors).reshape(*factors.shape, -1)
         return Product(self.weight.start, saved.view(*factors.shape, -1), grads, scale)
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
