@@ -447,3 +447,24 @@ def test_positions_of_a_record_which_may_cancel_are_added_in_float64_and_rounded
             rule.accumulate_weighted(saved, kept, grad.to(kind), factors, into, 0.3)
             sums.append(into)
     assert torch.equal(sums[0], sums[1].float())
+
+
+@pytest.mark.parametrize("width", [16, 63, 163])
+@pytest.mark.parametrize("kind", ["linear", "convolutions"])
+def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_its_neighbours(kind, width):
+    """To the last digit: secure mode rests on it, since who is not drawn moves the others to other places."""
+    torch.manual_seed(0)
+    shape = (784,) if kind == "linear" else (1, 28, 28)
+    layers = {
+        "linear": [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10)],
+        "convolutions": [nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.ReLU(),
+                         nn.Linear(256, 10)],
+    }  # fmt: skip
+    module = nn.Sequential(*layers[kind])
+    net = network(module, per_example=True)
+    x, y = torch.randn(width + 1, *shape), torch.randint(10, (width + 1,))
+    here, shifted = (
+        net.backward(net.layout.flatten(module)[None], x[None, rows], y[None, rows], torch.ones(1, width)).squares()
+        for rows in (slice(0, width), slice(1, width + 1))
+    )
+    assert torch.equal(here[..., 1:], shifted[..., :-1])
