@@ -1,20 +1,39 @@
 """CUDA graphs: a local step is recorded once and replayed, for starting its kernels costs more than they do.
 
 A recording holds numbers such as the learning rate as they were, so that it is used again only where all of them are
-the same (`_values`), and made anew otherwise. Clip and noise lie on the device: it reads what they are in each round.
-`-c engine.graphs=false` turns it off.
+the same (`constants`), and made anew otherwise. Clip and noise lie on the device: it reads what they are in each
+round. `-c engine.graphs=false` turns it off.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
-
-from shoal.engine.steps import Inputs, LocalSteps
+from torch import Tensor
 
 WARM_UP = 2
 WORTH_IT = 4  # steps from which on a recording pays, if it is used once
+
+
+class Steps(Protocol):
+    """What can be recorded: steps that differ in their inputs alone, of which each takes one row.
+
+    `constants` is everything besides the inputs' shapes that a recording keeps as it was.
+    """
+
+    @property
+    def constants(self) -> object: ...
+    def play(self, inputs: Any) -> Any: ...
+    @property
+    def step(self) -> Callable[..., None]: ...
+    def copied(self) -> Any: ...
+    def begin(self, other: Any) -> None: ...
+
+
+AnySteps = TypeVar("AnySteps", bound=Steps)
+Inputs = tuple[Tensor, ...]
 
 
 class Graphs:
@@ -24,13 +43,13 @@ class Graphs:
         self._kept: Recording | None = None
         self._seen: Any = None
 
-    def play(self, steps: LocalSteps, inputs: Inputs) -> LocalSteps:
-        wanted = _values(steps, inputs)
+    def play(self, steps: AnySteps, inputs: Inputs) -> AnySteps:
+        wanted = tuple(tensor.shape for tensor in inputs), steps.constants
         if self._kept is not None and self._kept.values == wanted:
             return self._kept.play(steps, inputs)
         again, self._seen = wanted == self._seen, wanted
         if not again and len(inputs[0]) < WORTH_IT + WARM_UP:
-            return steps.play(inputs)
+            return steps.play(inputs)  # type: ignore[no-any-return]
         self._kept = None  # its memory first
         self._kept = Recording(steps, inputs, wanted)
         return self._kept.play(steps, inputs)
@@ -39,12 +58,12 @@ class Graphs:
 class Recording:
     """One step on memory of its own, with a counter that picks its inputs."""
 
-    def __init__(self, steps: LocalSteps, inputs: Inputs, values: Any) -> None:
+    def __init__(self, steps: Steps, inputs: Inputs, values: Any) -> None:
         self.values = values
         self._own = steps.copied()
         self._inputs = tuple(tensor.clone() for tensor in inputs)
         self._counter = torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
@@ -55,21 +74,15 @@ class Recording:
         with torch.cuda.graph(self._graph):
             self._step()
 
-    def play(self, steps: LocalSteps, inputs: Inputs) -> LocalSteps:
+    def play(self, steps: AnySteps, inputs: Inputs) -> AnySteps:
         self._own.begin(steps)
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
         self._counter.zero_()
         for _ in range(len(inputs[0])):
             self._graph.replay()
-        return self._own.copied()
+        return self._own.copied()  # type: ignore[no-any-return]
 
     def _step(self) -> None:
         self._own.step(*(tensor.index_select(0, self._counter).squeeze(0) for tensor in self._inputs))
         self._counter += 1
-
-
-def _values(steps: LocalSteps, inputs: Inputs) -> Any:
-    """Everything that a recording keeps as it was."""
-    shapes = tuple(tensor.shape for tensor in inputs)
-    return shapes, steps.lr, steps.momentum, None if steps.sanitised is None else steps.sanitised.values
