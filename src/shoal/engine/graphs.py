@@ -7,33 +7,18 @@ round. `-c engine.graphs=false` turns it off.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+Steps = Any
+"""What is recorded: local.LocalSteps, or whatever has its play, step, copied, begin and constants."""
+Inputs = tuple[Tensor, ...]
+"""One row of each for every step."""
+
 WARM_UP = 2
 WORTH_IT = 4  # steps from which on a recording pays, if it is used once
-
-
-class Steps(Protocol):
-    """What can be recorded: steps that differ in their inputs alone, of which each takes one row.
-
-    `constants` is everything besides the inputs' shapes that a recording keeps as it was.
-    """
-
-    @property
-    def constants(self) -> object: ...
-    def play(self, inputs: Any) -> Any: ...
-    @property
-    def step(self) -> Callable[..., None]: ...
-    def copied(self) -> Any: ...
-    def begin(self, other: Any) -> None: ...
-
-
-AnySteps = TypeVar("AnySteps", bound=Steps)
-Inputs = tuple[Tensor, ...]
 
 
 class Graphs:
@@ -43,13 +28,13 @@ class Graphs:
         self._kept: Recording | None = None
         self._seen: Any = None
 
-    def play(self, steps: AnySteps, inputs: Inputs) -> AnySteps:
+    def play(self, steps: Steps, inputs: Inputs) -> Steps:
         wanted = tuple(tensor.shape for tensor in inputs), steps.constants
         if self._kept is not None and self._kept.values == wanted:
             return self._kept.play(steps, inputs)
         again, self._seen = wanted == self._seen, wanted
         if not again and len(inputs[0]) < WORTH_IT + WARM_UP:
-            return steps.play(inputs)  # type: ignore[no-any-return]
+            return steps.play(inputs)
         self._kept = None  # its memory first
         self._kept = Recording(steps, inputs, wanted)
         return self._kept.play(steps, inputs)
@@ -74,14 +59,14 @@ class Recording:
         with torch.cuda.graph(self._graph):
             self._step()
 
-    def play(self, steps: AnySteps, inputs: Inputs) -> AnySteps:
+    def play(self, steps: Steps, inputs: Inputs) -> Steps:
         self._own.begin(steps)
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
         self._counter.zero_()
         for _ in range(len(inputs[0])):
             self._graph.replay()
-        return self._own.copied()  # type: ignore[no-any-return]
+        return self._own.copied()
 
     def _step(self) -> None:
         self._own.step(*(tensor.index_select(0, self._counter).squeeze(0) for tensor in self._inputs))

@@ -7,9 +7,9 @@ server's half. `SimulatedCohort` plays the clients' half in this process; in a r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -91,34 +91,22 @@ class SimulatedCohort(Stage, Cohort):
     """Clients whose records are in this process, trained many at once."""
 
     def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
-        total = PartialSum(torch.zeros_like(params, dtype=torch.float64), raw=torch.zeros_like(params))
-        clip_norm, parts = self._parts(clients, params, state, moment)
-        for part in parts:
+        per_update = self.algorithm.per_update
+        learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, moment=moment)
+        slices: Iterable[Any] = self.slicer.slices(clients, self.federation.sizes(clients))
+        norms = None
+        if per_update is not None and per_update.waits_for_cohort:  # its bound comes of everybody's norms
+            slices, learn = list(self.workers.map(learn, slices)), lambda trained: trained
+            norms = torch.cat([part.norms for part in slices]) if slices else None
+        clip_norm = math.inf if per_update is None else per_update.bound(state, moment.t, moment.total, norms)
+
+        total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
+        for part in self.workers.map(lambda part: self._sum(learn(part), clip_norm, moment), slices):
             total += part
         exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
-        total.update, total.clip_norm = total.update.to(exact), clip_norm
+        total.update = total.update.to(exact)
         total.metrics = total.summary() | self._step_metrics(total, state, moment)
         return total
-
-    def _parts(
-        self, clients: np.ndarray, params: Tensor, state: State, moment: Moment
-    ) -> tuple[float, Iterator[PartialSum]]:
-        """The bound on an update, and what each slice of the clients adds to the sum."""
-        per_update, workers = self.algorithm.per_update, self.workers
-
-        def updates(part: np.ndarray) -> Updates:
-            return self.updates(part, params, state, moment)
-
-        slices = self.slicer.slices(clients, self.federation.sizes(clients))
-        if per_update is None:
-            return math.inf, workers.map(lambda part: self._sum(updates(part), math.inf, moment), slices)
-        if per_update.waits_for_cohort:
-            ready = list(workers.map(updates, slices))
-            norms = torch.cat([part.norms for part in ready]) if ready else None
-            clip_norm = per_update.bound(state, moment.t, moment.total, norms)
-            return clip_norm, workers.map(lambda part: self._sum(part, clip_norm, moment), ready)
-        clip_norm = per_update.bound(state, moment.t, moment.total, None)
-        return clip_norm, workers.map(lambda part: self._sum(updates(part), clip_norm, moment), slices)
 
     def updates(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Updates:
         """Local training of a slice of the clients, and the check of what comes of it."""
