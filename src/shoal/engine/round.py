@@ -60,7 +60,8 @@ def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> 
     # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
     noise = signal = 0.0
     per_update, per_round = algorithm.per_update, algorithm.per_round
-    if per_update is not None and per_round is not None and total.noise is None:
+    if per_round is not None and total.noise is None:
+        assert per_update is not None, "noise is in units of a clip"
         z = per_update.update_noise(per_round.multiplier(t, rounds), expected)
         noise = z * total.clip_norm
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
@@ -91,6 +92,14 @@ class SimulatedCohort(Stage, Cohort):
     """Clients whose records are in this process, trained many at once."""
 
     def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
+        total = self.sum(clients, params, state, moment)
+        exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
+        total.update = total.update.to(exact)
+        total.metrics = total.summary() | self._step_metrics(total, state, moment)
+        return total
+
+    def sum(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> PartialSum:
+        """The sum over these clients in float64; those of several processes add up to the cohort's."""
         per_update = self.algorithm.per_update
         learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, moment=moment)
         slices: Iterable[Any] = self.slicer.slices(clients, self.federation.sizes(clients))
@@ -103,9 +112,6 @@ class SimulatedCohort(Stage, Cohort):
         total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
         for part in self.workers.map(lambda part: self._sum(learn(part), clip_norm, moment), slices):
             total += part
-        exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
-        total.update = total.update.to(exact)
-        total.metrics = total.summary() | self._step_metrics(total, state, moment)
         return total
 
     def updates(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Updates:
