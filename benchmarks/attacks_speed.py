@@ -28,7 +28,7 @@ from shoal.attacks.reconstruct import SOLVED, reconstruct
 from shoal.attacks.starts import start
 from shoal.config import configure
 from shoal.data import load
-from shoal.engine.simulator import pick_device
+from shoal.engine.stage import pick_device
 from shoal.privacy.random import Streams
 
 

@@ -31,7 +31,7 @@ from shoal.data.partition import partition
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import simulate
 from shoal.models import build
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
@@ -66,12 +66,12 @@ def simulator_round(task: Task, data: Dataset, module: nn.Module, device: torch.
         local=Local(epochs=1, lr=0.1),
     )
     parts = partition("iid", data.train_y, clients=task.clients, generator=Streams(0).generator("partition"))
-    simulator = Simulator(
-        record, copy.deepcopy(module), data, parts, rounds=1, seed=0, settings=Settings(str(device))
+    simulator = simulate(
+        record, copy.deepcopy(module), data, parts, rounds=1, streams=Streams(0), settings=Settings(str(device))
     )
 
     def run() -> None:
-        play_round(simulator.stage, simulator.state, Moment(0, 1))
+        play_round(simulator.cohort, simulator.params, simulator.state, Moment(0, 1))
         _wait(device)
 
     return run

@@ -22,7 +22,7 @@ from shoal.data.partition import partition
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import Trainer, simulate
 from shoal.models import build
 from shoal.privacy.example_clip import ExampleClip
 from shoal.privacy.noise import StepNoise
@@ -36,7 +36,7 @@ TASKS = (
 )
 
 
-def simulator(task: Task, settings: Settings) -> Simulator:
+def simulator(task: Task, settings: Settings) -> Trainer:
     data = synthetic(task)
     record = replace(
         algorithm("fedavg"),
@@ -49,17 +49,17 @@ def simulator(task: Task, settings: Settings) -> Simulator:
     )
     module = build(task.model, data.input_shape, data.class_count, seed=0)
     parts = partition("iid", data.train_y, clients=task.clients, generator=Streams(0).generator("partition"))
-    return Simulator(record, module, data, parts, rounds=1, seed=0, settings=settings)
+    return simulate(record, module, data, parts, rounds=1, streams=Streams(0), settings=settings)
 
 
-def seconds(played: Simulator, device: torch.device) -> float:
+def seconds(played: Trainer, device: torch.device) -> float:
     start = time.perf_counter()
-    play_round(played.stage, played.state, Moment(0, 1))
+    play_round(played.cohort, played.params, played.state, Moment(0, 1))
     _wait(device)
     return time.perf_counter() - start
 
 
-def kernels(played: Simulator, device: torch.device, steps: int) -> list[str]:
+def kernels(played: Trainer, device: torch.device, steps: int) -> list[str]:
     """The kernels that take longest, with their microseconds and how often they run in a step."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         seconds(played, device)

@@ -24,9 +24,9 @@ from shoal.audit.stage import silent as silent
 from shoal.data import Dataset, Partition, load, partition
 from shoal.engine import round as round_module
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round
+from shoal.engine.round import SimulatedCohort, play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import Trainer, simulate
 from shoal.privacy.clip import QuantileClip
 from shoal.privacy.correlated import Correlated
 from shoal.privacy.random import Streams
@@ -38,6 +38,14 @@ CPU = torch.device("cpu")
 WIDE = 1600  # outputs of a model of 104,000 parameters, for many numbers of noise in one round
 ALPHA = 1e-7  # how often a statistical check may fail by chance
 FAR = float(norm.isf(ALPHA / 2))  # 5.3 standard deviations
+
+
+@dataclass
+class State:
+    """What a round leaves to the next one: the model, and what is carried besides."""
+
+    model: Tensor
+    memory: dict[str, Tensor]
 
 
 def small(name: str, **changes: object) -> Algorithm:
@@ -102,28 +110,32 @@ def simulator(
     width: int = 10,
     layers: int = 1,
     settings: Settings | None = None,
-) -> Simulator:
+) -> Trainer[SimulatedCohort]:
     """A linear model on the hundred digits, or one of more layers; `width` outputs make many parameters."""
     torch.manual_seed(3)
     hidden = [layer for _ in range(layers - 1) for layer in (nn.Linear(64, 64), nn.Tanh())]
     module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, width))
     settings = settings or Settings("cpu", threads=1)
     with one_thread():
-        return Simulator(record, module, digits(), parted(clients), rounds=ROUNDS, seed=seed, settings=settings)
+        return simulate(
+            record, module, digits(), parted(clients), rounds=ROUNDS, streams=Streams(seed), settings=settings
+        )
 
 
-def twin(sim: Simulator, **changes: object) -> Simulator:
+def twin(sim: Trainer, **changes: object) -> Trainer:
     """The same simulation with another algorithm, federation or streams."""
     other = copy(sim)
-    other.stage = replace(sim.stage, **changes)
+    other.cohort = replace(sim.cohort, **changes)
     return other
 
 
-def play(sim: Simulator, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
+def play(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
     """Round t from a model of zeros, so that under a plain server the new model is the mean update itself."""
-    state = State(torch.zeros_like(sim.state.model), memory or {})
     with one_thread():
-        return play_round(sim.stage, state, Moment(t, ROUNDS, attempt))
+        params, state, told = play_round(
+            sim.cohort, torch.zeros_like(sim.params), memory or {}, Moment(t, ROUNDS, attempt)
+        )
+    return State(params, state), told
 
 
 @contextmanager
@@ -137,7 +149,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def total(sim: Simulator, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
+def total(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
     """The sum that is released (the mean times the public cohort), in float64, and what is told of the round."""
     state, told = play(sim, t, attempt, memory)
     return state.model.double() * told["expected_clients"], told
@@ -177,10 +189,10 @@ def restricted(record: Algorithm, kept: tuple[int, ...]) -> Algorithm:
     return replace(record, clients=Restricted(record.clients.sampling, record.clients.cohort, kept))
 
 
-def cohort(sim: Simulator, t: int = 0, attempt: int = 0) -> list[int]:
+def cohort(sim: Trainer, t: int = 0, attempt: int = 0) -> list[int]:
     """Who takes part in a round."""
-    stream = sim.stage.streams.generator("clients", t, attempt)
-    return sim.stage.algorithm.clients.draw(stream, t, ROUNDS, len(sim.stage.federation)).tolist()
+    stream = sim.cohort.streams.generator("clients", t, attempt)
+    return sim.cohort.algorithm.clients.draw(stream, t, ROUNDS, len(sim.cohort.federation)).tolist()
 
 
 def against_release(record: Algorithm, t: int = 0, setting: Setting = SETTING) -> Event:

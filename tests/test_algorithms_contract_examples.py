@@ -88,23 +88,23 @@ def stepping(record, steps=1, rows=None, **changes):
 
 def sums(sim, t=0, attempt=0, clients=range(CLIENTS), memory=None):
     """The noisy sum of each client's steps in units of the clip, [clients, P] in float64, and what is told of it."""
-    stage = sim.stage
+    stage = sim.cohort
     with one_thread():
-        updates, told = train(stage, sim.state.model, np.array(clients), Moment(t, ROUNDS, attempt), memory or {})
+        updates, told = train(stage, sim.params, np.array(clients), Moment(t, ROUNDS, attempt), memory or {})
     return updates.double() * -stage.algorithm.examples.batch / LR / unit(sim, t), told
 
 
 def unit(sim, t=0) -> float | Tensor:
     """What the noise of a step is measured in: the clip, or AdaClip's own coordinates at the start."""
-    clip = sim.stage.algorithm.per_example
+    clip = sim.cohort.algorithm.per_example
     if isinstance(clip, AdaClip):
-        return clip.start(sim.state.model.unsqueeze(0)).spread().double()
+        return clip.start(sim.params.unsqueeze(0)).spread().double()
     return clip.bound({}, t, ROUNDS)
 
 
 def charged(sim, t=0) -> TwoLevel:
     """What a round is charged for a record, against whoever watches the steps."""
-    found = event(sim.stage.algorithm, replace(sim.setting, parameters=0), t, "example", "inside")
+    found = event(sim.cohort.algorithm, replace(sim.setting, parameters=0), t, "example", "inside")
     assert isinstance(found, TwoLevel)
     return found
 
@@ -119,7 +119,7 @@ def noise_of(record, t=0) -> float:
 
 def declared(sim) -> float:
     """How far one record may move a step's sum, in units of the clip, if the event is to be true."""
-    record = sim.stage.algorithm
+    record = sim.cohort.algorithm
     return record.per_step.multiplier(0, ROUNDS, record.examples.batch) / charged(sim).noise
 
 
@@ -232,7 +232,7 @@ def test_another_clip_or_noise_in_the_same_process_takes_effect():
         record = small("fed-cdp-private", per_example=ExampleClip(clip, "split"), per_step=StepNoise(noise))
         sim = simulator(stepping(record, rows=((),)), width=WIDE)
         with one_thread():
-            update, _ = train(sim.stage, sim.state.model, np.arange(CLIENTS), Moment(0, ROUNDS), {})
+            update, _ = train(sim.cohort, sim.params, np.arange(CLIENTS), Moment(0, ROUNDS), {})
         assert chi_square_fits(update.double().numpy().ravel() * 5 / LR / (clip * noise))
         full, _ = sums(simulator(stepping(silent(record), rows=((0,),)), layers=LAYERS))
         assert float(full.norm(dim=1).max()) <= 1 + 1e-6
@@ -263,8 +263,8 @@ def neighbours(record, random, sim, clips=(-3, 2)):
     elif isinstance(clip, QuantileExampleClip):
         record = replace(record, per_example=replace(clip, initial=size))
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
-    client, federation = int(random.integers(CLIENTS)), sim.stage.federation
-    used = planned(sim.stage, np.array([client]), Moment(0, ROUNDS)).batches
+    client, federation = int(random.integers(CLIENTS)), sim.cohort.federation
+    used = planned(sim.cohort, np.array([client]), Moment(0, ROUNDS)).batches
     records = federation.partition.records(client).tolist()
     row = int(random.choice(used[used >= 0])) if (used >= 0).any() else records[0]
     x, y = strange(federation.x, federation.y, row, random)
@@ -319,7 +319,7 @@ def test_every_way_to_clip_and_to_sample_keeps_to_what_it_declares(layers, sampl
 def test_a_record_of_rubbish_moves_no_step_further_than_another(name, rubbish):
     """Else it turns its client's whole update into rubbish, which the firewall sets to 0: a record that shows."""
     sim = simulator(stepping(silent(small(name)), rows=((0, 1, 2),)), layers=LAYERS)
-    federation = sim.stage.federation
+    federation = sim.cohort.federation
     x = federation.x.clone()
     x[federation.partition.records(0)[1]] = rubbish
     here, _ = sums(sim, clients=[0, 1])
@@ -385,7 +385,7 @@ def test_a_step_is_divided_by_the_expected_batch_however_many_records_came(name)
 
 def by_autograd(sim, client: int, position: int) -> Tensor:
     """One record's gradient, a row a layer, from PyTorch's own autograd in float64."""
-    module, federation = sim.module.double(), sim.stage.federation
+    module, federation = sim.evaluation.module.double(), sim.cohort.federation
     row = federation.partition.records(client)[position]
     params = {key: value.double().requires_grad_() for key, value in sim.model_tensors().items()}
     logits = functional_call(module, params, (federation.x[row : row + 1].double(),))
@@ -420,12 +420,12 @@ def test_the_event_says_how_records_are_really_sampled(name):
     said, rounds, sizes = charged(sim), 200, []
     counts = np.zeros((CLIENTS * rounds, 10))
     for attempt in range(rounds):
-        plan = planned(sim.stage, np.arange(CLIENTS), Moment(attempt % ROUNDS, ROUNDS, attempt))
+        plan = planned(sim.cohort, np.arange(CLIENTS), Moment(attempt % ROUNDS, ROUNDS, attempt))
         assert set(plan.steps.tolist()) == {said.local_steps}
         for client in range(CLIENTS):
             used = plan.batches[:, client]
             sizes += (used >= 0).sum(1).tolist()
-            where = np.searchsorted(np.sort(sim.stage.federation.partition.records(client)), used[used >= 0])
+            where = np.searchsorted(np.sort(sim.cohort.federation.partition.records(client)), used[used >= 0])
             np.add.at(counts[attempt * CLIENTS + client], where, 1)
     if said.local == "shuffled":
         assert counts.max() == math.ceil(said.local_steps * said.sampling_rate - 1e-9)
@@ -442,8 +442,8 @@ def test_the_event_says_how_records_are_really_sampled(name):
 def test_layers_are_counted_as_they_are_clipped(name):
     for layers in (1, 3):
         sim = simulator(small(name), layers=layers)
-        x, y = sim.stage.federation.rows(torch.zeros(1, 2, dtype=torch.int64))
-        tape = sim.stage.network.backward(sim.state.model.unsqueeze(0), x, y, torch.ones(1, 2))
+        x, y = sim.cohort.federation.rows(torch.zeros(1, 2, dtype=torch.int64))
+        tape = sim.cohort.network.backward(sim.params.unsqueeze(0), x, y, torch.ones(1, 2))
         assert sim.setting.layers == layers
         if not isinstance(small(name).per_example, AdaClip):
             assert len(tape.squares()) == layers
@@ -502,7 +502,7 @@ def test_the_amount_of_l2_max_noise_tells_of_the_data(name):
     empty, _ = sums(simulator(stepping(record, rows=((),)), width=WIDE))
     assert not empty.any()
     sim = simulator(stepping(record, rows=((0,),)), width=WIDE)
-    (noisy, _), (bare, _) = sums(sim), sums(twin(sim, algorithm=silent(sim.stage.algorithm)))
+    (noisy, _), (bare, _) = sums(sim), sums(twin(sim, algorithm=silent(sim.cohort.algorithm)))
     assert chi_square_fits((noisy - bare).numpy().ravel() / noise_of(record))
 
 

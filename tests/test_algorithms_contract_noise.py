@@ -107,7 +107,7 @@ def noises(sim, rounds=ROUNDS, attempts=3):
             memory = state.memory
             drawn.append(state.model.double().numpy() * told["expected_clients"] / told["clip"])
             tales.append(told)
-        found.append(fresh(sim.stage.algorithm, np.stack(drawn)))
+        found.append(fresh(sim.cohort.algorithm, np.stack(drawn)))
     return np.concatenate(found), tales
 
 
@@ -221,12 +221,12 @@ def neighbours(sim, random, fastest=1):
 
     How fast clients learn differs from call to call, so that some updates are clipped and some are not.
     """
-    record = sim.stage.algorithm
+    record = sim.cohort.algorithm
     record = replace(record, local=replace(record.local, lr=10 ** random.uniform(-3, fastest)))
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
     client = int(random.choice(cohort(sim) or range(CLIENTS)))
     others = restricted(record, tuple(set(range(CLIENTS)) - {client}))
-    federation = sim.stage.federation
+    federation = sim.cohort.federation
     x, y = strange(federation.x, federation.y, federation.partition.records(client), random)
     return sim, twin(sim, algorithm=others), twin(sim, federation=replace(federation, x=x, y=y))
 
@@ -260,7 +260,7 @@ def test_no_client_moves_the_count_by_more_than_a_half(name):
     gone, swapped = [], []
     for _ in range(60):
         rounds = [play(each) for each in neighbours(sim, random)]
-        here, without, changed = (counted(sim.stage.algorithm, state.memory, told) for state, told in rounds)
+        here, without, changed = (counted(sim.cohort.algorithm, state.memory, told) for state, told in rounds)
         gone.append(abs(here - without))
         swapped.append(abs(here - changed))
     assert max(gone) == pytest.approx(0.5, abs=1e-3)

@@ -18,7 +18,7 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Server
 from shoal.algorithms.charges import PAIRS, event
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round
+from shoal.engine.round import play_round
 from shoal.engine.spending import Limit, Spending
 from shoal.errors import ConfigError
 from shoal.privacy import noise
@@ -144,11 +144,11 @@ def test_a_client_changes_a_whole_run_by_no_more_than_is_charged(monkeypatch):
     allowed = sum(16 / each**2 for each in noisy)
 
     def sums(sim):
-        state, found = State(torch.zeros_like(sim.state.model)), []
+        params, state, found = torch.zeros_like(sim.params), {}, []
         for t in range(ROUNDS):
-            before = state.model
-            state, told = play_round(sim.stage, state, Moment(t, ROUNDS))
-            found.append((state.model - before).double().numpy() * told["expected_clients"] / told["clip"])
+            before = params
+            params, state, told = play_round(sim.cohort, params, state, Moment(t, ROUNDS))
+            found.append((params - before).double().numpy() * told["expected_clients"] / told["clip"])
         return np.stack(found)
 
     whole, costs = sums(sim), []
@@ -231,14 +231,14 @@ def test_an_old_checkpoint_put_back_is_charged_again(tmp_path):
 def test_a_round_played_again_has_fresh_noise_and_still_takes_back_the_noise_before():
     """Chi-square on 104,000 numbers each, and a correlation, at ALPHA."""
     sim = simulator(idle(plain_server(small(NAME))), width=1600)
-    states = [State(torch.zeros_like(sim.state.model))]
+    states = [(torch.zeros_like(sim.params), {})]
     drawn = []
     for t, attempt in ((0, 0), (1, 0), (2, 0), (2, 1)):
-        after, told = play_round(sim.stage, states[t], Moment(t, ROUNDS, attempt))
-        moved = after.model.double() - states[t].model.double()
+        params, state, told = play_round(sim.cohort, *states[t], Moment(t, ROUNDS, attempt))
+        moved = params.double() - states[t][0].double()
         drawn.append(moved.numpy() * told["expected_clients"] / told["clip"] / 4.0)
-        states.append(after)
-    first, again = (fresh(sim.stage.algorithm, np.stack([*drawn[:2], drawn[last]]))[2] for last in (2, 3))
+        states.append((params, state))
+    first, again = (fresh(sim.cohort.algorithm, np.stack([*drawn[:2], drawn[last]]))[2] for last in (2, 3))
     assert chi_square_fits(first)
     assert chi_square_fits(again)
     assert abs(np.corrcoef(first, again)[0, 1]) < FAR / math.sqrt(len(first))

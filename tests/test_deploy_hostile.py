@@ -20,7 +20,7 @@ from shoal.algorithms.charges import NEIGHBOURS
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.deploy.consent import Wishes
-from shoal.deploy.coordinator import Coordinator
+from shoal.deploy.coordinator import RemoteCohort
 from shoal.deploy.gate import Gate, Question
 from shoal.deploy.parcel import Parcel
 from shoal.deploy.policy import Bounds
@@ -187,11 +187,10 @@ def test_numbers_off_the_grid_do_not_make_others_count_for_more():
     for number, update in enumerate((torch.full((size,), step / 2), honest)):
         question = Question("run", "terms", number, Moment(0, 1))
         checked.append(gate.check(question, Parcel(question.names, {"update": update}), bound))
-    stage = SimpleNamespace(algorithm=record, streams=SecureStreams())
-    here = SimpleNamespace(_gate=gate, stage=stage, state=SimpleNamespace(model=torch.zeros(size)))
+    here = SimpleNamespace(_gate=gate, algorithm=record, streams=SecureStreams())
 
     def total(answers):
-        found, _ = Coordinator._sum(here, answers, {}, bound, Moment(0, 1))
+        found = RemoteCohort._sum(here, answers, torch.zeros(size), {}, bound, Moment(0, 1))
         return add_to_sum(found.update, 0.0, bound, SecureStreams().generator("noise"))
 
     moved = (total(checked) - total(checked[:1])).double().norm()

@@ -22,7 +22,7 @@ from shoal.deploy.parcel import Spoilt
 from shoal.deploy.serve import serve
 from shoal.deploy.terms import ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
-from shoal.engine.round import leaving, trained
+from shoal.engine.round import leaving
 from shoal.errors import ConfigError
 from shoal.prepare import prepare
 from shoal.privacy.clip import NoisyClip, QuantileClip
@@ -126,7 +126,7 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
     given = settings(name)
     _, grid = served(tmp_path, given)
     _, simulator = prepare(shoal.config.configure(given), None, None)
-    record = simulator.stage.algorithm
+    record = simulator.cohort.algorithm
     letters = [(kind, node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("to", ROUND)]
     answers = [(node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("from", ROUND)]
     assert letters
@@ -143,18 +143,18 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
         memory = {"clip": torch.tensor(letter.values["clip"])} if "clip" in letter.values else {}
         moment = Moment(letter.values["round"], ROUNDS, letter.values["attempt"])
         client = np.array([letter.values["number"]])
-        part = trained(simulator.stage, letter.vectors["model"], memory, client, moment)
+        part = simulator.cohort.updates(client, letter.vectors["model"], memory, moment)
         sent = part.updates
         per_update = record.per_update
         later = isinstance(per_update, NoisyClip) and per_update.at == "server"
         if per_update is not None and not per_update.waits_for_cohort and not later:
             bound = per_update.bound(memory, moment.t, ROUNDS, None)
-            sent = leaving(simulator.stage, part, bound, moment)
+            sent = leaving(simulator.cohort, part, bound, moment)
             if isinstance(per_update, QuantileClip):
                 assert answer.values["below"] == int(part.norms[0] <= bound)
         assert torch.allclose(answer.vectors["update"], sent[0], atol=1e-6)
         if "records" in extras:
-            assert answer.values["records"] == simulator.stage.federation.sizes[client[0]]
+            assert answer.values["records"] == simulator.cohort.federation.sizes(client)[0]
         if "share" in extras:
             assert math.isclose(answer.values["share"], float(part.shares[0]), abs_tol=1e-5)
     hellos = [parcel for to, _, kind, parcel in grid.wire if (to, kind) == ("from", TERMS)]
@@ -168,8 +168,9 @@ def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
     assert farthest(result, simulated(tmp_path, given)) <= 1e-4  # noise of 24 on every number
     _, simulator = prepare(shoal.config.configure(given), None, None)
     letter, answer = (next(p for to, _, kind, p in grid.wire if (to, kind) == (way, ROUND)) for way in ("to", "from"))
-    quiet = replace(simulator.stage, streams=Streams(99))
-    part = trained(quiet, letter.vectors["model"], {}, np.array([letter.values["number"]]), Moment(0, 1, 0))
+    quiet = replace(simulator.cohort, streams=Streams(99))
+    client = np.array([letter.values["number"]])
+    part = quiet.updates(client, letter.vectors["model"], {}, Moment(0, 1, 0))
     scale = float(answer.vectors["update"].std())
     assert float(part.norms[0]) < 24  # the update itself is small beside it
     assert 0.98 * 24 < scale < 1.02 * 24  # 52,650 numbers: off by 2% once in 10^10 times

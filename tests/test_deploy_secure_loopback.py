@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,15 +21,17 @@ from shoal.algorithms.charges import Setting, event, proves
 from shoal.config import configure
 from shoal.deploy.consent import Wishes
 from shoal.deploy.keys import make_site, public_pem, read_public, read_site_key
+from shoal.deploy.mail import Mail
 from shoal.deploy.parcel import Parcel
 from shoal.deploy.records import reader
-from shoal.deploy.secure_coordinator import SecureCoordinator
+from shoal.deploy.secure_coordinator import SecureCohort
 from shoal.deploy.secure_masks import from_vector
 from shoal.deploy.secure_wire import CHECK, KEYS, SHARES, UNMASK
+from shoal.deploy.serve import coordinator
 from shoal.deploy.site import Owner, Site
 from shoal.deploy.terms import END, ROUND, TERMS
 from shoal.engine.moment import Moment
-from shoal.engine.round import leaving, trained
+from shoal.engine.round import leaving
 from shoal.errors import ConfigError
 from shoal.prepare import prepare
 from shoal.privacy.secure import grid, toward_zero
@@ -74,13 +77,13 @@ def silent_at(kind):
 @pytest.fixture
 def sums(monkeypatch):
     """What the coordinator unmasked, round by round."""
-    kept, was = [], SecureCoordinator._summed
+    kept, was = [], SecureCohort._summed
 
-    def keeping(self, plan, numbers, clients):
+    def keeping(self, plan, numbers, clients, params):
         kept.append((plan, numbers.copy()))
-        return was(self, plan, numbers, clients)
+        return was(self, plan, numbers, clients, params)
 
-    monkeypatch.setattr(SecureCoordinator, "_summed", keeping)
+    monkeypatch.setattr(SecureCohort, "_summed", keeping)
     return kept
 
 
@@ -94,14 +97,13 @@ def test_the_sum_is_that_of_the_plain_path_on_the_grid(tmp_path, sums, gone):
     result, grid_ = served(tmp_path, given, grid_)
     _, simulator = prepare(configure(given), None, None)
     letters = {node: parcel for to, node, kind, parcel in grid_.wire if (to, kind) == ("to", ROUND)}
-    clip = simulator.stage.algorithm.per_update.bound({}, 0, 1, None)
+    clip = simulator.cohort.algorithm.per_update.bound({}, 0, 1, None)
     expected = 0
     for node, letter in letters.items():
-        part = trained(
-            simulator.stage, letter.vectors["model"], {}, np.array([letter.values["number"]]), Moment(0, 1, 0)
-        )
+        client = np.array([letter.values["number"]])
+        part = simulator.cohort.updates(client, letter.vectors["model"], {}, Moment(0, 1, 0))
         if node != gone:
-            expected = expected + toward_zero(leaving(simulator.stage, part, clip, Moment(0, 1, 0))[0], grid(clip))
+            expected = expected + toward_zero(leaving(simulator.cohort, part, clip, Moment(0, 1, 0))[0], grid(clip))
     ((plan, numbers),) = sums
     assert plan.step == grid(clip)
     assert torch.equal(torch.from_numpy(numbers * plan.step).float(), expected)
@@ -276,9 +278,10 @@ def test_a_site_that_starts_anew_sits_out_the_round(tmp_path):
 
 def test_it_does_not_begin_with_fewer_than_the_threshold(tmp_path):
     """`federation.least` and `first` may be less: it waits all the same."""
-    _, made = prepare(configure(secure(federation__first=1)), None, None, make=SecureCoordinator)
-    made.section, made._complete, made._resumed, made._started = configure(secure()).federation, True, False, 0.0
-    assert made._wanted() == 3
+    grid_ = with_keys(tmp_path)
+    _, made = coordinator(configure(secure(federation__first=1)), None, None, partial(Mail, grid_), {}, print)
+    made.cohort._complete, made.cohort._resumed, made.cohort._started = True, False, 0.0
+    assert made.cohort._wanted({}, Moment(0, made.rounds)) == 3
 
 
 # ---------------------------------------------------------------- what is refused

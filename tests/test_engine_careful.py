@@ -10,9 +10,8 @@ from torch import nn
 from shoal.algorithms import algorithm
 from shoal.data import Partition
 from shoal.engine.moment import Moment
-from shoal.engine.round import trained
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import simulate
 from shoal.privacy.random import Streams
 from shoal.privacy.secure import SecureStreams
 from small_federation import digits
@@ -40,14 +39,13 @@ def simulated(module, x, streams, noise=4.0, together=True, steps=1):
     )
     settings = Settings("cpu", threads=1, together=together)
     part = Partition(np.arange(len(x), dtype=np.int32), np.array([0, len(x)]))
-    sim = Simulator(record, module, data, part, rounds=1, seed=0, settings=settings)
-    sim.draw_from(streams)
+    sim = simulate(record, module, data, part, rounds=1, streams=streams, settings=settings)
     return sim
 
 
 def update(*given, **changes):
     sim = simulated(*given, **changes)
-    return trained(sim.stage, sim.state.model, {}, np.array([0]), Moment(0, 1)).updates[0]
+    return sim.cohort.updates(np.array([0]), sim.params, {}, Moment(0, 1)).updates[0]
 
 
 def rows():
@@ -81,9 +79,9 @@ def test_what_is_left_is_the_sum_of_the_others(together):
     data = digits()
     label = data.train_y[:RECORDS]
     sim = simulated(module, others, Streams(3), noise=0.0, together=together)
-    federation = sim.stage.federation
+    federation = sim.cohort.federation
     federation.y[:] = torch.cat([label[:3], label[4:]])
-    left = trained(sim.stage, sim.state.model, {}, np.array([0]), Moment(0, 1)).updates[0]
+    left = sim.cohort.updates(np.array([0]), sim.params, {}, Moment(0, 1)).updates[0]
     torch.testing.assert_close(found * RECORDS, left * (RECORDS - 1), rtol=1e-5, atol=1e-6)
 
 
@@ -106,5 +104,5 @@ def test_a_great_layer_behind_another_trains(streams):
     )
     found = update(module, rows(), streams, noise=1e-4, steps=2)
     sim = simulated(module, rows(), Streams(0), noise=0.0, steps=2)
-    plain = trained(sim.stage, sim.state.model, {}, np.array([0]), Moment(0, 1)).updates[0]
+    plain = sim.cohort.updates(np.array([0]), sim.params, {}, Moment(0, 1)).updates[0]
     torch.testing.assert_close(found, plain, rtol=1e-2, atol=1e-3)

@@ -10,9 +10,10 @@ from shoal.engine import graphs
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import simulate
 from shoal.privacy.example_clip import ExampleClip, MaxClip
 from shoal.privacy.noise import StepNoise
+from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 from small_federation import digits, parted, simulator, small
 
@@ -27,10 +28,10 @@ def models(record, recorded):
 
 
 def played(sim):
-    state, found = sim.state, []
+    params, state, found = sim.params, {}, []
     for t in range(4):
-        state, _ = play_round(sim.stage, state, Moment(t, 4))
-        found.append(state.model.cpu())
+        params, state, _ = play_round(sim.cohort, params, state, Moment(t, 4))
+        found.append(params.cpu())
     return torch.stack(found)
 
 
@@ -70,5 +71,6 @@ def test_our_kernels_give_what_plain_products_give(name, monkeypatch):
         first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)  # 64 positions, and 16
         module = nn.Sequential(first, nn.MaxPool2d(2), nn.ReLU(), second, nn.Flatten(), nn.Linear(96, 10))
         settings = Settings("cuda", kernels=kernels)
-        found.append(played(Simulator(small(name), module, digits(), parted(), rounds=4, seed=5, settings=settings)))
+        sim = simulate(small(name), module, digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
+        found.append(played(sim))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)

@@ -20,7 +20,7 @@ from shoal.engine.local import planned
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round, trained
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import simulate
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.secure import SecureStreams
@@ -53,26 +53,27 @@ def fedavg(**changes):
 def simulator(record, module, kind="dirichlet", clients=9, settings=None, rounds=3, seed=5, dataset=None):
     dataset = dataset or load("digits")
     parts = partition(kind, dataset.train_y, clients=clients, generator=Streams(seed).generator("partition"))
-    return Simulator(record, module, dataset, parts, rounds=rounds, seed=seed, settings=settings or Settings())
+    settings = settings or Settings()
+    return simulate(record, module, dataset, parts, rounds=rounds, streams=Streams(seed), settings=settings)
 
 
 def plain_round(sim, module, t):
     """The same round in plain PyTorch: one client after the other, its own optimiser, the same batches."""
-    stage, record = sim.stage, sim.stage.algorithm
-    federation, moment = stage.federation, Moment(t, sim.rounds)
-    cohort = record.clients.draw(stage.streams.generator("clients", t, 0), t, sim.rounds, len(federation))
+    cohort, record = sim.cohort, sim.cohort.algorithm
+    federation, moment = cohort.federation, Moment(t, sim.rounds)
+    drawn = record.clients.draw(cohort.streams.generator("clients", t, 0), t, sim.rounds, len(federation))
     start = copy.deepcopy(module.state_dict())
     sums = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
     weight = 0.0
-    for client in cohort:
+    for client in drawn:
         module.load_state_dict(start)
         optimiser = torch.optim.SGD(module.parameters(), lr=float(record.local.lr), momentum=record.local.momentum)
-        for batch in planned(stage, np.array([client]), moment).batches[:, 0]:
+        for batch in planned(cohort, np.array([client]), moment).batches[:, 0]:
             rows = torch.from_numpy(batch[batch >= 0])
             optimiser.zero_grad()
             F.cross_entropy(module(federation.x[rows]), federation.y[rows]).backward()
             optimiser.step()
-        share = float(federation.sizes[client]) if record.aggregate.weights == "size" else 1.0
+        share = float(federation.partition.sizes[client]) if record.aggregate.weights == "size" else 1.0
         weight += share
         for name, tensor in module.state_dict().items():
             sums[name] += share * (tensor - start[name])
@@ -94,17 +95,17 @@ def test_three_rounds_equal_a_plain_pytorch_loop(make, changes):
     sim = simulator(fedavg(**changes), make())
     reference = make()
     for t in range(3):
-        sim.state, _ = play_round(sim.stage, sim.state, Moment(t, 3))
+        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, Moment(t, 3))
         plain_round(sim, reference, t)
-    expected = sim.stage.network.layout.flatten(reference)
-    assert float((sim.state.model - expected).abs().max()) < 1e-4
+    expected = sim.cohort.network.layout.flatten(reference)
+    assert float((sim.params - expected).abs().max()) < 1e-4
 
 
 def final_model(settings, record=None, make=small_cnn):
     sim = simulator(record or fedavg(), make(), settings=settings)
     for t in range(2):
-        sim.state, _ = play_round(sim.stage, sim.state, Moment(t, 3))
-    return sim.state.model
+        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, Moment(t, 3))
+    return sim.params
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,8 @@ def test_v_c_and_u_s_are_those_of_001():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
     from shoal.engine.local import train
 
-    updates = train(sim.stage, sim.state.model, np.arange(5), Moment(0, 3), {})[0].double()
-    _, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    updates = train(sim.cohort, sim.params, np.arange(5), Moment(0, 3), {})[0].double()
+    _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
     assert told["v_c"] == pytest.approx(float(updates.var(0, unbiased=False).mean()), rel=1e-4)
     assert told["u_s"] == pytest.approx(float(updates.mean(0).square().mean()), rel=1e-4)
     assert told["bytes_sent"] == 5 * 4 * updates.shape[1]
@@ -158,10 +159,10 @@ def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
     parts = partition("iid", dataset.train_y, clients=4, generator=Streams(5).generator("partition"))
     x[parts.records(2)[0]] = 1e35
     sim = simulator(fedavg(clients=Clients("all")), small_mlp(), "iid", 4, dataset=replace(dataset, train_x=x))
-    state, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    params, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
     assert told["bad_updates"] == 1
-    assert torch.isfinite(state.model).all()
-    assert not torch.equal(state.model, sim.state.model)
+    assert torch.isfinite(params).all()
+    assert not torch.equal(params, sim.params)
 
 
 def test_a_record_never_reaches_the_updates_of_other_clients_by_filling_up_their_batches():
@@ -175,16 +176,16 @@ def test_a_record_never_reaches_the_updates_of_other_clients_by_filling_up_their
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     nn.init.uniform_(model.weight, -5, 5)
-    sim = Simulator(record, model, dataset, parts, rounds=3, seed=5, settings=Settings())
-    _, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    sim = simulate(record, model, dataset, parts, rounds=3, streams=Streams(5), settings=Settings())
+    _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
     assert told["bad_updates"] == 1
 
 
 def test_an_empty_poisson_cohort_leaves_the_model_as_it_is():
     sim = simulator(fedavg(clients=Clients("poisson", 1e-9)), small_mlp())
-    state, told = play_round(sim.stage, sim.state, Moment(0, 3))
+    params, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
     assert told["clients"] == 0
-    assert torch.equal(state.model, sim.state.model)
+    assert torch.equal(params, sim.params)
 
 
 def test_ten_thousand_clients_are_index_views():

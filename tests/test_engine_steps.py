@@ -31,21 +31,21 @@ def test_steps_that_begin_as_another_rounds_play_what_that_round_plays(record):
 
     def first(t):
         quantile = {"clip": torch.tensor(1.0 / (t + 1))}
-        return _first(sim.stage, sim.state.model, clients, Moment(t, ROUNDS), quantile)
+        return _first(sim.cohort, sim.params, clients, Moment(t, ROUNDS), quantile)
 
-    plan = planned(sim.stage, clients, Moment(1, ROUNDS))
-    real = torch.from_numpy(plan.batches >= 0).float()
-    inputs = (torch.from_numpy(plan.filled), real, real, torch.ones(len(real), len(clients)))
+    plan = planned(sim.cohort, clients, Moment(1, ROUNDS))
+    mask = torch.from_numpy(plan.batches >= 0).float()
+    inputs = (torch.from_numpy(plan.padded), mask, mask, torch.ones(len(mask), len(clients)))
     steps, other, wanted, before = first(0), first(3), first(3), first(0)
-    assert steps.sanitised.values == other.sanitised.values
+    assert steps.sanitiser.values == other.sanitiser.values
     steps.begin(other)
     found = steps.play(inputs)
-    torch.testing.assert_close(found.params, wanted.play(inputs).params, rtol=0, atol=0)
-    assert not torch.allclose(found.params, before.play(inputs).params)
-    torch.testing.assert_close(vars(found.sanitised.told), vars(wanted.sanitised.told), rtol=0, atol=0)
+    torch.testing.assert_close(found.client_params, wanted.play(inputs).client_params, rtol=0, atol=0)
+    assert not torch.allclose(found.client_params, before.play(inputs).client_params)
+    torch.testing.assert_close(vars(found.sanitiser.told), vars(wanted.sanitiser.told), rtol=0, atol=0)
 
 
 def test_steps_with_noise_do_not_take_the_place_of_steps_without():
     sims = [simulator(replace(small("fed-cdp"), per_step=StepNoise(noise))) for noise in (0.0, 1.0)]
-    none, some = (_first(s.stage, s.state.model, np.arange(3), Moment(0, ROUNDS), {}).sanitised.values for s in sims)
+    none, some = (_first(s.cohort, s.params, np.arange(3), Moment(0, ROUNDS), {}).sanitiser.values for s in sims)
     assert none != some

@@ -12,7 +12,7 @@ from scipy.stats import chi2, chisquare, norm
 from shoal.config import configure
 from shoal.engine.folder import CHECKPOINT
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round, trained
+from shoal.engine.round import play_round
 from shoal.engine.sanitise import step_noise
 from shoal.errors import ConfigError
 from shoal.privacy.normals import normals
@@ -83,8 +83,8 @@ def test_rounding_towards_zero_makes_no_update_longer():
 def released(name, **changes):
     sim = simulator(plain_server(idle(small(name, **changes))), width=160)
     sim = twin(sim, streams=SecureStreams())
-    state, told = play_round(sim.stage, State(torch.zeros_like(sim.state.model)), Moment(0, 4))
-    return state.model.double().numpy() * told["expected_clients"], told
+    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, Moment(0, 4))
+    return params.double().numpy() * told["expected_clients"], told
 
 
 @pytest.mark.statistical(false_alarm=ALPHA)
@@ -102,9 +102,9 @@ def test_an_update_leaves_its_client_with_discrete_noise():
     record = small("fed-sdp")
     record = replace(record, per_update=replace(record.per_update, at="client"), clients=Clients("all"))
     sim = twin(simulator(plain_server(idle(record)), clients=1, width=160), streams=SecureStreams())
-    state, told = play_round(sim.stage, State(torch.zeros_like(sim.state.model)), Moment(0, 4))
+    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, Moment(0, 4))
     scale = record.per_update.multiplier(0, 4) * told["clip"]
-    steps = state.model.double().numpy() / grid(scale)
+    steps = params.double().numpy() / grid(scale)
     assert np.array_equal(steps, np.round(steps))
     low, high = (chi2.ppf(p, steps.size) for p in (ALPHA / 2, 1 - ALPHA / 2))
     assert low < np.square(steps * grid(scale) / scale).sum() < high
@@ -116,9 +116,9 @@ def test_a_step_moves_a_model_of_zeros_by_steps_of_the_grid_of_its_noise():
     sim = simulator(replace(record, local=replace(record.local, steps=1)), width=16)
     found = []
     for _ in range(2):
-        stage = twin(sim, streams=SecureStreams()).stage
-        found.append(trained(stage, torch.zeros_like(sim.state.model), {}, np.arange(3), Moment(0, 4)).updates)
-    scale = step_noise(sim.stage.algorithm, {}, Moment(0, 4), found[0].shape[1])
+        cohort = twin(sim, streams=SecureStreams()).cohort
+        found.append(cohort.updates(np.arange(3), torch.zeros_like(sim.params), {}, Moment(0, 4)).updates)
+    scale = step_noise(sim.cohort.algorithm, {}, Moment(0, 4), found[0].shape[1])
     assert scale == pytest.approx(0.05 * 6 * 4 / 5)
     steps = found[0].double() / (scale / STEPS)
     assert float((steps - steps.round()).abs().max()) < 0.2, "up to a float32's last digit"

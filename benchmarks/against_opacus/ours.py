@@ -20,7 +20,7 @@ from shoal.data.partition import Partition
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import simulate
 from shoal.models import build
 from shoal.privacy.example_clip import ExampleClip
 from shoal.privacy.noise import StepNoise
@@ -120,8 +120,14 @@ class Shoal:
         )
         each = task.steps * task.batch
         held = Partition(np.arange(task.clients * each, dtype=np.int32), np.arange(task.clients + 1) * each)
-        self.simulator = Simulator(
-            record, copy.deepcopy(bench.module), bench.dataset, held, rounds=1, seed=0, settings=Settings("cpu")
+        self.simulator = simulate(
+            record,
+            copy.deepcopy(bench.module),
+            bench.dataset,
+            held,
+            rounds=1,
+            streams=Streams(0),
+            settings=Settings("cpu"),
         )
         self.played = 0
 
@@ -132,12 +138,13 @@ class Shoal:
         return time.perf_counter() - start
 
     def update(self) -> Tensor:
-        return self._round() - self.simulator.state.model.cpu()
+        return self._round() - self.simulator.params.cpu()
 
     def _round(self) -> Tensor:
         self.played += 1
-        state, _ = play_round(self.simulator.stage, self.simulator.state, Moment(self.played - 1, self.played))
-        return state.model.cpu()
+        moment = Moment(self.played - 1, self.played)
+        params, _, _ = play_round(self.simulator.cohort, self.simulator.params, {}, moment)
+        return params.cpu()
 
     def close(self) -> None:
         self.simulator.close()

@@ -47,7 +47,8 @@ from shoal.data.partition import Partition
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator, pick_device
+from shoal.engine.stage import pick_device
+from shoal.engine.trainer import simulate
 from shoal.gradients import Network, Tape
 from shoal.models import build
 from shoal.privacy.clip import Clip
@@ -115,25 +116,25 @@ class Shoal:
         each = task.steps * task.batch
         held = Partition(np.arange(task.clients * each, dtype=np.int32), np.arange(task.clients + 1) * each)
         self.device = device
-        self.simulator = Simulator(
-            record, copy.deepcopy(module), data, held, rounds=1, seed=0, settings=Settings(str(device))
+        self.simulator = simulate(
+            record, copy.deepcopy(module), data, held, rounds=1, streams=Streams(0), settings=Settings(str(device))
         )
 
     def play(self, t: int) -> float:
         """Round t, with a cohort of its own: its seconds."""
         start = time.perf_counter()
-        play_round(self.simulator.stage, self.simulator.state, Moment(t, t + 1))
+        play_round(self.simulator.cohort, self.simulator.params, self.simulator.state, Moment(t, t + 1))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
     def watched(self) -> tuple[Work, Tensor]:
         """A round that is not timed: the work that was done, and the update of the model."""
-        counted = Counted(self.simulator.stage.network)
-        stage = replace(self.simulator.stage, network=counted, graphs=None)  # a recorded step could not be counted
-        state, _ = play_round(stage, self.simulator.state, Moment(0, 1))
+        counted = Counted(self.simulator.cohort.network)
+        cohort = replace(self.simulator.cohort, network=counted, graphs=None)  # a recorded step could not be counted
+        params, _, _ = play_round(cohort, self.simulator.params, {}, Moment(0, 1))
         done = {"steps": sum(s for s, _ in counted.seen), "examples": sum(e for _, e in counted.seen)}
-        return done, (state.model - self.simulator.state.model).cpu()
+        return done, (params - self.simulator.params).cpu()
 
     def close(self) -> None:
         self.simulator.close()

@@ -7,6 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from shoal.accounting.claims import Published
+    from shoal.accounting.ledger import Ledger
     from shoal.data import Dataset
     from shoal.engine.folder import RunFolder
-    from shoal.engine.simulator import Simulator
     from shoal.engine.spending import Spending
+    from shoal.engine.trainer import Trainer
+
+OnStart = Callable[[Config, "Trainer[Any]", Path], None]
+OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -73,126 +78,202 @@ def run(
     resume: str | Path | None = None,
     runs: str | Path = "runs",
     no_guarantee: bool = False,
-    on_start: Callable[[Config, Simulator, Path], None] | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
-    preparing: Callable[[Config, Any, Any], tuple[Config, Simulator]] | None = None,
+    on_start: OnStart | None = None,
+    on_round: OnRound | None = None,
     **keys: Any,
 ) -> Result:
     """Train a model over clients; the result says how good it is and what it reveals.
 
-    `config` is a TOML file or a mapping of its shape; keys may be given by name too, sections as mappings:
-    `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`. `data` may be a `Dataset` (see
-    `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder. A method that
-    claims privacy but proves none starts only with `no_guarantee=True`. `preparing` makes something else to play
-    than a simulation from (config, data, model): the coordinator of a real federation.
+    Keys of the configuration may be given by name too, sections as mappings:
+    `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`.
+
+    Args:
+        config: A TOML file, or a mapping of its shape.
+        data: A name, a `Dataset` (see `shoal.from_clients`), or the keys of the section `data`.
+        model: A name or an `nn.Module`.
+        overrides: Changes to single keys, each as `key=value`.
+        device: `cpu` or `cuda`, in the place of engine.device.
+        resume: The folder of a run to go on with.
+        runs: Where run folders are made.
+        no_guarantee: Start a method that claims privacy but proves none.
+        on_start: Called with the configuration, the trainer and the run's folder before the first round.
+        on_round: Called with the metrics of every round.
+        **keys: Keys of the configuration, where no `config` is given.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        ConfigError: Something is wrong with the configuration; the message names the key and the mend.
+        Interrupted: The run was stopped between two rounds, and can be resumed.
     """
-    from shoal.accounting.ledger import Ledger
-    from shoal.engine.folder import RunFolder, environment
-    from shoal.engine.spending import Spending, refuse_budget
-    from shoal.prepare import limit_of, prepare
-    from shoal.privacy.random import Streams
-    from shoal.privacy.secure import SecureStreams
-    from shoal.report import tensorboard
-    from shoal.report.record import Recorder
+    from shoal.prepare import prepare
 
     started = time.perf_counter()
-    if resume is not None:
-        if config is not None or overrides or keys:
-            raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
-        settings = _settings_of(Path(resume), data, model)
-    else:
+    settings = settings_of(config, data, model, overrides, keys, resume=resume, no_guarantee=no_guarantee)
+    if device is not None:
+        settings = replace(settings, engine=replace(settings.engine, device=device))
+    settings, trainer = prepare(settings, data, model)
+    return carry_out(
+        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round
+    )
+
+
+def settings_of(
+    config: str | Path | Mapping[str, Any] | None,
+    data: Any,
+    model: Any,
+    overrides: Sequence[str],
+    keys: Mapping[str, Any],
+    *,
+    resume: str | Path | None,
+    no_guarantee: bool,
+) -> Config:
+    """The configuration of a new run, or of the one to go on with; refused where it should not start."""
+    from shoal.report import tensorboard
+
+    if resume is None:
         settings = _settings(config, data, model, overrides, keys)
         if not no_guarantee:
             _refuse_empty_claims(settings)
-    if device is not None:
-        settings = replace(settings, engine=replace(settings.engine, device=device))
+    elif config is not None or overrides or keys:
+        raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
+    else:
+        settings = _resumed_settings(Path(resume), data, model)
     if settings.log == "tensorboard":
         tensorboard.require()
-    settings, simulator = (preparing or prepare)(settings, data, model)
-    if settings.noise_seed is not None:
-        simulator.draw_from(Streams(settings.noise_seed))
-    if settings.random == "secure":
-        simulator.draw_from(SecureStreams(settings.seed))
-    if resume is not None:
-        folder = RunFolder.open(Path(resume))
-    else:
-        refuse_budget(settings.algorithm, simulator.setting, limit_of(settings))
-        name = f"{settings.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(settings.data.name).stem)}"
-        folder = RunFolder.create(Path(runs), name)
-    with folder, Ledger(folder.path / "ledger.jsonl") as ledger:
-        if resume is None:
-            stage = simulator.stage
-            folder.write_text("environment.txt", environment(stage.federation.device, stage.streams.mode))
-            note = release.of_config(stage.streams.mode)
-            folder.write_text("config.toml", f"# {release.KEY}: {note}\n{to_toml(settings)}")
-        written = folder.digest("config.toml")
-        facts = _about_data(simulator, folder, ledger.opened)
-        name = folder.path.resolve().name
-        ledger.begin(name, settings.algorithm.name, written, asdict(settings.budget), facts=facts)
-        spending = Spending(settings.algorithm, simulator.setting, limit_of(settings), ledger)
-        if resume is not None:
-            simulator.resume(folder, spending)
+    return settings
+
+
+def carry_out(
+    config: Config,
+    trainer: Trainer[Any],
+    *,
+    started: float,
+    resume: str | Path | None,
+    runs: str | Path,
+    on_start: OnStart | None,
+    on_round: OnRound | None,
+) -> Result:
+    """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share."""
+    from shoal.accounting.ledger import Ledger
+    from shoal.engine.folder import RunFolder
+    from shoal.report import tensorboard
+    from shoal.report.record import Recorder
+
+    folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
+    with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
+        spending = _begun(config, trainer, folder, ledger, new=resume is None)
         if on_start:
-            on_start(settings, simulator, folder.path)
-        board = tensorboard.Board(folder.path, simulator.done) if settings.log == "tensorboard" else None
+            on_start(config, trainer, folder.path)
+        board = tensorboard.Board(folder.path, trainer.done) if config.log == "tensorboard" else None
         recorder = Recorder(folder.path, board)
 
-        def told(line: dict[str, Any]) -> None:
+        def report(line: dict[str, Any]) -> None:
             recorder.round(line)
             if on_round:
                 on_round(line)
 
         try:
-            stopped = simulator.run(folder, spending, told)
+            stopped = trainer.run(folder, spending, report)
             if stopped == "stopped":
-                raise Interrupted(folder.path, simulator.done, simulator.rounds)
-            proven = [claim.to_json() for claim in spending.proven()]
-            by_client = _by_client(simulator, spending)
-            if ledger.closed is None:
-                rows = by_client.get("by_client", {}).get("clients", [])
-                ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
-            proven = (ledger.closed or {}).get("proven", proven)  # of a run that had ended: what it said then
-            note = release.of_model(proven, simulator.stage.streams.mode)
-            notes = {"round": str(simulator.done), release.KEY: note}
-            folder.write_tensors("model.safetensors", simulator.model_tensors(), notes)
-            metrics = folder.metrics()
-            plain = _without_privacy(simulator) if settings.baseline else []
-            result = Result(
-                run=folder.path,
-                algorithm=settings.algorithm.name,
-                dataset=settings.data.name,
-                rounds=simulator.done,
-                accuracy=_last_accuracy(metrics, simulator),
-                seconds=round(time.perf_counter() - started, 3),
-                stopped=stopped,
-                random=simulator.stage.streams.mode,
-                baseline=plain[-1]["accuracy"] if plain else None,
-                proven=proven,
-                published=[claim.to_json() for claim in _published(settings, simulator)],
-                warnings=_warnings(proven, settings.budget.delta, simulator),
-                model=simulator.model_tensors(),
-                metrics=metrics,
-            )
+                raise Interrupted(folder.path, trainer.done, trainer.rounds)
+            by_client = _by_client(trainer, spending)
+            proven = _ended(ledger, spending, stopped, by_client)
+            _write_model(trainer, folder, proven)
+            baseline = _without_privacy(trainer) if config.baseline else []
+            result = _result(config, trainer, folder, stopped, proven, baseline)
+            result.seconds = round(time.perf_counter() - started, 3)
         except BaseException:
             recorder.stop()
             raise
-        finally:
-            simulator.close()
-        recorder.end(lambda: result.to_json() | _facts(simulator) | by_client, plain)
+        recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, baseline)
     return result
 
 
-def _about_data(simulator: Simulator, folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
+def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
+    from shoal.engine.folder import RunFolder
+    from shoal.engine.spending import refuse_budget
+    from shoal.prepare import limit_of
+
+    refuse_budget(config.algorithm, trainer.setting, limit_of(config))
+    name = f"{config.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(config.data.name).stem)}"
+    return RunFolder.create(runs, name)
+
+
+def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
+    """The ledger, opened for this run; a run that goes on stands where its checkpoint says."""
+    from shoal.engine.folder import environment
+    from shoal.engine.spending import Spending
+    from shoal.prepare import limit_of
+
+    if new:
+        mode = trainer.cohort.streams.mode
+        folder.write_text("environment.txt", environment(trainer.params.device, mode))
+        folder.write_text("config.toml", f"# {release.KEY}: {release.of_config(mode)}\n{to_toml(config)}")
+    facts = _about_data(trainer, folder, ledger.opened)
+    name, written = folder.path.resolve().name, folder.digest("config.toml")
+    ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
+    spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
+    if not new:
+        trainer.resume(folder, spending)
+    return spending
+
+
+def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is proven in the end; of a run that had ended before, what its ledger said then."""
+    proven = [claim.to_json() for claim in spending.proven()]
+    if ledger.closed is None:
+        rows = by_client.get("by_client", {}).get("clients", [])
+        ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
+    found: list[dict[str, Any]] = (ledger.closed or {}).get("proven", proven)
+    return found
+
+
+def _write_model(trainer: Trainer[Any], folder: RunFolder, proven: list[dict[str, Any]]) -> None:
+    note = release.of_model(proven, trainer.cohort.streams.mode)
+    notes = {"round": str(trainer.done), release.KEY: note}
+    folder.write_tensors("model.safetensors", trainer.model_tensors(), notes)
+
+
+def _result(
+    config: Config,
+    trainer: Trainer[Any],
+    folder: RunFolder,
+    stopped: str,
+    proven: list[dict[str, Any]],
+    baseline: list[dict[str, Any]],
+) -> Result:
+    """How the run ended."""
+    metrics = folder.metrics()
+    return Result(
+        run=folder.path,
+        algorithm=config.algorithm.name,
+        dataset=config.data.name,
+        rounds=trainer.done,
+        accuracy=_last_accuracy(metrics, trainer),
+        seconds=0.0,
+        stopped=stopped,
+        random=trainer.cohort.streams.mode,
+        baseline=baseline[-1]["accuracy"] if baseline else None,
+        proven=proven,
+        published=[claim.to_json() for claim in _published(config, trainer)],
+        warnings=_warnings(proven, config.budget.delta, trainer),
+        model=trainer.model_tensors(),
+        metrics=metrics,
+    )
+
+
+def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the ledger says of the data, so that a run cannot go on with others.
 
     Sites' records are not here, and a ledger that an earlier version `opened` says nothing of them.
     """
-    federation = simulator.stage.federation
-    mode = simulator.stage.streams.mode
-    about = {"clients": len(federation), "simulated": simulator.setting.simulated, "random": mode}
-    if simulator.setting.bounds or (opened is not None and "data" not in opened):
+    mode, setting = trainer.cohort.streams.mode, trainer.setting
+    about = {"clients": setting.clients, "simulated": setting.simulated, "random": mode}
+    if trainer.cohort.partition is None or (opened is not None and "data" not in opened):
         return about
-    return about | {"data": federation.digest(folder.data_key(new=opened is None))}
+    return about | {"data": trainer.cohort.digest(folder.data_key(new=opened is None))}
 
 
 def _refuse_empty_claims(config: Config) -> None:
@@ -206,14 +287,14 @@ def _refuse_empty_claims(config: Config) -> None:
         )
 
 
-def _without_privacy(simulator: Simulator) -> list[dict[str, Any]]:
+def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
     """Accuracy and loss of the same training without clip and noise, round by round. None of it is private."""
-    plain = simulator.without_privacy()
+    plain = trainer.without_privacy()
     lines = []
     try:
-        while plain.done < simulator.done:
+        while plain.done < trainer.done:
             line = plain.play(0)
-            if plain.done == simulator.done and "accuracy" not in line:
+            if plain.done == trainer.done and "accuracy" not in line:
                 line["accuracy"], line["loss"] = plain.evaluate()
             if "accuracy" in line:
                 lines.append({name: line[name] for name in ("round", "accuracy", "loss")})
@@ -222,42 +303,47 @@ def _without_privacy(simulator: Simulator) -> list[dict[str, Any]]:
     return lines
 
 
-def _warnings(proven: list[dict[str, Any]], delta: float, simulator: Simulator) -> list[str]:
+def _warnings(proven: list[dict[str, Any]], delta: float, trainer: Trainer[Any]) -> list[str]:
     """A delta that says little, for the units of which something is proven."""
     from shoal.accounting.claims import large_delta
 
-    parts = simulator.stage.federation.partition
-    units = {"client": len(parts), "example": len(np.unique(parts.indices))}
+    units = {"client": trainer.setting.clients, "example": len(_held(trainer))}
     found = {claim["unit"] for claim in proven if claim["epsilon"] is not None}
     said = [large_delta(unit, delta, count) for unit, count in units.items() if unit in found]
     return [warning for warning in said if warning]
 
 
-def _facts(simulator: Simulator) -> dict[str, Any]:
+def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
     """What the report tells besides: how much there was to learn from, and which classes are mistaken for which."""
-    federation = simulator.stage.federation
-    dataset = federation.dataset
-    held = dataset.train_y.numpy()[np.unique(federation.partition.indices)]
+    dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model)
+    held = dataset.train_y.numpy()[_held(trainer)]
     return {
-        "clients": len(federation),
-        "simulated_clients": simulator.setting.simulated,
-        "parameters": simulator.state.model.numel(),
+        "clients": trainer.setting.clients,
+        "simulated_clients": trainer.setting.simulated,
+        "parameters": trainer.params.numel(),
         "train_rows": len(held),
         "test_rows": len(dataset.test_y),
         "classes": list(dataset.classes),
         "train_classes": np.bincount(held, minlength=dataset.class_count).tolist(),
-        "confusion": simulator.confusion().tolist(),
+        "confusion": confusion.tolist(),
         "notes": list(dataset.notes),
     }
 
 
-def _by_client(simulator: Simulator, spending: Spending) -> dict[str, Any]:
+def _held(trainer: Trainer[Any]) -> np.ndarray:
+    """The records that clients hold, each once; none where they are elsewhere."""
+    parts = trainer.cohort.partition
+    return np.zeros(0, np.int32) if parts is None else np.unique(parts.indices)
+
+
+def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
     """What a record of each client costs, the worst first, where it depends on the client's size."""
-    federation = simulator.stage.federation
-    sizes = [int(size) for size in federation.sizes]
+    parts, names = trainer.cohort.partition, trainer.evaluation.dataset.owner_names
+    if parts is None:
+        return {}
+    sizes = [int(size) for size in parts.sizes]
     rows = spending.by_client(sizes)
-    names = federation.dataset.owner_names
-    named = len(names) == len(sizes) and not federation.partition.simulated
+    named = len(names) == len(sizes) and not parts.simulated
     told = [
         {"client": names[client] if named else str(client + 1), "records": sizes[client], "epsilon": claim.epsilon}
         for client, claim in rows
@@ -268,19 +354,19 @@ def _by_client(simulator: Simulator, spending: Spending) -> dict[str, Any]:
     return {"by_client": {release.KEY: release.BY_CLIENT, **about, "clients": told, "more": len(sizes) - len(told)}}
 
 
-def _published(config: Config, simulator: Simulator) -> tuple[Published, ...]:
+def _published(config: Config, trainer: Trainer[Any]) -> tuple[Published, ...]:
     recipe = config.algorithm.published
     if recipe is None:
         return ()
-    return recipe(config.algorithm, simulator.setting, simulator.done, config.budget.delta)
+    return recipe(config.algorithm, trainer.setting, trainer.done, config.budget.delta)
 
 
-def _last_accuracy(metrics: list[dict[str, Any]], simulator: Simulator) -> float:
+def _last_accuracy(metrics: list[dict[str, Any]], trainer: Trainer[Any]) -> float:
     """As the last round's line says, where that round was evaluated."""
     last = metrics[-1] if metrics else {}
-    if last.get("round") == simulator.done and "accuracy" in last:
+    if last.get("round") == trainer.done and "accuracy" in last:
         return float(last["accuracy"])
-    return simulator.evaluate()[0]
+    return trainer.evaluate()[0]
 
 
 class Interrupted(RunError):
@@ -294,7 +380,7 @@ class Interrupted(RunError):
         self.run, self.done = run, done
 
 
-def _settings_of(run: Path, data: Any, model: Any) -> Config:
+def _resumed_settings(run: Path, data: Any, model: Any) -> Config:
     """The configuration of an earlier run; only data and a model that it cannot name may be given again."""
     from shoal.accounting.ledger import FILE
 

@@ -1,50 +1,63 @@
-"""From a configuration to a simulation that is ready to run: data, clients, noise, model, all of them checked."""
+"""From a configuration to a trainer that is ready to run: data, clients, noise, model, all of them checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import calibrated
 from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
 from shoal.data.sources import writable_folder
-from shoal.engine.simulator import Simulator, public_facts
+from shoal.engine.cohort import Population
+from shoal.engine.round import SimulatedCohort
 from shoal.engine.spending import Limit
+from shoal.engine.trainer import Trainer, simulate
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
 from shoal.privacy.random import Streams
 from shoal.privacy.schedules import parse
+from shoal.privacy.secure import SecureStreams
 
 
-def prepare(
-    config: Config,
-    data: Any,
-    model: Any,
-    *,
-    parts: Partition | None = None,
-    make: Callable[..., Simulator] = Simulator,
-) -> tuple[Config, Simulator]:
+def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[SimulatedCohort]]:
     """Everything that can be wrong with data and model is found here, before anything is written.
 
-    `make` makes something else to play than a simulation, and `parts` says who holds what in the place of the
-    configuration: the coordinator of a real federation gives both.
+    Args:
+        config: The configuration.
+        data: A data set in the place of the one that the configuration names, or None.
+        model: A module, or a class of modules, in the place of the one that the configuration names, or None.
+
+    Returns:
+        The configuration with what `auto` and `calibrate` stand for, and a trainer of simulated clients.
     """
-    dataset = with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
-    if parts is None:
-        config = _resolved(config, dataset)
-        parts = parted(config, dataset)
-    streams = Streams(config.seed)
+    dataset = dataset_of(config, data)
+    config = _resolved(config, dataset)
+    parts = parted(config, dataset)
+    config, module = with_model(config, dataset, model, Population.of(parts))
+    trainer = simulate(
+        config.algorithm, module, dataset, parts,
+        rounds=config.rounds, streams=streams_of(config), settings=config.engine,
+    )  # fmt: skip
+    return config, trainer
+
+
+def dataset_of(config: Config, data: Any) -> Dataset:
+    """The data set that was given, or else the one that the configuration names, with its features."""
+    return with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
+
+
+def with_model(config: Config, dataset: Dataset, model: Any, population: Population) -> tuple[Config, nn.Module]:
+    """The model, built and checked, and the configuration with the noise that its budget chooses for it."""
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
-    module = build(wanted, dataset.input_shape, dataset.class_count, seed=streams.number("model"))
+    seed = Streams(config.seed).number("model")
+    module = build(wanted, dataset.input_shape, dataset.class_count, seed=seed)
     algorithm = config.algorithm
     check(
         module,
@@ -53,11 +66,14 @@ def prepare(
         example_level=algorithm.per_example is not None,
         noisy_updates=algorithm.draws_noise,
     )
-    config = _calibrated(config, public_facts(parts, config.rounds, Layout.of(module), config.random == "secure"))
-    simulator = make(
-        config.algorithm, module, dataset, parts, rounds=config.rounds, seed=config.seed, settings=config.engine
-    )
-    return config, simulator
+    return _calibrated(config, population, module), module
+
+
+def streams_of(config: Config) -> Streams:
+    """Where the random numbers of a run come from."""
+    if config.random == "secure":
+        return SecureStreams(config.seed)
+    return Streams(config.seed if config.noise_seed is None else config.noise_seed)
 
 
 def parted(config: Config, dataset: Dataset) -> Partition:
@@ -81,16 +97,18 @@ def with_noise(config: Config, dataset: Dataset, module: nn.Module) -> Config:
     if not config.budget.calibrate:
         return config
     config = _resolved(config, dataset)
-    secure = config.random == "secure"
-    return _calibrated(config, public_facts(parted(config, dataset), config.rounds, Layout.of(module), secure))
+    return _calibrated(config, Population.of(parted(config, dataset)), module)
 
 
-def _calibrated(config: Config, setting: Setting) -> Config:
+def _calibrated(config: Config, population: Population, module: nn.Module) -> Config:
     """The noise that spends the budget, where that is asked for; it stands in the run's config.toml from then on."""
     if not config.budget.calibrate:
         return config
     limit = limit_of(config)
-    algorithm = calibrated(config.algorithm, setting, limit.budget(), limit.unit, limit.observer)
+    setting = population.setting(config.rounds, Layout.of(module), config.random == "secure")
+    budget = limit.budget()
+    assert budget is not None  # the configuration was refused without one
+    algorithm = calibrated(config.algorithm, setting, budget, limit.unit, limit.observer)
     return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
 
 

@@ -18,7 +18,7 @@ from shoal.attacks.recipes import Recipe
 from shoal.attacks.reconstruct import Found, reconstruct
 from shoal.config import Config
 from shoal.data import Dataset
-from shoal.engine.simulator import pick_device
+from shoal.engine.stage import pick_device
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build, check, mixing_layers
 from shoal.prepare import load_data, with_noise

@@ -27,7 +27,6 @@ from shoal.config import Config
 from shoal.data import Dataset
 from shoal.engine.spending import affordable, refuse_budget
 from shoal.errors import ConfigError
-from shoal.gradients import Layout
 from shoal.prepare import limit_of, load_data, prepare, with_features
 from shoal.privacy.random import Streams
 
@@ -149,7 +148,8 @@ def membership(
     member = _halves(models, len(pool), streams)
     losses, accuracies, rounds = [], [], 0
     for place in range(models):
-        one = replace(config, seed=streams.number("shadow", place) % 2**31, baseline=False)
+        seed = streams.number("shadow", place) % 2**31
+        one = replace(config, seed=seed, noise_seed=None, random="research", baseline=False)
         loss, accuracy, played = _trained(one, dataset, pool, member[place])
         losses.append(loss)
         accuracies.append(accuracy)
@@ -239,11 +239,11 @@ def _trained(
         while simulator.done < rounds:
             simulator.play(0)
         test, _ = simulator.evaluate()
-        layout: Layout = simulator.stage.network.layout
-        layout.load(simulator.module, simulator.model)
+        module = simulator.evaluation.module
+        simulator.evaluation.layout.load(module, simulator.model)
         x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
-        losses, hits = _losses(simulator.module, x, y)
+        losses, hits = _losses(module, x, y)
     finally:
         simulator.close()
     return losses, (float(hits[member].mean()), test), rounds

@@ -29,7 +29,7 @@ from shoal.data import Dataset, Partition
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import simulate
 from shoal.gradients import Layout
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.clip import Clipping, MedianClip, NoisyClip, row_norms
@@ -127,20 +127,15 @@ def _played(algorithm: Algorithm, kind: Kind, records: int, honest: bool) -> Alg
 def _left_client(algorithm: Algorithm, module: nn.Module, victims: Victims, streams: Streams, rounds: int) -> Tensor:
     """The updates [V, P] of the victims' local training, by the engine."""
     settings = Settings(device=str(victims.x.device), threads=1)
-    simulator = Simulator(
-        algorithm, module, victims.dataset(), victims.partition(), rounds=rounds, seed=streams.seed, settings=settings
-    )
+    data, parts, streams = victims.dataset(), victims.partition(), Streams(streams.seed)
+    trainer = simulate(algorithm, module, data, parts, rounds=rounds, streams=streams, settings=settings)
     try:
-        everybody = np.arange(len(victims.y))
-        moment = Moment(0, rounds)
-        parts = [
-            train(simulator.stage, simulator.state.model, clients, moment, {})[0]
-            for clients in simulator.stage.slicer.slices(everybody)
-        ]
-        order = np.concatenate(list(simulator.stage.slicer.slices(everybody)))
+        slices = list(trainer.cohort.slicer.slices(np.arange(len(victims.y)), parts.sizes))
+        updates = [train(trainer.cohort, trainer.params, clients, Moment(0, rounds), {})[0] for clients in slices]
+        order = np.concatenate(slices)
     finally:
-        simulator.close()
-    return torch.cat(parts)[torch.from_numpy(np.argsort(order)).to(victims.x.device)]
+        trainer.close()
+    return torch.cat(updates)[torch.from_numpy(np.argsort(order)).to(victims.x.device)]
 
 
 def _draw(streams: Streams) -> Callable[[int], np.random.Generator]:

@@ -25,7 +25,7 @@ from shoal.audit.stage import Holder, Row, Seen, federation, rounds_of, silent, 
 from shoal.data import Partition
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round
+from shoal.engine.round import play_round
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.clip import FARTHEST
 from shoal.privacy.random import Streams
@@ -160,10 +160,9 @@ def _step_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tupl
     sizes = np.repeat([part.shape[1] for part in held], pairs)
     parts = Partition(indices, np.concatenate([[0], np.cumsum(sizes)]))
     sim = simulation(quiet, model, x, y, parts, streams)
-    stage = sim.stage
-    updates, _ = train(stage, sim.state.model, np.arange(3 * pairs), Moment(0, 1), {})
+    updates, _ = train(sim.cohort, sim.params, np.arange(3 * pairs), Moment(0, 1), {})
     whole, gone, swapped = updates.double().view(3, pairs, -1) * (BATCH / 1000.0)
-    unit = _declared(charged, len(sim.state.model))
+    unit = _declared(charged, len(sim.params))
     left, changed = (float((whole - other).norm(dim=1).max()) / unit for other in (gone, swapped))
     if charged.examples.sampling == "with-replacement":  # a record may be all of a batch, and each side draws its own
         return 0.0, max(left, changed) / BATCH
@@ -190,9 +189,9 @@ def _update_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tu
         found = []
         for clients in (held[:3], [*held[:2], [Row(0.0)]], [*held[:2], held[3]]):
             sim = federation(quiet, clients, 5, broken.streams)
-            after, told = play_round(sim.stage, State(torch.zeros_like(sim.state.model)), Moment(0, 1))
-            found.append(after.model.double() * told["expected_clients"])
-        _, told = play_round(replace(sim.stage, algorithm=charged), State(sim.state.model), Moment(0, 1))
+            params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, Moment(0, 1))
+            found.append(params.double() * told["expected_clients"])
+        _, _, told = play_round(replace(sim.cohort, algorithm=charged), sim.params, {}, Moment(0, 1))
         unit = told.get("clip", 1.0)
         worst = [max(worst[0], float((found[0] - found[1]).norm()) / unit),
                  max(worst[1], float((found[0] - found[2]).norm()) / unit)]  # fmt: skip

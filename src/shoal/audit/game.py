@@ -18,8 +18,8 @@ from shoal.audit.bounds import Array, Point
 from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, Case
 from shoal.audit.stage import Holder, Row, Seen, federation, rounds_of, silent, steps_of, without
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round
-from shoal.engine.simulator import Simulator
+from shoal.engine.round import SimulatedCohort, play_round
+from shoal.engine.trainer import Trainer
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 
@@ -96,12 +96,14 @@ def step_radius(record: Algorithm, streams: Streams, width: int = WIDTH) -> floa
     return float(np.linalg.norm(huge.vectors[0])) * record.examples.batch
 
 
-def sum_neighbours(case: Case, played: Algorithm, streams: Streams) -> list[tuple[Simulator, Algorithm]]:
+def sum_neighbours(
+    case: Case, played: Algorithm, streams: Streams
+) -> list[tuple[Trainer[SimulatedCohort], Algorithm]]:
     """Two federations, each with how it is played: the last client comes or goes, or holds the opposite."""
     count, clip = case.setting.clients, update_radius(case.record, streams)
     rounds = case.setting.rounds
 
-    def made(clients: Sequence[Holder]) -> Simulator:
+    def made(clients: Sequence[Holder]) -> Trainer[SimulatedCohort]:
         return federation(played, clients, WIDTH, streams, rounds=rounds)
 
     if case.where == "drift":
@@ -127,7 +129,7 @@ def sum_neighbours(case: Case, played: Algorithm, streams: Streams) -> list[tupl
 def update_radius(record: Algorithm, streams: Streams) -> float:
     """The clip of whole updates, 1 where there is none."""
     sim = federation(silent(record), [[Row(0.0)]] * 8, WIDTH, streams)
-    _, told = play_round(sim.stage, State(sim.state.model), Moment(0, 1))
+    _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 1))
     return told.get("clip") or 1.0
 
 

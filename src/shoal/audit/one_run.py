@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds
@@ -20,7 +21,7 @@ from shoal.audit.cases import Case
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.stage import Row, federation, one_thread, steps_of, without
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round
+from shoal.engine.round import play_round
 from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.schedules import parse
@@ -97,13 +98,14 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
     if not swaps:
         played = without(played, *np.flatnonzero(coins < 0).tolist())
     sim = federation(played, clients, count, broken.streams, rounds=rounds)
-    state, scores = State(torch.zeros_like(sim.state.model)), np.zeros(count)
-    stage = replace(sim.stage, algorithm=played)
+    params, scores = torch.zeros_like(sim.params), np.zeros(count)
+    state: dict[str, Tensor] = {}
+    cohort = replace(sim.cohort, algorithm=played)
     with one_thread():
         for t in range(rounds):
-            before = state.model
-            state, told = play_round(stage, state, Moment(t, rounds))
-            moved = (state.model - before).double().numpy() / (told.get("clip") or 1.0)
+            before = params
+            params, state, told = play_round(cohort, params, state, Moment(t, rounds))
+            moved = (params - before).double().numpy() / (told.get("clip") or 1.0)
             scores += moved[:count] - moved[count:]
     return scores
 

@@ -19,9 +19,9 @@ from shoal.algorithms.base import Algorithm
 from shoal.data import Dataset, Partition
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, play_round
+from shoal.engine.round import SimulatedCohort, play_round
 from shoal.engine.settings import Settings
-from shoal.engine.simulator import Simulator
+from shoal.engine.trainer import Trainer, simulate
 from shoal.privacy.clip import NoisyClip
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
@@ -53,7 +53,7 @@ class Seen:
 
 def federation(
     record: Algorithm, clients: Sequence[Holder], width: int, streams: Streams, *, rounds: int = 1
-) -> Simulator:
+) -> Trainer[SimulatedCohort]:
     """A simulation of these clients with a linear model of two classes that begins at 0."""
     rows = sorted({row for held in clients for row in held}, key=lambda row: (row.place, row.norm, row.sign))
     numbers = {row: number for number, row in enumerate(rows)}
@@ -71,39 +71,37 @@ def federation(
 
 def simulation(
     record: Algorithm, model: nn.Module, x: Tensor, y: Tensor, parts: Partition, streams: Streams, rounds: int = 1
-) -> Simulator:
+) -> Trainer[SimulatedCohort]:
     dataset = Dataset("audit", x, y, x[:1], y[:1], ("0", "1"))
     settings = Settings(device="cpu", threads=1)
-    made = Simulator(record, model, dataset, parts, rounds=rounds, seed=0, settings=settings)
-    made.draw_from(streams)
-    return made
+    return simulate(record, model, dataset, parts, rounds=rounds, streams=streams, settings=settings)
 
 
-def steps_of(simulator: Simulator, record: Algorithm, clients: Sequence[int] | None = None) -> Seen:
+def steps_of(trainer: Trainer[SimulatedCohort], record: Algorithm, clients: Sequence[int] | None = None) -> Seen:
     """Each client is a trial: its update as local training leaves it, and what it counted, if it counts."""
-    stage = replace(simulator.stage, algorithm=record)
-    everybody = np.arange(len(stage.federation)) if clients is None else np.array(clients)
+    cohort = replace(trainer.cohort, algorithm=record)
+    everybody = np.arange(trainer.setting.clients) if clients is None else np.array(clients)
     vectors, extras = [], []
     with one_thread():
         for start in range(0, len(everybody), AT_ONCE):
             part = everybody[start : start + AT_ONCE]
-            updates, told = train(stage, simulator.state.model, part, Moment(0, simulator.rounds), {})
+            updates, told = train(cohort, trainer.params, part, Moment(0, trainer.rounds), {})
             vectors.append(updates.double().numpy())
             extras.append(told.shares.double().numpy() if told is not None else np.zeros(len(part)))
     return Seen(np.concatenate(vectors), np.concatenate(extras)[:, None])
 
 
-def rounds_of(simulator: Simulator, record: Algorithm, trials: int, first: int = 0) -> Seen:
+def rounds_of(trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int, first: int = 0) -> Seen:
     """Each trial is a first round of its own: the mean that is released, and the logarithm of the next clip."""
-    stage = replace(simulator.stage, algorithm=record)
-    vectors, extras = np.empty((trials, len(simulator.state.model))), np.zeros((trials, 1))
+    cohort = replace(trainer.cohort, algorithm=record)
+    vectors, extras = np.empty((trials, len(trainer.params))), np.zeros((trials, 1))
     with one_thread():
         for trial in range(trials):
-            state = State(torch.zeros_like(simulator.state.model))
-            after, _ = play_round(stage, state, Moment(0, simulator.rounds, first + trial))
-            vectors[trial] = after.model.double().numpy()
-            if "clip" in after.memory:
-                extras[trial] = float(after.memory["clip"].log())
+            start = torch.zeros_like(trainer.params)
+            params, state, _ = play_round(cohort, start, {}, Moment(0, trainer.rounds, first + trial))
+            vectors[trial] = params.double().numpy()
+            if "clip" in state:
+                extras[trial] = float(state["clip"].log())
     return Seen(vectors, extras)
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from shoal.api import Result
     from shoal.config import Config
-    from shoal.engine.simulator import Simulator
+    from shoal.engine.trainer import Trainer
 
 
 def command(
@@ -80,9 +80,9 @@ class Watch:
         self._task: Any = None
         self._budget: Any = None
 
-    def start(self, config: Config, simulator: Simulator, run: Path) -> None:
-        self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(simulator)}, {run}")
-        for note in simulator.stage.federation.dataset.notes:
+    def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
+        self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}")
+        for note in trainer.evaluation.dataset.notes:
             self._console.print(f"note: {note}", highlight=False)
         self._budget = config.budget
         self._task = self.progress.add_task(
@@ -90,14 +90,14 @@ class Watch:
             name=config.algorithm.name,
             accuracy="-",
             spent="",
-            total=simulator.rounds,
-            completed=simulator.done,
+            total=trainer.rounds,
+            completed=trainer.done,
         )
         self.progress.start()
 
         def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            simulator.stop()
+            trainer.stop()
             self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
 
         with contextlib.suppress(ValueError):  # not in the main thread: then there is no Ctrl-C to catch
@@ -120,9 +120,9 @@ class Watch:
             signal.signal(signal.SIGINT, self._before)
 
 
-def _clients(simulator: Simulator) -> str:
-    count = len(simulator.stage.federation)
-    kind = "simulated clients" if simulator.setting.simulated else "clients" if count != 1 else "client"
+def _clients(trainer: Trainer[Any]) -> str:
+    count = trainer.setting.clients
+    kind = "simulated clients" if trainer.setting.simulated else "clients" if count != 1 else "client"
     return f"{count} {kind}"
 
 

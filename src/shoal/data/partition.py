@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,8 +26,6 @@ class Partition:
     indices: np.ndarray  # int32, records of all clients one after the other
     offsets: np.ndarray  # int64, [K + 1]
     simulated: bool = False  # records were dealt to clients that do not exist
-    all_answer: ClassVar[bool] = True  # in a simulation whoever is asked answers
-    bounds: ClassVar[bool] = False  # sizes are those of the clients, not only what they lie between
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

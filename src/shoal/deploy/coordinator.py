@@ -1,9 +1,8 @@
-"""The coordinator: a simulator whose clients are elsewhere.
+"""The clients of a real federation: sites over a grid.
 
-It plays the server's half of a round (engine/round.py). What a simulator does by itself, training clients, it asks
-of sites: a letter to each of the cohort that is there, answers until all have come or the deadline has, the gate on
-each. Whoever does not answer counts as zero; the sum is divided by the public expected cohort, and the noise is the
-same. Folder, ledger, checkpoints and resuming are the simulator's own.
+What a simulated cohort does by itself, training clients, is asked of sites: a letter to each of those drawn that is
+there, answers until all have come or the deadline has, the gate on each. Whoever does not answer counts as zero. The
+coordinator is a trainer with this cohort.
 """
 
 from __future__ import annotations
@@ -12,24 +11,26 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from shoal.algorithms.base import Setting
 from shoal.config import Config
+from shoal.data.dataset import Dataset
 from shoal.deploy.gate import Answer, Gate, Question, stacked
 from shoal.deploy.mail import Arrived, Mail
-from shoal.deploy.parcel import Parcel, Spoilt
+from shoal.deploy.parcel import Parcel, Spoilt, Value
 from shoal.deploy.roster import Member, Roster
 from shoal.deploy.terms import END, ROUND, TERMS, Terms
-from shoal.engine.folder import RunFolder
+from shoal.engine.cohort import Cohort, Population, State, Sum
 from shoal.engine.moment import Moment
-from shoal.engine.round import State, Sum, Trained, invited, leaving, release
-from shoal.engine.simulator import OnRound, Simulator
-from shoal.engine.spending import Spending
+from shoal.engine.round import Updates, leaving
 from shoal.errors import ConfigError
-from shoal.privacy.secure import SecureStreams, grid, toward_zero
+from shoal.prepare import streams_of
+from shoal.privacy.secure import grid, toward_zero
 
 Tell = Callable[[str], None]
 Take = Callable[[Question, Parcel], None]
@@ -47,69 +48,88 @@ class Heard:
 
     answers: list[Answer] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    sites: set[tuple[str, int]] = field(default_factory=set)
+    sites: set[tuple[str, int | None]] = field(default_factory=set)
     received: int = 0
 
 
-class Coordinator(Simulator):
-    """Plays rounds with sites over a grid."""
+class RemoteCohort(Cohort):
+    """Sites that train where their records are."""
 
-    def connect(self, config: Config, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell) -> None:
-        """Take up the post. `names` are those of sites whose keys are known, all who may come if there are any."""
+    def __init__(
+        self,
+        config: Config,
+        population: Population,
+        setting: Setting,
+        dataset: Dataset,
+        mail: Callable[[int], Mail],
+        names: dict[str, str],
+        tell: Tell,
+    ) -> None:
+        """Take up the post.
+
+        Args:
+            config: The configuration.
+            population: What is public of the sites.
+            setting: What accounting needs to know, which is part of the terms.
+            dataset: Held-out rows, and the shape and classes of everybody's.
+            mail: Makes what carries letters, given the most bytes that the vectors of an answer may have.
+            names: Those of sites whose keys are known, all who may come if there are any.
+            tell: Is told in words what happens.
+
+        Raises:
+            ConfigError: The configuration cannot be played with sites.
+        """
         section = self.section = config.federation
-        if self.settings.checkpoint_every != 1:
+        if config.engine.checkpoint_every != 1:
             raise ConfigError(
-                f"engine.checkpoint_every must be 1 in a federation, got {self.settings.checkpoint_every}: "
+                f"engine.checkpoint_every must be 1 in a federation, got {config.engine.checkpoint_every}: "
                 f"after a crash rounds would be played again whose models sites have seen"
             )
-        if not section.seeded:
-            if config.noise_seed is not None:
-                raise ConfigError(
-                    "noise_seed needs federation.seeded = true: what is drawn else follows from no seed"
-                )
-            self.draw_from(SecureStreams())
-        elif config.random == "secure":
+        if not section.seeded and config.noise_seed is not None:
+            raise ConfigError("noise_seed needs federation.seeded = true: what is drawn else follows from no seed")
+        if section.seeded and config.random == "secure":
             raise ConfigError("federation.seeded and random=secure contradict each other: leave one of them out")
-        seed = config.noise_seed if config.noise_seed is not None else config.seed
-        self._seed = seed if section.seeded else None
-        self._gate = Gate(self.stage.algorithm, self.state.model.numel(), section.largest, section.most_records)
+        self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
+        self._population, self._dataset = population, dataset
+        self._seed = self.streams.seed if section.seeded else None
+        self._gate = Gate(config.algorithm, setting.parameters, section.largest, section.most_records)
         self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
+        self._done = 0
         self._greeted: dict[str, int] = {}
         self._identities: dict[int, str] = {}
-        self._answered: set[tuple[str, int]] = set()
+        self._answered: set[tuple[str, int | None]] = set()
         self._turned_away: set[int] = set()
+
+    @property
+    def population(self) -> Population:
+        return self._population
 
     @property
     def _most_bytes(self) -> int:
         """Of the vectors in an answer."""
         return self._gate.most_bytes
 
-    def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
-        dataset = self.stage.federation.dataset
+    def begin(self, run: Path, done: int) -> None:
         self._terms = Terms(
-            run=folder.path.resolve().name,
-            config=(folder.path / "config.toml").read_text(encoding="utf-8"),  # the same words after a resume
+            run=run.resolve().name,
+            config=(run / "config.toml").read_text(encoding="utf-8"),  # the same words after a resume
             setting=self.setting,
-            classes=dataset.classes,
-            shape=dataset.input_shape,
-            parameters=self.state.model.numel(),
+            classes=self._dataset.classes,
+            shape=self._dataset.input_shape,
+            parameters=self.setting.parameters,
             seed=self._seed,
         )
-        self._roster = Roster(folder.path, len(self.stage.federation), self.section.strikes)
-        self._started, self._resumed = time.monotonic(), self.done > 0 or bool(self._roster.members)
+        self._roster = Roster(run, self.population.clients, self.section.strikes)
+        self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)
         self._complete = False
-        stopped = super().run(folder, spending, on_round)
-        if stopped != "stopped":
-            self._say_goodbye(stopped)
-        return stopped
 
-    def ready(self) -> bool:
+    def ready(self, state: State, moment: Moment, stopped: Callable[[], bool]) -> bool:
         """Wait for enough sites: before the first round for all that shall be there, later for a few."""
-        said = ""
-        while not self._stop:
+        said, self._done = "", moment.t
+        while not stopped():
             self._listen(Heard(), {}, 0.0)
             here = len(self._roster.here(self._mail.here()))
-            wanted = self._wanted()
+            wanted = self._wanted(state, moment)
             if here >= wanted:
                 self._complete = True
                 self._roster.place()
@@ -121,60 +141,45 @@ class Coordinator(Simulator):
             time.sleep(0.05)
         return False
 
-    def _wanted(self) -> int:
+    def _wanted(self, state: State, moment: Moment) -> int:
         """After a restart sites are given a deadline's time to come back."""
-        first = min(self.section.first or len(self.stage.federation), len(self.stage.federation))
+        first = min(self.section.first or self.population.clients, self.population.clients)
         waited = time.monotonic() - self._started
         if self._complete or (self._resumed and waited > self.section.deadline):
             return min(self.section.least, first)
         return first
 
-    def play(self, attempt: int) -> dict[str, Any]:
-        """Play the next round with those sites that are there; it must have been charged before."""
-        start = time.perf_counter()
-        moment = Moment(self.done, self.rounds, attempt)
-        memory = dict(self.state.memory)
+    def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
+        heard, asked, self._done = Heard(), self._present(clients), moment.t
+        total = self._gather(heard, asked, params, state, moment)
+        self._tell_who(heard, len(asked))
+        total.metrics = {
+            "asked": len(asked),
+            "bad_updates": sum(report["what"] == "bad" for report in heard.reports),
+            "bytes_sent": 4 * len(params) * len(asked),
+            "bytes_received": heard.received,
+        }
+        if heard.reports:
+            total.metrics["reports"] = heard.reports
+        return total
 
-        # clients: who takes part, and how many are expected to, which is public
-        cohort, expected = invited(self.stage, moment)
-
-        # everything up to per_update: at the sites
-        per_update = self.stage.algorithm.per_update
-        bound = math.inf
-        if per_update is not None and not per_update.waits_for_cohort:
-            bound = per_update.bound(memory, moment.t, moment.total, None)
-        heard, asked, total, bound = self._gather(cohort, moment, memory, bound)
-        self._tell_who(heard, asked)
-
-        # aggregate, per_round, server, adapt
-        model, noise, signal = self._release(memory, total, bound, expected, moment)
-        self.state = State(model, memory)
-        self.done += 1
-        line: dict[str, Any] = {"round": self.done}
-        if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
-            accuracy, loss = self.evaluate()
-            line |= {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None}
-        line |= {"clients": total.clients} | self._metrics(heard, asked, expected, bound, noise, signal, len(model))
-        return line | {"seconds": time.perf_counter() - start}
-
-    def _gather(
-        self, cohort: np.ndarray, moment: Moment, memory: dict[str, Tensor], bound: float
-    ) -> tuple[Heard, int, Sum, float]:
-        """What came of the round's letters, how many were asked, their sum, and the clip that it is under."""
-        heard, asked = Heard(), self._present(cohort)
+    def _gather(self, heard: Heard, asked: list[int], params: Tensor, state: State, moment: Moment) -> Sum:
+        """The sum of what those who are asked answer."""
+        clip_norm = self._clip_norm(state, moment)
 
         def take(question: Question, answer: Parcel) -> None:
-            heard.answers.append(self._gate.check(question, answer, bound))
+            heard.answers.append(self._gate.check(question, answer, clip_norm))
 
-        self._exchange(heard, ROUND, dict.fromkeys(asked, self._letter()), moment, take)
+        self._exchange(heard, ROUND, dict.fromkeys(asked, self._letter(params, state)), moment, take)
         heard.answers.sort(key=lambda answer: answer.number)
-        total, bound = self._sum(heard.answers, memory, bound, moment)
-        return heard, len(asked), total, bound
+        return self._sum(heard.answers, params, state, clip_norm, moment)
 
-    def _release(
-        self, memory: dict[str, Tensor], total: Sum, bound: float, expected: float, moment: Moment
-    ) -> tuple[Tensor, float, float]:
-        return release(self.stage, self.state.model, memory, total, bound, expected, moment)
+    def _clip_norm(self, state: State, moment: Moment) -> float:
+        """The bound on an update, as far as it is known before any has come."""
+        per_update = self.algorithm.per_update
+        if per_update is None or per_update.waits_for_cohort:
+            return math.inf
+        return per_update.bound(state, moment.t, moment.total, None)
 
     def _present(self, cohort: np.ndarray) -> list[int]:
         """Those of the cohort who are there."""
@@ -199,9 +204,9 @@ class Coordinator(Simulator):
             self._report(heard, member, "late", f"no answer to round {question.moment.t + 1} by the deadline")
         self._mail.give_up(waiting)
 
-    def _letter(self) -> Parcel:
-        clip = self.state.memory.get("clip")
-        return Parcel({} if clip is None else {"clip": float(clip)}, {"model": self.state.model})
+    def _letter(self, params: Tensor, state: State) -> Parcel:
+        clip = state.get("clip")
+        return Parcel({} if clip is None else {"clip": float(clip)}, {"model": params})
 
     def _listen(
         self,
@@ -256,7 +261,7 @@ class Coordinator(Simulator):
 
     def _report(self, heard: Heard, member: Member, what: str, why: str) -> None:
         heard.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})
-        self._tell(f"round {self.done + 1}: site {member.name} (node {member.node}): {what}: {why}")
+        self._tell(f"round {self._done + 1}: site {member.name} (node {member.node}): {what}: {why}")
 
     def _tell_who(self, heard: Heard, asked: int) -> None:
         """Who answered, if it is not the same as a round before; not in the run's folder, for sampling hides it."""
@@ -264,7 +269,7 @@ class Coordinator(Simulator):
             self._answered = heard.sites
             names = sorted(name for name, _ in heard.sites)
             some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-            self._tell(f"round {self.done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
+            self._tell(f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
 
     def _greet(self, here: dict[int, str]) -> None:
         """Send the terms to those who have not seen them."""
@@ -275,7 +280,7 @@ class Coordinator(Simulator):
         letters = {}
         for node in here:
             if node not in known and node not in busy and node not in self._turned_away:
-                letters[node] = Parcel({"terms": self._terms.text, "round": self.done})
+                letters[node] = Parcel({"terms": self._terms.text, "round": self._done})
         self._greeted |= self._mail.send(letters, TERMS, GREETING)
 
     def _welcome(self, arrived: Arrived) -> None:
@@ -300,52 +305,33 @@ class Coordinator(Simulator):
             self._turned_away.add(arrived.node)
             self._tell(f"site {name or identity} (node {arrived.node}) does not take part: {problem}")
 
-    def _sum(
-        self, answers: list[Answer], memory: dict[str, Tensor], bound: float, moment: Moment
-    ) -> tuple[Sum, float]:
+    def _sum(self, answers: list[Answer], params: Tensor, state: State, clip_norm: float, moment: Moment) -> Sum:
         """The sum of what left the sites; where the method clips at the server, that is done here."""
-        updates, norms = stacked(answers, self.state.model)
-        per_update = self.stage.algorithm.per_update
+        updates, norms = stacked(answers, params)
+        per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
         if self._gate.raw and per_update is not None:
             if per_update.waits_for_cohort:
-                bound = per_update.bound(memory, moment.t, moment.total, norms)
-            part = Trained(np.array([answer.number for answer in answers]), updates, norms, [], None)
-            updates = leaving(self.stage, part, bound, moment)
-        elif self.stage.streams.mode == "secure" and self.stage.algorithm.per_round is not None:
-            updates = toward_zero(updates, grid(bound))  # as sent, unless a site is up to something
-        updates = updates.double() if self.stage.streams.mode == "secure" else updates
+                clip_norm = per_update.bound(state, moment.t, moment.total, norms)
+            numbers = np.array([answer.number for answer in answers])
+            updates = leaving(self, Updates(numbers, updates, norms), clip_norm, moment)
+        elif secure and self.algorithm.per_round is not None:
+            updates = toward_zero(updates, grid(clip_norm))  # as sent, unless a site is up to something
+        updates = updates.double() if secure else updates
         weights = updates.new_tensor([answer.weight for answer in answers])
-        total = Sum(
+        return Sum(
             update=weights @ updates,
+            clip_norm=clip_norm,
             weight=sum(answer.weight for answer in answers),
             clients=len(answers),
             below=sum(answer.below for answer in answers),
             shares=sum(answer.share for answer in answers),
         )
-        return total, bound
 
-    def _metrics(
-        self, heard: Heard, asked: int, expected: float, bound: float, noise: float, signal: float, size: int
-    ) -> dict[str, Any]:
-        bad = sum(report["what"] == "bad" for report in heard.reports)
-        told: dict[str, Any] = {
-            "asked": asked,
-            "expected_clients": expected,
-            "bad_updates": bad,
-            "bytes_sent": 4 * size * asked,
-            "bytes_received": heard.received,
-        }
-        if math.isfinite(bound):
-            told |= {"clip": bound, "noise": noise}
-            if noise > 0:
-                told["snr"] = signal / (noise * size**0.5)
-        return told | ({"reports": heard.reports} if heard.reports else {})
-
-    def _say_goodbye(self, why: str) -> None:
+    def end(self, why: str, done: int) -> None:
         """Tell the sites that the run is over; those that are away have a moment to come back and hear it."""
         waiting: dict[str, int] = {}
         told: set[int] = set()
-        said = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": self.done}
+        said: dict[str, Value] = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
             here = self._mail.here()
@@ -358,6 +344,3 @@ class Coordinator(Simulator):
             if not waiting and len(told) >= len(self._roster.members):
                 return
             time.sleep(LISTEN)
-
-    def without_privacy(self) -> Simulator:
-        raise ConfigError("baseline: the training without privacy cannot be played here, where the data are not")

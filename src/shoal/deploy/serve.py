@@ -1,24 +1,28 @@
-"""`serve`: a run like any other (`shoal.run`), played with sites over a grid."""
+"""`serve`: a run like any other (`shoal.run`), trained with sites over a grid."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.api import Result, run
+from shoal.api import OnRound, OnStart, Result, carry_out, settings_of
 from shoal.config import Config
-from shoal.deploy.coordinator import Coordinator
+from shoal.deploy.coordinator import RemoteCohort, Tell
 from shoal.deploy.mail import Grid, Mail
-from shoal.deploy.secure_coordinator import SecureCoordinator
+from shoal.deploy.secure_coordinator import SecureCohort
 from shoal.deploy.secure_plan import refuse_unfit
-from shoal.deploy.terms import Elsewhere, refuse_turns
+from shoal.deploy.terms import population, refuse_turns
+from shoal.engine.evaluation import Evaluation
+from shoal.engine.stage import pick_device
+from shoal.engine.trainer import Trainer
+from shoal.engine.workers import Workers
 from shoal.errors import ConfigError
-from shoal.prepare import prepare
-
-OnStart = Callable[[Config, Any, Path], None]
+from shoal.gradients import network
+from shoal.prepare import dataset_of, with_model
 
 
 def serve(
@@ -26,47 +30,59 @@ def serve(
     config: str | Path | dict[str, Any] | None = None,
     *,
     names: dict[str, str] | None = None,
-    tell: Callable[[str], None] = lambda _words: None,
+    tell: Tell = lambda _words: None,
     overrides: Sequence[str] = (),
     resume: str | Path | None = None,
     runs: str | Path = "runs",
     no_guarantee: bool = False,
     on_start: OnStart | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: OnRound | None = None,
     data: Any = None,
     model: Any = None,
 ) -> Result:
-    """Coordinate a run over a Flower grid. `names`: what sites are called, by the hash of their keys."""
+    """Coordinate a run over a Flower grid.
 
-    def preparing(config: Config, data: Any, model: Any) -> tuple[Config, Coordinator]:
-        section = config.federation
-        refuse_turns(config.algorithm)
-        if config.baseline:
-            raise ConfigError(
-                "baseline=true trains without privacy on everyone's data, which is not here; leave it out"
-            )
-        if not isinstance(config.model, str) or (model is not None and not isinstance(model, str)):
-            raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
-        sizes = sorted({section.fewest_records, section.most_records} - {None})
-        parts = Elsewhere(config.data.clients, tuple(sizes))
-        if not section.seeded and config.noise_seed is None:
-            config = replace(config, random="secure")
-        make = SecureCoordinator if section.aggregation == "secure" else Coordinator
-        config, made = prepare(config, data, model, parts=parts, make=make)
-        assert isinstance(made, Coordinator)
-        refuse_unfit(config.algorithm, section, made.setting, made.state.model.numel())
-        made.connect(config, partial(Mail, grid), names or {}, tell)
-        return config, made
+    Args:
+        grid: What reaches the sites.
+        config: As for `shoal.run`, and so are `overrides`, `resume`, `runs`, `no_guarantee`, `on_start`, `on_round`,
+            `data` and `model`.
+        names: What sites are called, by the hash of their keys.
+        tell: Is told in words what happens.
 
-    return run(
-        config,
-        data=data,
-        model=model,
-        overrides=overrides,
-        resume=resume,
-        runs=runs,
-        no_guarantee=no_guarantee,
-        on_start=on_start,
-        on_round=on_round,
-        preparing=preparing,
+    Returns:
+        How the run ended.
+    """
+    started = time.perf_counter()
+    settings = settings_of(config, data, model, overrides, {}, resume=resume, no_guarantee=no_guarantee)
+    settings, trainer = coordinator(settings, data, model, partial(Mail, grid), names or {}, tell)
+    return carry_out(
+        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round
     )
+
+
+def coordinator(
+    config: Config, data: Any, model: Any, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell
+) -> tuple[Config, Trainer[RemoteCohort]]:
+    """The configuration as it is played, and a trainer whose clients are sites."""
+    section = config.federation
+    refuse_turns(config.algorithm)
+    if config.baseline:
+        raise ConfigError("baseline=true trains without privacy on everyone's data, which is not here; leave it out")
+    if not isinstance(config.model, str) or (model is not None and not isinstance(model, str)):
+        raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
+    if not section.seeded and config.noise_seed is None:
+        config = replace(config, random="secure")
+    dataset, engine, sites = dataset_of(config, data), config.engine, population(config)
+    config, module = with_model(config, dataset, model, sites)
+
+    device, per_example = pick_device(engine.device), config.algorithm.per_example is not None
+    module = module.to(device)
+    net = network(module, dataset.train_x[:3], together=engine.together, per_example=per_example)
+    workers = Workers(device, engine.threads, side_by_side=net.together)
+    evaluation = Evaluation.of(module, net.layout, dataset, workers)
+    setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
+    make = SecureCohort if section.aggregation == "secure" else RemoteCohort
+    cohort = make(config, sites, setting, dataset, mail, names, tell)
+    trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
+    refuse_unfit(config.algorithm, section, setting, setting.parameters)
+    return config, trainer

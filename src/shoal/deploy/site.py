@@ -17,26 +17,25 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
 
 from shoal import release
 from shoal.accounting.ledger import verify
 from shoal.accounting.rounding import up
 from shoal.algorithms.charges_examples import LARGEST_BATCH
 from shoal.data.dataset import Dataset
+from shoal.data.partition import Partition
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
 from shoal.deploy.parcel import Parcel, Spoilt, Value
 from shoal.deploy.policy import Bounds
 from shoal.deploy.secure_desk import Desk
 from shoal.deploy.secure_plan import refuse_unfit
 from shoal.deploy.secure_wire import CHECK, KEYS, SHARES, UNMASK
-from shoal.deploy.terms import END, ROUND, TERMS, Crossing, Terms, only_here
+from shoal.deploy.terms import END, ROUND, TERMS, Crossing, Terms, population
+from shoal.engine.cohort import State
 from shoal.engine.folder import write_whole
 from shoal.engine.local import VELOCITY
 from shoal.engine.moment import Moment
-from shoal.engine.round import leaving, trained
-from shoal.engine.simulator import Simulator
-from shoal.engine.stage import Stage
+from shoal.engine.round import SimulatedCohort, leaving
 from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.models import build, check
 from shoal.privacy.platform import require_platform
@@ -78,11 +77,11 @@ class Site:
         self.refused: str | None = None
         self._terms: Terms | None = None
         self._purse: Purse | None = None
-        self._stage: Stage | None = None
+        self._cohort: SimulatedCohort | None = None
         self._dataset: Dataset | None = None
         self._desk: Desk | None = None
         self._number = -1
-        self._memory: dict[str, Tensor] = {}
+        self._state: State = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, kind: str, letter: Parcel) -> Parcel:
@@ -139,10 +138,9 @@ class Site:
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
         desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
-        section = settings.federation
-        told = tuple(sorted({section.fewest_records, section.most_records} - {None}))
-        of_two_sizes_only = len(told) > 1 and not terms.setting.bounds  # sites may have any size between
-        if terms.setting.sizes != told or terms.setting.all_answer or of_two_sizes_only:
+        sizes = population(settings).sizes
+        of_two_sizes_only = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size between
+        if terms.setting.sizes != sizes or terms.setting.all_answer or of_two_sizes_only:
             raise Refused("its terms count on other sites than its configuration describes")
         try:
             dataset = self.owner.records(terms)
@@ -151,8 +149,8 @@ class Site:
             raise Unfit(str(error)) from error
         if self._settle(terms):
             self._open(terms, self.owner.wishes)
-        self._terms, self._dataset, self._stage, self._desk = terms, dataset, None, desk
-        self._memory = self._kept_memory(terms)
+        self._terms, self._dataset, self._cohort, self._desk = terms, dataset, None, desk
+        self._state = self._kept_state(terms)
 
     def _open(self, terms: Terms, wishes: Wishes) -> Purse:
         """The ledger, opened for these terms; Refused where they break a wish."""
@@ -211,28 +209,35 @@ class Site:
         steps = algorithm.local.steps or algorithm.examples.steps(rows, algorithm.local.epochs)
         self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
-    def _staged(self, terms: Terms, number: int) -> Stage:
-        """Everything for local training, made anew where this site's number is."""
-        if self._stage is not None and self._number == number:
-            return self._stage
+    def _own_cohort(self, terms: Terms, number: int) -> SimulatedCohort:
+        """This site as a cohort of one client, made anew where its number is."""
+        if self._cohort is not None and self._number == number:
+            return self._cohort
         assert self._dataset is not None
-        settings = terms.settings
+        settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
+        algorithm = settings.algorithm
         module = build(settings.model, terms.shape, len(terms.classes))
-        example_level = settings.algorithm.per_example is not None
-        noisy = settings.algorithm.draws_noise
+        example_level = algorithm.per_example is not None
+        noisy = algorithm.draws_noise
         check(module, terms.shape, len(terms.classes), example_level=example_level, noisy_updates=noisy)
-        parts = only_here(len(self._dataset.train_y), number, terms.setting.clients)
-        engine = replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto")
-        streams = SecureStreams() if terms.seed is None else Streams(terms.seed)
-        rounds = terms.setting.rounds
-        made = Simulator(settings.algorithm, module, self._dataset, parts, rounds=rounds, seed=0, settings=engine)
-        if made.state.model.numel() != terms.parameters:
-            raise Refused(f"the model has {made.state.model.numel()} parameters here, {terms.parameters} there")
-        made.draw_from(streams)
-        if made.setting.layers != terms.setting.layers:
-            raise Refused(f"the model has {made.setting.layers} layers here, {terms.setting.layers} there")
-        self._stage, self._number = made.stage, number
-        return self._stage
+        for t in algorithm.different_rounds(rounds):
+            algorithm.refuse_unfit(t, rounds, terms.setting.clients)
+        cohort = SimulatedCohort.of(
+            algorithm,
+            module,
+            self._dataset,
+            Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
+            streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
+            settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
+            first=number,
+        )
+        layout = cohort.network.layout
+        if layout.size != terms.parameters:
+            raise Refused(f"the model has {layout.size} parameters here, {terms.parameters} there")
+        if len(layout.layers) != terms.setting.layers:
+            raise Refused(f"the model has {len(layout.layers)} layers here, {terms.setting.layers} there")
+        self._cohort, self._number = cohort, number
+        return cohort
 
     def _train(self, letter: Parcel) -> Parcel:
         """One round: charged, then trained, then what may cross."""
@@ -242,19 +247,19 @@ class Site:
             {*REPEATED, *({"clip"} & set(letter.values)), *({"sealed"} if self._desk else ())},
             {"model": terms.parameters},
         )
-        stage = self._staged(terms, number)
+        cohort = self._own_cohort(terms, number)
         if terms.seed is None:
-            stage = replace(stage, streams=SecureStreams())  # a round that is asked for twice has no noise twice
-        memory = self._remembered(letter)
-        stage.algorithm.refuse_unfit(moment.t, moment.total, terms.setting.clients)
-        per_update = stage.algorithm.per_update
-        if self._desk is not None and per_update is not None:
-            self._desk.take(letter, moment, number, per_update.bound(memory, moment.t, moment.total, None))
+            cohort = replace(cohort, streams=SecureStreams())  # a round that is asked for twice has no noise twice
+        state, algorithm = self._carried(letter), cohort.algorithm
+        algorithm.refuse_unfit(moment.t, moment.total, terms.setting.clients)
+        if self._desk is not None and algorithm.per_update is not None:
+            bound = algorithm.per_update.bound(state, moment.t, moment.total, None)
+            self._desk.take(letter, moment, number, bound)
         assert self._purse is not None
         first = min(self._progress(terms, moment.t), moment.t)
-        self._purse.charge(stage.algorithm, terms.charged, range(first, moment.t), moment.t, self._records)
+        self._purse.charge(algorithm, terms.charged, range(first, moment.t), moment.t, self._records)
         self._keep_progress(terms, moment.t + 1)
-        answer = self._learn(terms, stage, letter, memory, moment, number)
+        answer = self._learn(terms, cohort, letter, state, moment, number)
         spent, delta = self._purse.epsilon(), self.owner.wishes.delta
         cost = "" if spent is None else f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._purse.adjacency})"
         self._tell(f"round {moment.t + 1}: answered{cost}")
@@ -308,40 +313,40 @@ class Site:
         letter.raw("nonce")
         return Moment(t, terms.setting.rounds, attempt), number
 
-    def _remembered(self, letter: Parcel) -> dict[str, Tensor]:
+    def _carried(self, letter: Parcel) -> State:
         """What this round begins with; Spoilt or Refused where its model or its clip cannot be used."""
         if not torch.isfinite(letter.vectors["model"]).all():
             raise Spoilt("the model holds NaN or Inf")
         self.owner.bounds.refuse_model(letter.vectors["model"])
         if "clip" not in letter.values:
-            return dict(self._memory)
+            return dict(self._state)
         clip = letter.real("clip")
         self.owner.bounds.refuse_value("clip", "this round's clip", clip)
-        return self._memory | {"clip": torch.tensor(clip, dtype=torch.float64)}
+        return self._state | {"clip": torch.tensor(clip, dtype=torch.float64)}
 
     def _learn(
-        self, terms: Terms, stage: Stage, letter: Parcel, memory: dict[str, Tensor], moment: Moment, number: int
+        self, terms: Terms, cohort: SimulatedCohort, letter: Parcel, state: State, moment: Moment, number: int
     ) -> Parcel:
-        crossing, client = Crossing.of(stage.algorithm), np.array([number])
-        model = letter.vectors["model"].to(stage.federation.device)
-        per_update = stage.algorithm.per_update
-        (part,) = stage.workers.map(lambda own: trained(stage, model, memory, own, moment), [client])
-        self._keep_memory(terms, memory)
+        crossing, client = Crossing.of(cohort.algorithm), np.array([number])
+        params = letter.vectors["model"].to(cohort.federation.device)
+        per_update = cohort.algorithm.per_update
+        (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, moment), [client])
+        self._keep_state(terms, state)
         extras: dict[str, Value] = {}
         update, bound = part.updates, float("inf")
         if not crossing.raw:
-            bound = bound if per_update is None else per_update.bound(memory, moment.t, moment.total, None)
+            bound = bound if per_update is None else per_update.bound(state, moment.t, moment.total, None)
             if crossing.below:
                 extras["below"] = int(part.norms[0] <= bound)
-            update = leaving(stage, part, bound, moment)
+            update = leaving(cohort, part, bound, moment)
         if self._desk is not None:
             below = bool(extras.get("below"))
-            masked = self._desk.send(update[0], below, bound, moment, stage.streams)
+            masked = self._desk.send(update[0], below, bound, moment, cohort.streams)
             return Parcel(_repeated(letter), {"masked": masked})
         if crossing.share:
             extras["share"] = float(part.shares[0])
         if crossing.records:
-            extras["records"] = len(stage.federation.y)
+            extras["records"] = self._records
         return Parcel(_repeated(letter) | extras, {"update": update[0]})
 
     @property
@@ -385,7 +390,7 @@ class Site:
                 f"in its place; put the last one back"
             )
 
-    def _kept_memory(self, terms: Terms) -> dict[str, Tensor]:
+    def _kept_state(self, terms: Terms) -> State:
         path = self.owner.folder / MEMORY
         if not terms.settings.algorithm.local.remembers or not path.exists():
             return {}
@@ -394,11 +399,11 @@ class Site:
                 return {}
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
-    def _keep_memory(self, terms: Terms, memory: dict[str, Tensor]) -> None:
-        self._memory = {key: value for key, value in memory.items() if key.startswith(VELOCITY)}
-        if self._memory:
+    def _keep_state(self, terms: Terms, state: State) -> None:
+        self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
+        if self._state:
             notes = {"run": terms.run, release.KEY: release.SITE}
-            write_whole(self.owner.folder / MEMORY, save(self._memory, metadata=notes))
+            write_whole(self.owner.folder / MEMORY, save(self._state, metadata=notes))
 
 
 def _repeated(letter: Parcel) -> dict[str, Value]:

@@ -12,12 +12,10 @@ import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
-import numpy as np
-
 from shoal.algorithms.base import Algorithm, Setting
 from shoal.config import Config, configure
-from shoal.data.partition import Partition
 from shoal.deploy.parcel import Spoilt
+from shoal.engine.cohort import Population
 from shoal.errors import ConfigError, ShoalError
 from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.correlated import Correlated
@@ -133,31 +131,11 @@ class Crossing:
         return {name for name in ("below", "share", "records") if getattr(self, name)}
 
 
-class Elsewhere(Partition):
-    """The clients of a real federation as the coordinator sees them: so many, and their records are not here."""
-
-    all_answer = False
-    bounds = True
-
-    def __init__(self, clients: int, sizes: tuple[int, ...] = ()) -> None:
-        super().__init__(np.zeros(0, np.int32), np.zeros(clients + 1, np.int64))
-        object.__setattr__(self, "_told", np.array(sizes, np.int64))
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Those that the configuration says sites may have: public, and none if it does not say."""
-        return self._told  # type: ignore[attr-defined]
-
-    @cached_property
-    def multiplicity(self) -> int:
-        return 1
-
-
-def only_here(records: int, number: int, clients: int) -> Partition:
-    """As a site sees it: it is client `number` of so many, and nobody else's records are here."""
-    offsets = np.zeros(clients + 1, np.int64)
-    offsets[number + 1 :] = records
-    return Partition(np.arange(records, dtype=np.int32), offsets)
+def population(config: Config) -> Population:
+    """What is public of the sites: how many there are, and, if the configuration says so, their sizes."""
+    section = config.federation
+    sizes = {size for size in (section.fewest_records, section.most_records) if size is not None}
+    return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True)
 
 
 def refuse_turns(algorithm: Algorithm) -> None:

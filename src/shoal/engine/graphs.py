@@ -1,8 +1,8 @@
 """CUDA graphs: a local step is recorded once and replayed, for starting its kernels costs more than they do.
 
 A recording holds numbers such as the learning rate as they were, so that it is used again only where all of them are
-the same (`_values`), and made anew otherwise. Clip and noise lie on the device: it reads what they are in each round.
-`-c engine.graphs=false` turns it off.
+the same (`constants`), and made anew otherwise. Clip and noise lie on the device: it reads what they are in each
+round. `-c engine.graphs=false` turns it off.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from shoal.engine.steps import Inputs, LocalSteps
+Steps = Any
+"""What is recorded: local.LocalSteps, or whatever has its play, step, copied, begin and constants."""
+Inputs = tuple[Tensor, ...]
+"""One row of each for every step."""
 
 WARM_UP = 2
 WORTH_IT = 4  # steps from which on a recording pays, if it is used once
@@ -24,8 +28,8 @@ class Graphs:
         self._kept: Recording | None = None
         self._seen: Any = None
 
-    def play(self, steps: LocalSteps, inputs: Inputs) -> LocalSteps:
-        wanted = _values(steps, inputs)
+    def play(self, steps: Steps, inputs: Inputs) -> Steps:
+        wanted = tuple(tensor.shape for tensor in inputs), steps.constants
         if self._kept is not None and self._kept.values == wanted:
             return self._kept.play(steps, inputs)
         again, self._seen = wanted == self._seen, wanted
@@ -39,12 +43,12 @@ class Graphs:
 class Recording:
     """One step on memory of its own, with a counter that picks its inputs."""
 
-    def __init__(self, steps: LocalSteps, inputs: Inputs, values: Any) -> None:
+    def __init__(self, steps: Steps, inputs: Inputs, values: Any) -> None:
         self.values = values
         self._own = steps.copied()
         self._inputs = tuple(tensor.clone() for tensor in inputs)
         self._counter = torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
@@ -55,7 +59,7 @@ class Recording:
         with torch.cuda.graph(self._graph):
             self._step()
 
-    def play(self, steps: LocalSteps, inputs: Inputs) -> LocalSteps:
+    def play(self, steps: Steps, inputs: Inputs) -> Steps:
         self._own.begin(steps)
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
@@ -67,9 +71,3 @@ class Recording:
     def _step(self) -> None:
         self._own.step(*(tensor.index_select(0, self._counter).squeeze(0) for tensor in self._inputs))
         self._counter += 1
-
-
-def _values(steps: LocalSteps, inputs: Inputs) -> Any:
-    """Everything that a recording keeps as it was."""
-    shapes = tuple(tensor.shape for tensor in inputs)
-    return shapes, steps.lr, steps.momentum, None if steps.sanitised is None else steps.sanitised.values

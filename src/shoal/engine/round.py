@@ -1,75 +1,57 @@
 """One round of federated learning, from top to bottom as the papers write it.
 
-Each step is a boundary that a value crosses; the algorithm's record says what happens there.
+Each step is a boundary that a value crosses; the algorithm's record says what happens there. `play_round` is the
+server's half. `SimulatedCohort` plays the clients' half in this process; in a real federation the sites play it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.data.partition import Partition
 from shoal.engine import server
+from shoal.engine.cohort import Cohort, Population, State, Sum
 from shoal.engine.firewall import finite_or_zero
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told
 from shoal.engine.stage import Stage
-from shoal.privacy.clip import QuantileClip, weighed_sum
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.clip import weighed_sum
 from shoal.privacy.secure import grid, toward_zero
 
 
-@dataclass
-class State:
-    """What goes from one round to the next: the model, and what an algorithm remembers."""
+def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> tuple[Tensor, State, dict[str, Any]]:
+    """Play round t; it must have been charged before.
 
-    model: Tensor
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    Args:
+        cohort: The clients, with the algorithm and the random streams.
+        params: The model [P].
+        state: What was carried over from the round before.
+        moment: Which round this is, and which attempt at it.
 
-
-def play_round(stage: Stage, state: State, moment: Moment) -> tuple[State, dict[str, float]]:
-    """Round t: the new state, and what there is to tell of it."""
-    memory = dict(state.memory)
+    Returns:
+        The new model, what the next round takes over, and the round's metrics.
+    """
+    algorithm, streams = cohort.algorithm, cohort.streams
+    t, rounds, attempt = moment.t, moment.total, moment.attempt
+    state = dict(state)
 
     # clients: who takes part, and how many are expected to, which is public
-    cohort, expected = invited(stage, moment)
+    count = cohort.population.clients
+    clients = algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count)
+    expected = algorithm.clients.expected(t, rounds, count)
 
     # examples, local, per_example, per_step: each client trains on its own records
-    # per_update: its update is checked, and clipped as it leaves
-    bound, parts = _leave_clients(stage, state, memory, cohort, moment)
-    exact = torch.float64 if stage.streams.mode == "secure" else state.model.dtype  # of sums on a grid
-    total = Total(torch.zeros_like(state.model, dtype=torch.float64), raw=torch.zeros_like(state.model))
-    for part in parts:
-        total += part
-    total.update = total.update.to(exact)
-
-    # aggregate, per_round, server, adapt: what the server does with the sum
-    model, noise, signal = release(stage, state.model, memory, total, bound, expected, moment)
-    told = _metrics(total, bound, noise, expected, signal) | _of_steps(stage, state, total, moment)
-    return State(model, memory), told
-
-
-def invited(stage: Stage, moment: Moment) -> tuple[np.ndarray, float]:
-    """The clients that are asked in a round, and the public number of those expected."""
-    clients, count = stage.algorithm.clients, len(stage.federation)
-    generator = stage.streams.generator("clients", moment.t, moment.attempt)
-    cohort = clients.draw(generator, moment.t, moment.total, count)
-    return cohort, clients.expected(moment.t, moment.total, count)
-
-
-def release(
-    stage: Stage, model: Tensor, memory: dict[str, Tensor], total: Sum, bound: float, expected: float, moment: Moment
-) -> tuple[Tensor, float, float]:
-    """The server's half of a round: the next model, the noise in it, and the norm of the sum before any noise.
-
-    It sees the sum, wherever that comes from: the simulator's slices, or the sites of a real federation.
-    """
-    algorithm, streams = stage.algorithm, stage.streams
+    # per_update: its update is checked, and clipped as it leaves; the server sees the sum
+    total = cohort.train(clients, params, state, moment)
 
     # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
     by_size = algorithm.aggregate.weights == "size" and total.weight > 0
@@ -77,72 +59,145 @@ def release(
 
     # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
     noise = signal = 0.0
-    if algorithm.per_round is not None:
-        z = algorithm.per_round.multiplier(moment.t, moment.total)
-        if isinstance(algorithm.per_update, QuantileClip):
-            z = algorithm.per_update.update_noise(z, expected)
-        noise = z * bound
+    per_update, per_round = algorithm.per_update, algorithm.per_round
+    if per_round is not None and total.noise is None:
+        assert per_update is not None, "noise is in units of a clip"
+        z = per_update.update_noise(per_round.multiplier(t, rounds), expected)
+        noise = z * total.clip_norm
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
-        generator = streams.generator("noise", moment.t, moment.attempt)
-        total.update = algorithm.per_round.add(total.update, z, bound, memory, generator)
-    mean = total.update.div_(denominator).to(model.dtype)
+        generator = streams.generator("noise", t, attempt)
+        total.update = per_round.add(total.update, z, total.clip_norm, state, generator)
+    update = total.update.div_(denominator).to(params.dtype)
 
-    # the server's step, after which everyone sees the model
-    model = server.step(algorithm.server, model, mean, memory, moment)
+    # server: its step, after which everyone sees the model
+    params = server.step(algorithm.server, params, update, state, moment)
 
-    # adapt: the next round's clip
-    if isinstance(algorithm.per_update, QuantileClip):
-        generator = streams.generator("count noise", moment.t, moment.attempt)
-        algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, generator)
-    if isinstance(algorithm.per_example, QuantileExampleClip):
-        algorithm.per_example.move(memory, total.shares / expected + 0.5)
-    return model, noise, signal
+    # adapt: the next round's clips
+    if per_update is not None:
+        generator = streams.generator("count noise", t, attempt)
+        per_update.adapt(state, total.below, total.clients, expected, noise, generator)
+    if algorithm.per_example is not None:
+        algorithm.per_example.adapt(state, total.shares / expected + 0.5)
+
+    metrics: dict[str, Any] = {"clients": total.clients, "expected_clients": expected}
+    if math.isfinite(total.clip_norm):
+        metrics |= {"clip": total.clip_norm, "noise": noise if total.noise is None else total.noise}
+    if noise > 0:  # the norm of the sum of clipped updates over that of the noise it is hidden in
+        metrics["snr"] = signal / (noise * len(params) ** 0.5)
+    return params, state, metrics | total.metrics
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedCohort(Stage, Cohort):
+    """Clients whose records are in this process, trained many at once."""
+
+    def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
+        total = self.sum(clients, params, state, moment)
+        exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
+        total.update = total.update.to(exact)
+        total.metrics = total.summary() | self._step_metrics(total, state, moment)
+        return total
+
+    def sum(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> PartialSum:
+        """The sum over these clients in float64; those of several processes add up to the cohort's.
+
+        In secure mode nobody's update may depend on who else came, not even in its last digits, which decide which
+        way a ReLU goes: clients are trained one by one.
+        """
+        per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
+        each = partial(self.workers.map, steady=secure and self.population.clients > 1)
+        learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, moment=moment)
+        slices: Iterable[Any] = self.slicer.slices(clients, self.federation.sizes(clients), one_by_one=secure)
+        norms = None
+        if per_update is not None and per_update.waits_for_cohort:  # its bound comes of everybody's norms
+            slices, learn = list(each(learn, slices)), lambda trained: trained
+            norms = torch.cat([part.norms for part in slices]) if slices else None
+        clip_norm = math.inf if per_update is None else per_update.bound(state, moment.t, moment.total, norms)
+
+        total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
+        for part in each(lambda part: self._sum(learn(part), clip_norm, moment), slices):
+            total += part
+        return total
+
+    def updates(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Updates:
+        """Local training of a slice of the clients, and the check of what comes of it."""
+        updates, told = train(self, params, clients, moment, state)
+        updates, norms, bad = finite_or_zero(updates)
+        return Updates(clients, updates, norms, int(bad.sum()), told)
+
+    def _sum(self, part: Updates, clip_norm: float, moment: Moment) -> PartialSum:
+        """What a slice of the clients adds to the sum."""
+        raw = part.updates.sum(0)
+        weights = np.ones(len(part.clients))
+        if self.algorithm.aggregate.weights == "size":
+            weights = self.federation.sizes(part.clients)
+        if self.algorithm.per_update is None and (weights == weights[0]).all():
+            update = raw * float(weights[0])
+        else:
+            left = leaving(self, part, clip_norm, moment)
+            update = weighed_sum(left[None], torch.as_tensor(weights, dtype=left.dtype, device=left.device)[None])[0]
+        return PartialSum(
+            update,
+            weight=float(weights.sum()),
+            clients=len(part.clients),
+            below=int((part.norms <= clip_norm).sum()),
+            shares=float(part.shares.sum()),
+            raw=raw,
+            square=float(part.norms.double().square().sum()),
+            bad=part.bad,
+            records=float(part.told.records) if part.told else 0.0,
+            clipped_records=float(part.told.clipped) if part.told else 0.0,
+        )
+
+    def _step_metrics(self, total: PartialSum, state: State, moment: Moment) -> dict[str, float]:
+        """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
+        per_example, per_step = self.algorithm.per_example, self.algorithm.per_step
+        if per_example is None:
+            return {}
+        t, rounds, batch = moment.t, moment.total, self.algorithm.examples.batch
+        noise = None if per_step is None else per_step.multiplier(t, rounds, batch)
+        clipped = {"clipped_records": total.clipped_records / max(total.records, 1.0)}
+        return clipped | per_example.metrics(state, t, rounds, noise, batch)
+
+    @cached_property
+    def population(self) -> Population:
+        return Population.of(self.federation.partition)
+
+    @property
+    def partition(self) -> Partition:
+        return self.federation.partition
+
+    def digest(self, key: bytes) -> str:
+        return self.federation.digest(key)
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def leaving(cohort: Cohort, part: Updates, clip_norm: float, moment: Moment) -> Tensor:
+    """Boundary `per_update`: the updates [K, P] as they enter the sum; those trained may be overwritten."""
+
+    def draw(row: int) -> np.random.Generator:
+        return cohort.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
+
+    per_update = cohort.algorithm.per_update
+    if per_update is None:
+        return part.updates
+    left = per_update.leave(part.updates, part.norms, clip_norm, moment.t, moment.total, draw)
+    if cohort.streams.mode != "secure":
+        return left
+    return (toward_zero(left, grid(clip_norm)) if cohort.algorithm.per_round is not None else left).double()
 
 
 @dataclass
-class Sum:
-    """The sum of a cohort's updates as they left, and what else crosses: all that the server needs."""
-
-    update: Tensor
-    weight: float = 0.0
-    clients: int = 0
-    below: int = 0
-    shares: float = 0.0
-
-
-@dataclass
-class Total(Sum):
-    """A sum, and what the simulator's metrics tell of it, in one pass."""
-
-    raw: Tensor = field(kw_only=True)
-    square: float = 0.0
-    bad: list[int] = field(default_factory=list)
-    records: float = 0.0
-    clipped_records: float = 0.0
-
-    def __iadd__(self, other: Total) -> Total:
-        self.update += other.update
-        self.raw += other.raw
-        self.weight += other.weight
-        self.clients += other.clients
-        self.below += other.below
-        self.square += other.square
-        self.bad += other.bad
-        self.records += other.records
-        self.clipped_records += other.clipped_records
-        self.shares += other.shares
-        return self
-
-
-@dataclass
-class Trained:
-    """The checked updates of a slice of the cohort."""
+class Updates:
+    """The checked updates [K, P] of some clients, their norms [K], and how many were bad and count as zero."""
 
     clients: np.ndarray
     updates: Tensor
     norms: Tensor
-    bad: list[int]
-    told: Told | None
+    bad: int = 0
+    told: Told | None = None
 
     @property
     def shares(self) -> Tensor:
@@ -152,116 +207,31 @@ class Trained:
         return self.told.shares / self.told.steps.clamp(min=1) - 0.5
 
 
-def trained(stage: Stage, model: Tensor, memory: dict[str, Tensor], clients: np.ndarray, moment: Moment) -> Trained:
-    """The client's half of a round: local training, and the firewall on what comes of it."""
-    updates, told = train(stage, model, clients, moment, memory)
-    updates, norms, bad = finite_or_zero(updates)
-    return Trained(clients, updates, norms, clients[bad.cpu().numpy()].tolist(), told)
+@dataclass
+class PartialSum(Sum):
+    """The sum over some of the clients, and what a simulation can tell of them besides."""
 
+    raw: Tensor = field(kw_only=True)
+    square: float = 0.0
+    bad: int = 0
+    records: float = 0.0
+    clipped_records: float = 0.0
 
-def leaving(stage: Stage, part: Trained, bound: float, moment: Moment) -> Tensor:
-    """Boundary `per_update`: the updates [k, P] as they enter the sum; those trained may be overwritten."""
+    def __iadd__(self, other: PartialSum) -> PartialSum:
+        self.update += other.update
+        self.raw += other.raw
+        for name in ("weight", "clients", "below", "shares", "square", "bad", "records", "clipped_records"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
 
-    def draw(row: int) -> np.random.Generator:
-        return stage.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
-
-    per_update = stage.algorithm.per_update
-    if per_update is None:
-        return part.updates
-    left = per_update.leave(part.updates, part.norms, bound, moment.t, moment.total, draw)
-    if stage.streams.mode != "secure":
-        return left
-    return (toward_zero(left, grid(bound)) if stage.algorithm.per_round is not None else left).double()
-
-
-def _leave_clients(
-    stage: Stage, state: State, memory: dict[str, Tensor], cohort: np.ndarray, moment: Moment
-) -> tuple[float, Iterator[Total]]:
-    """This round's bound, and what each slice of the cohort adds to the sum.
-
-    In secure mode nobody's update may depend on who else came, not even in its last digits, which decide which way a
-    ReLU goes: clients are trained one by one.
-    """
-    per_update, secure = stage.algorithm.per_update, stage.streams.mode == "secure"
-    each = partial(stage.workers.map, steady=secure and len(stage.federation) > 1)
-
-    def learnt(clients: np.ndarray) -> Trained:
-        return trained(stage, state.model, memory, clients, moment)
-
-    slices = stage.slicer.slices(cohort, one_by_one=secure)
-    if per_update is None:
-        unbounded = float("inf")
-        return unbounded, each(lambda clients: _sum(stage, learnt(clients), unbounded, moment), slices)
-    norms = None
-    ready: list[Trained] | None = None
-    if per_update.waits_for_cohort:
-        ready = list(each(learnt, slices))
-        norms = torch.cat([part.norms for part in ready]) if ready else None
-    bound = per_update.bound(memory, moment.t, moment.total, norms)
-    if ready is not None:
-        return bound, each(lambda part: _sum(stage, part, bound, moment), ready)
-    return bound, each(lambda clients: _sum(stage, learnt(clients), bound, moment), slices)
-
-
-def _sum(stage: Stage, part: Trained, bound: float, moment: Moment) -> Total:
-    """A slice's part of the sum."""
-    raw = part.updates.sum(0)
-    sizes = np.ones(len(part.clients))
-    if stage.algorithm.aggregate.weights == "size":
-        sizes = stage.federation.sizes[part.clients]
-    if stage.algorithm.per_update is None and (sizes == sizes[0]).all():
-        total = raw * float(sizes[0])
-    else:
-        left = leaving(stage, part, bound, moment)
-        total = weighed_sum(left[None], torch.as_tensor(sizes, dtype=left.dtype, device=left.device)[None])[0]
-    return Total(
-        update=total,
-        raw=raw,
-        weight=float(sizes.sum()),
-        clients=len(part.clients),
-        below=int((part.norms <= bound).sum()),
-        square=float(part.norms.double().square().sum()),
-        bad=part.bad,
-        records=float(part.told.records) if part.told else 0.0,
-        clipped_records=float(part.told.clipped) if part.told else 0.0,
-        shares=float(part.shares.sum()),
-    )
-
-
-def _metrics(total: Total, bound: float, noise: float, expected: float, signal: float) -> dict[str, float]:
-    """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters.
-
-    `snr`: the norm of the sum of clipped updates over that of the noise it is hidden in.
-    """
-    size, clients = len(total.raw), max(total.clients, 1)
-    scale = float(torch.linalg.vector_norm(total.raw, dtype=torch.float64)) ** 2 / clients**2 / size
-    told: dict[str, float] = {
-        "clients": total.clients,
-        "expected_clients": expected,
-        "bad_updates": len(total.bad),
-        "v_c": max(0.0, total.square / clients / size - scale),
-        "u_s": scale,
-        "bytes_sent": 4 * size * total.clients,
-    }
-    if np.isfinite(bound):
-        told |= {"clip": bound, "clipped": 1 - total.below / clients, "noise": noise}
-        if noise > 0:
-            told["snr"] = signal / (noise * size**0.5)
-    return told
-
-
-def _of_steps(stage: Stage, state: State, total: Total, moment: Moment) -> dict[str, float]:
-    """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
-    method = stage.algorithm
-    per_example, per_step, batch = method.per_example, method.per_step, method.examples.batch
-    told: dict[str, float] = {}
-    if per_example is not None:
-        told["clipped_records"] = total.clipped_records / max(total.records, 1.0)
-    if isinstance(per_example, ExampleClip | QuantileExampleClip):
-        told["example_clip"] = per_example.bound(state.memory, moment.t, moment.total)
-        if per_step is not None and not isinstance(per_example, MaxClip):
-            z = per_step.multiplier(moment.t, moment.total, batch)
-            if isinstance(per_example, QuantileExampleClip):
-                z = per_example.update_noise(z, batch)
-            told["step_noise"] = z * told["example_clip"]
-    return told
+    def summary(self) -> dict[str, Any]:
+        """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters."""
+        size, clients = len(self.raw), max(self.clients, 1)
+        scale = float(torch.linalg.vector_norm(self.raw, dtype=torch.float64)) ** 2 / clients**2 / size
+        metrics: dict[str, Any] = {
+            "bad_updates": self.bad,
+            "v_c": max(0.0, self.square / clients / size - scale),
+            "u_s": scale,
+            "bytes_sent": 4 * size * self.clients,
+        }
+        return metrics | ({"clipped": 1 - self.below / clients} if math.isfinite(self.clip_norm) else {})

@@ -32,7 +32,7 @@ class Slicer:
         workers: int,
         memory: float | None,
     ) -> None:
-        self._sizes, self._workers = sizes, workers
+        self._workers = workers
         most = int(sizes.max(initial=1))
         batch = min(math.ceil(algorithm.examples.share(most) * most), most)
         copies = 2 + bool(algorithm.local.momentum)
@@ -44,14 +44,14 @@ class Slicer:
             budget = min(budget / workers, max(CPU_SLICE_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int(budget // self.client_bytes)) if network.together else 1
 
-    def slices(self, cohort: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
-        """Slices of a cohort, or its clients one by one."""
-        if len(cohort) == 0:
+    def slices(self, clients: np.ndarray, sizes: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
+        """These clients, who hold so many records, in slices, or one by one."""
+        if len(clients) == 0:
             return
         if one_by_one:
-            yield from np.array_split(cohort, len(cohort))
+            yield from np.array_split(clients, len(clients))
             return
-        order = cohort[np.argsort(self._sizes[cohort], kind="stable")]
+        order = clients[np.argsort(sizes, kind="stable")]
         count = math.ceil(len(order) / self.largest)
         if self._workers > 1:
             count = min(len(order), self._workers * math.ceil(count / self._workers))

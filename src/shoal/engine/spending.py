@@ -21,8 +21,8 @@ from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
 from shoal.accounting.theorems import ADJACENCY
-from shoal.algorithms.base import Algorithm
-from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, charges, event
+from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.charges import NEIGHBOURS, PAIRS, charges, event
 from shoal.errors import ConfigError, LedgerError
 
 MOST_CLIENTS = 20

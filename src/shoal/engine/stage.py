@@ -1,24 +1,30 @@
-"""Where rounds are played: everything that does not change from round to round."""
+"""What simulated clients train with: everything that does not change from round to round."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Self
+
+import torch
+from torch import nn
 
 from shoal.algorithms.base import Algorithm
+from shoal.data.dataset import Dataset
+from shoal.data.partition import Partition
 from shoal.engine.federation import Federation
+from shoal.engine.graphs import Graphs
+from shoal.engine.settings import Settings
 from shoal.engine.slices import Slicer
 from shoal.engine.workers import Workers
-from shoal.gradients import Network
+from shoal.errors import RunError
+from shoal.gradients import Network, network
+from shoal.kernels import triton
 from shoal.privacy.random import Streams
-
-if TYPE_CHECKING:
-    from shoal.engine.graphs import Graphs
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """An algorithm, a model, clients with their records, and the means to compute."""
+    """An algorithm, a model, clients with their records, random numbers, and the means to compute."""
 
     algorithm: Algorithm
     network: Network
@@ -28,3 +34,52 @@ class Stage:
     streams: Streams
     graphs: Graphs | None = None
     kernels: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        module: nn.Module,
+        dataset: Dataset,
+        partition: Partition,
+        *,
+        streams: Streams,
+        settings: Settings,
+        first: int = 0,
+    ) -> Self:
+        """These clients, on the device that the settings name; the module is moved there.
+
+        Args:
+            algorithm: The record by which they train.
+            module: Their network.
+            dataset: All records.
+            partition: Who holds which of them.
+            streams: Where every random number comes from.
+            settings: Device, memory, threads and speed-ups.
+            first: The number of the first of these clients, which names their random streams.
+        """
+        device = pick_device(settings.device)
+        module = module.to(device)
+        federation = Federation.of(dataset, partition, device, first)
+        sample, per_example = federation.x[:3], algorithm.per_example is not None
+        net = network(module, sample, together=settings.together, per_example=per_example, kernels=settings.kernels)
+        workers = Workers(device, settings.threads, side_by_side=net.together)
+        slicer = Slicer(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
+        can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
+        graphs = Graphs() if settings.graphs and net.together and can_record else None
+        return cls(algorithm, net, federation, slicer, workers, streams, graphs, settings.kernels)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"there is no device '{name}'; choose cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise RunError(f"device '{name}' is not supported; choose cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError("device 'cuda' was asked for, but PyTorch sees no GPU here; use --device cpu")
+    return device

@@ -124,7 +124,7 @@ def play(
 def _refuse_unfit(todo: list[tuple[Cell, int]], device: str, quick: bool, jobs: int) -> None:
     """What would fail in every cell is said once, before the first."""
     from shoal.data import load
-    from shoal.engine.simulator import pick_device
+    from shoal.engine.stage import pick_device
 
     pick_device(device)
     timed = next((cell for cell, _ in todo if "step_seconds" in cell.measures), None)
@@ -202,7 +202,7 @@ def _end_with_parent() -> None:
 
 
 def _head(table: str, cell: Cell, job: Job) -> Line:
-    from shoal.engine.simulator import pick_device
+    from shoal.engine.stage import pick_device
 
     line: Line = {"table": table, "cell": cell.name, "key": cell.work.key(job.quick), "seed": job.seed}
     device = pick_device(job.device).type  # not "auto": the same seed draws other noise on a GPU

@@ -20,6 +20,7 @@ from torch import Tensor
 from shoal.errors import ConfigError
 from shoal.precision import all_digits
 from shoal.privacy.clip import row_norms, shrinking, weighed_sum
+from shoal.privacy.noise import Memory
 from shoal.privacy.schedules import require_scale
 
 
@@ -44,6 +45,13 @@ class AdaClip:
 
     def excess(self, layers: int) -> float:
         return 1.0
+
+    def adapt(self, memory: Memory, share: float) -> None:
+        """Its coordinates begin anew in every round."""
+
+    def metrics(self, memory: Memory, t: int, total: int, noise: float | None, batch: float) -> dict[str, float]:
+        """Clip and noise are each step's own."""
+        return {}
 
     def start(self, params: Tensor) -> Coordinates:
         """What K clients with params [K, P] begin a round with."""

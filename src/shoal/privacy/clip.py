@@ -40,6 +40,15 @@ class Clipping:
         """The updates [k, P] of a slice of clients as they enter the sum; may overwrite them."""
         return clipped(updates, norms, bound)
 
+    def update_noise(self, noise: float, cohort: float) -> float:
+        """The noise on the sum of updates, of `noise` that the round has in all."""
+        return noise
+
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+    ) -> None:
+        """Set the next round's bound from how many of the clients' norms were below this one's."""
+
 
 @dataclass(frozen=True)
 class Clip(Clipping):

@@ -49,6 +49,23 @@ class ExampleClipping:
         """By how much one record can move the sum, in units of what the noise is scaled to."""
         return math.sqrt(layers) if self.layers == "each" else 1.0
 
+    def bound(self, memory: Memory, t: int, total: int) -> float:
+        """This round's C."""
+        raise NotImplementedError
+
+    def update_noise(self, noise: float, batch: float) -> float:
+        """The noise on the sum of a batch, of `noise` that a step has in all."""
+        return noise
+
+    def adapt(self, memory: Memory, share: float) -> None:
+        """Set the next round's bound from the noisy share of gradients below this one's."""
+
+    def metrics(self, memory: Memory, t: int, total: int, noise: float | None, batch: float) -> dict[str, float]:
+        """The clip, and the noise on the sum of a batch, where they are the same for every step of a round."""
+        clip = self.bound(memory, t, total)
+        told = {"example_clip": clip}
+        return told if noise is None else told | {"step_noise": self.update_noise(noise, batch) * clip}
+
 
 @dataclass(frozen=True)
 class ExampleClip(ExampleClipping):
@@ -79,6 +96,9 @@ class MaxClip(ExampleClip):
         clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
         return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
 
+    def metrics(self, memory: Memory, t: int, total: int, noise: float | None, batch: float) -> dict[str, float]:
+        return super().metrics(memory, t, total, None, batch)  # its noise is each batch's own
+
 
 @dataclass(frozen=True)
 class QuantileExampleClip(ExampleClipping, QuantileClip):
@@ -93,6 +113,12 @@ class QuantileExampleClip(ExampleClipping, QuantileClip):
 
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None = None) -> float:
         return QuantileClip.bound(self, memory, t, total, norms)
+
+    def update_noise(self, noise: float, batch: float) -> float:
+        return QuantileClip.update_noise(self, noise, batch)
+
+    def adapt(self, memory: Memory, share: float) -> None:  # type: ignore[override]
+        self.move(memory, share)
 
     def counts(self, squares: Tensor, real: Tensor, bound: Bound) -> Tensor:
         """Of each client [K], how many more records than half of its batch are below the bound.

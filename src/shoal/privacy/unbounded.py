@@ -27,6 +27,14 @@ class Unclipped:
     def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
         return math.inf
 
+    def update_noise(self, noise: float, cohort: float) -> float:
+        return noise
+
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+    ) -> None:
+        """Nothing to adapt."""
+
 
 @dataclass(frozen=True)
 class Prune(Unclipped):
