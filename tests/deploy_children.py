@@ -89,15 +89,15 @@ def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> 
 
 def _die(moment: str, at: int) -> None:
     """The end before or after a function, once the round that was named is charged."""
-    from shoal.deploy import coordinator
+    from shoal.deploy.coordinator import RemoteCohort
     from shoal.deploy.mail import Mail
     from shoal.engine.spending import Spending
 
     owner: Any
     owner, name, before = {
-        "charged": (coordinator, "invited", True),
+        "charged": (RemoteCohort, "train", True),
         "asked": (Mail, "send", False),
-        "answered": (coordinator, "release", True),
+        "answered": (RemoteCohort, "train", False),
         "written": (Spending, "commit", True),
         "committed": (Spending, "commit", False),
     }[moment]

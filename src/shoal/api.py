@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OnStart = Callable[[Config, "Trainer[Any]", Path], None]
 OnRound = Callable[[dict[str, Any]], None]
+Claims = list[dict[str, Any]]
 
 
 @dataclass
@@ -41,8 +42,8 @@ class Result:
     dataset: str
     rounds: int
     accuracy: float
-    seconds: float
     stopped: str
+    seconds: float = 0.0
     random: str = "research"
     baseline: float | None = None
     proven: list[dict[str, Any]] = field(default_factory=list)
@@ -52,7 +53,7 @@ class Result:
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        names = (
+        names = [
             "algorithm",
             "dataset",
             "rounds",
@@ -64,7 +65,7 @@ class Result:
             "proven",
             "published",
             "warnings",
-        )
+        ]
         return {release.KEY: release.RESULT, "run": str(self.run)} | {name: getattr(self, name) for name in names}
 
 
@@ -180,14 +181,14 @@ def carry_out(
                 raise Interrupted(folder.path, trainer.done, trainer.rounds)
             by_client = _by_client(trainer, spending)
             proven = _ended(ledger, spending, stopped, by_client)
-            _write_model(trainer, folder, proven)
-            baseline = _without_privacy(trainer) if config.baseline else []
-            result = _result(config, trainer, folder, stopped, proven, baseline)
+            result = _released(config, trainer, folder, stopped, proven)
+            plain = _without_privacy(trainer) if config.baseline else []
+            result.baseline = plain[-1]["accuracy"] if plain else None
             result.seconds = round(time.perf_counter() - started, 3)
         except BaseException:
             recorder.stop()
             raise
-        recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, baseline)
+        recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, plain)
     return result
 
 
@@ -220,46 +221,33 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
     return spending
 
 
-def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> Claims:
     """What is proven in the end; of a run that had ended before, what its ledger said then."""
     proven = [claim.to_json() for claim in spending.proven()]
     if ledger.closed is None:
         rows = by_client.get("by_client", {}).get("clients", [])
         ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
-    found: list[dict[str, Any]] = (ledger.closed or {}).get("proven", proven)
+    found: Claims = (ledger.closed or {}).get("proven", proven)
     return found
 
 
-def _write_model(trainer: Trainer[Any], folder: RunFolder, proven: list[dict[str, Any]]) -> None:
-    note = release.of_model(proven, trainer.cohort.streams.mode)
-    notes = {"round": str(trainer.done), release.KEY: note}
-    folder.write_tensors("model.safetensors", trainer.model_tensors(), notes)
-
-
-def _result(
-    config: Config,
-    trainer: Trainer[Any],
-    folder: RunFolder,
-    stopped: str,
-    proven: list[dict[str, Any]],
-    baseline: list[dict[str, Any]],
-) -> Result:
-    """How the run ended."""
-    metrics = folder.metrics()
+def _released(config: Config, trainer: Trainer[Any], folder: RunFolder, stopped: str, proven: Claims) -> Result:
+    """Write the model; how the run ended."""
+    mode, metrics, tensors = trainer.cohort.streams.mode, folder.metrics(), trainer.model_tensors()
+    notes = {"round": str(trainer.done), release.KEY: release.of_model(proven, mode)}
+    folder.write_tensors("model.safetensors", tensors, notes)
     return Result(
         run=folder.path,
         algorithm=config.algorithm.name,
         dataset=config.data.name,
         rounds=trainer.done,
         accuracy=_last_accuracy(metrics, trainer),
-        seconds=0.0,
         stopped=stopped,
-        random=trainer.cohort.streams.mode,
-        baseline=baseline[-1]["accuracy"] if baseline else None,
+        random=mode,
         proven=proven,
         published=[claim.to_json() for claim in _published(config, trainer)],
         warnings=_warnings(proven, config.budget.delta, trainer),
-        model=trainer.model_tensors(),
+        model=tensors,
         metrics=metrics,
     )
 
@@ -269,11 +257,14 @@ def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, A
 
     Sites' records are not here, and a ledger that an earlier version `opened` says nothing of them.
     """
+    from shoal.engine.federation import digest
+
     mode, setting = trainer.cohort.streams.mode, trainer.setting
     about = {"clients": setting.clients, "simulated": setting.simulated, "random": mode}
-    if trainer.cohort.partition is None or (opened is not None and "data" not in opened):
+    parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
+    if parts is None or (opened is not None and "data" not in opened):
         return about
-    return about | {"data": trainer.cohort.digest(folder.data_key(new=opened is None))}
+    return about | {"data": digest(dataset, parts, folder.data_key(new=opened is None))}
 
 
 def _refuse_empty_claims(config: Config) -> None:
@@ -303,7 +294,7 @@ def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def _warnings(proven: list[dict[str, Any]], delta: float, trainer: Trainer[Any]) -> list[str]:
+def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
     """A delta that says little, for the units of which something is proven."""
     from shoal.accounting.claims import large_delta
 

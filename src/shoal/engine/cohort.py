@@ -113,10 +113,6 @@ class Cohort(ABC):
         """Who holds which records, where the records are here."""
         return None
 
-    def digest(self, key: bytes) -> str | None:
-        """A keyed digest of the records and of who holds them, where they are here."""
-        return None
-
     def begin(self, run: Path, done: int) -> None:  # noqa: B027
         """A run begins in this folder, or goes on after `done` rounds."""
 

@@ -46,10 +46,11 @@ class Federation:
         x = self.x.index_select(0, flat)
         return x.view(*records.shape, *x.shape[1:]), self.y.index_select(0, flat).view(records.shape)
 
-    def digest(self, key: bytes) -> str:
-        """A keyed digest of the training rows and of who holds them: without the key no guess can be tried on it."""
-        found = hashlib.blake2b(self.dataset.digest(), key=key, digest_size=32)
-        for part in (self.dataset.train_y.numpy(), self.partition.indices, self.partition.offsets):
-            found.update(f"{part.dtype} {part.shape} ".encode())
-            found.update(np.ascontiguousarray(part).data)
-        return found.hexdigest()
+
+def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:
+    """A keyed digest of the training rows and of who holds them: without the key no guess can be tried on it."""
+    found = hashlib.blake2b(dataset.digest(), key=key, digest_size=32)
+    for part in (dataset.train_y.numpy(), partition.indices, partition.offsets):
+        found.update(f"{part.dtype} {part.shape} ".encode())
+        found.update(np.ascontiguousarray(part).data)
+    return found.hexdigest()

@@ -167,9 +167,6 @@ class SimulatedCohort(Stage, Cohort):
     def partition(self) -> Partition:
         return self.federation.partition
 
-    def digest(self, key: bytes) -> str:
-        return self.federation.digest(key)
-
     def close(self) -> None:
         self.workers.close()
 
