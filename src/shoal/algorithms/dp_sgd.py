@@ -21,7 +21,7 @@ DP_SGD = Algorithm(
     name="dp-sgd",
     paper="Abadi et al. (2016); Thesis, Algorithm 3",
     summary="noise in every step on clipped gradients of a Poisson batch, at one client that holds all data",
-    claims="example level: epsilon .5, 2, 8 at delta 1e-5 after 51, 247, 730 epochs",
+    claims="example level: epsilon 0.5, 2, 8 at delta 1e-5 after 51, 247, 730 epochs",
     clients=Clients("all"),
     examples=Examples("poisson", batch=600),
     local=Local(epochs=1, lr=0.02),

@@ -43,7 +43,7 @@ FED_ALPHA_CDP_SIGMA = replace(
     name="fed-alpha-cdp-sigma",
     paper="Wei et al. (2023), Algorithm 1 (Fed-alphaCDP[sigma])",
     summary="noise in every local step, scaled to the greatest gradient in the batch, and less from round to round",
-    claims="example and client level: epsilon .823 at delta 1e-5 after 80 to 96 rounds",
+    claims="example and client level: epsilon 0.823 at delta 1e-5 after 80 to 96 rounds",
     per_step=StepNoise("linear:15:4.85"),
 )
 

@@ -28,7 +28,7 @@ FED_CDP = Algorithm(
     name="fed-cdp",
     paper="Wei et al. (2023), section 4 (Fed-CDP)",
     summary="noise in every local step, on gradients that are clipped layer by layer",
-    claims="example and client level: epsilon .823 at delta 1e-5 after 100 rounds",
+    claims="example and client level: epsilon 0.823 at delta 1e-5 after 100 rounds",
     clients=Clients("fixed-size", cohort=100),
     examples=Examples("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),

@@ -33,7 +33,7 @@ FED_SDP = Algorithm(
     name="fed-sdp",
     paper="Wei et al. (2023), section 4 (Fed-SDP)",
     summary="noise on each clipped update, at the server or at the client",
-    claims="client level: epsilon .854 at delta 1e-5 after 100 rounds",
+    claims="client level: epsilon 0.854 at delta 1e-5 after 100 rounds",
     clients=Clients("fixed-size", cohort=100),
     examples=Examples("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),

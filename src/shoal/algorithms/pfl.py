@@ -6,8 +6,8 @@
 
 SGD has momentum 0.5, which begins anew in every round. What is claimed for one client's own data is true, also
 against the server. But in the paper's experiments each client draws a tenth of all records
-(`data.partition=sample`), so that a record lies on several of them: it is charged that many times. The default noise is what Opacus finds for the
-paper's 2.93 over 20 epochs of 94 batches, for neighbours with one record more or less.
+(`data.partition=sample`), so that a record lies on several of them: it is charged that many times. The default noise
+is what Opacus finds for the paper's 2.93 over 20 epochs of 94 batches, for neighbours with one record more or less.
 
 U. Bhaskar, V. Srivastava, A. Manjunatha Vummintala, N. Manwani, S. Gujar (2025), Optimal Strategies for Federated
 Learning Maintaining Client Privacy. https://arxiv.org/abs/2501.14453

@@ -10,9 +10,9 @@ from shoal.report.series import Plot, build, column, figure, in_bytes
 
 UNITS = {"client": "a client", "example": "a record"}
 OBSERVERS = {
-    "release": "whoever sees the model",
-    "server": "the server",
-    "inside": "whoever sees every noisy local step",  # but not which records each one drew
+    "release": "released models",
+    "server": "server",
+    "inside": "client process",  # sees every noisy local step, but not which records each one sampled
 }
 
 
