@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields, is_dataclass
 from inspect import getdoc
@@ -13,20 +12,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.options import Json, print_json
+
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm
 
 
 def command(
     name: Annotated[str | None, typer.Argument(help="One method; all of them by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List methods: what each of them does, what it proves, what its paper claims."""
     from shoal.algorithms import algorithm, algorithms
 
     shown = [algorithm(name)] if name else list(algorithms().values())
     if as_json:
-        print(json.dumps({"algorithms": [_facts(record, detail=name is not None) for record in shown]}))
+        print_json({"algorithms": [_facts(record, detail=name is not None) for record in shown]})
     elif name:
         _show_one(shown[0])
     else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 
+from shoal.cli.options import Json, print_json, wide_console
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ FORMATS = ("text", "markdown", "csv", "html")
 
 Name = Annotated[str, typer.Argument(help="A table or figure, for example geyer-table1 (see `shoal papers list`).")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small version: minutes on two cores.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 @app.command("list")
@@ -38,14 +36,14 @@ def list_command(as_json: Json = False) -> None:
     from shoal.papers.base import PAPERS
 
     if as_json:
-        _print_json({"tables": [_facts(table) for table in tables().values()]})
+        print_json({"tables": [_facts(table) for table in tables().values()]})
         return
     shown = Shown("name", "paper", "cells", "needs", "H200 minutes", "what", box=None, pad_edge=False)
     for table in tables().values():
         minutes = f"{table.minutes:g}" if table.cells else ""
         words = (table.name, table.paper, str(len(table.cells)), ", ".join(table.needs), minutes, table.title)
         shown.add_row(*map(escape, words))
-    console = _console()
+    console = wide_console(WIDE)
     console.print(shown)
     console.print("\nMinutes are a rough guess for one seed of all cells.\n", highlight=False)
     for reference in PAPERS.values():
@@ -61,9 +59,9 @@ def show_command(name: Name, quick: Quick = False, as_json: Json = False) -> Non
     table = find(name)
     if as_json:
         cells = [_cell_facts(cell, quick) for cell in table.cells]
-        _print_json(_facts(table) | {"published": table.published, "cells": cells})
+        print_json(_facts(table) | {"published": table.published, "cells": cells})
         return
-    console = _console()
+    console = wide_console(WIDE)
     _show_title(table, console)
     for measure, rows in table.published.items():
         columns = list(dict.fromkeys(column for row in rows.values() for column in row))
@@ -96,7 +94,7 @@ def run_command(
     path = results_file(name, quick, results)
     cells = chosen(table, rows)
     todo = plan(cells, seeds, quick, read_lines(path))
-    console = _console()
+    console = wide_console(WIDE)
     console.print(
         f"{name}: {len(cells)} cells, {len(todo)} measurements to make, {escape(str(path))}", highlight=False
     )
@@ -171,7 +169,7 @@ def _compare_one(name: str, form: str, results: list[Path], quick: bool, to: Pat
         if _nothing_measured(table, lines, quick):
             more = "" if quick or results else " (or run this in the repository's root, whose docs/results it reads)"
             hint = f"nothing measured yet: shoal papers run {name}{' --quick' * quick}{more}"
-            _console().print(hint, highlight=False)
+            wide_console(WIDE).print(hint, highlight=False)
     else:
         _output(_rendered(table, found, lines, form), to)
 
@@ -222,7 +220,7 @@ def _show_title(table: Table, console: Console) -> None:
 def _show(table: Table, found: list[Compared]) -> None:
     from shoal.papers.render import COLOURS, HEADINGS, QUICK, cells, summary
 
-    console = _console()
+    console = wide_console(WIDE)
     _show_title(table, console)
     if any(row.quick for row in found):
         console.print(QUICK, style="bold")
@@ -233,12 +231,6 @@ def _show(table: Table, found: list[Compared]) -> None:
         shown.add_row(*words, f"[{colour}]{claim}[/{colour}]" if colour else claim)
     console.print(shown)
     console.print(summary(found), highlight=False)
-
-
-def _console() -> Console:
-    """A console; wide where the output is a pipe or a file."""
-    console = Console(emoji=False)
-    return console if console.is_terminal else Console(emoji=False, width=WIDE)
 
 
 class Stopped(RunError):
@@ -269,8 +261,3 @@ def _settings(cell: Cell, quick: bool) -> str:
         return f"recipe {cell.work.key(quick)}"
     assert isinstance(cell.work, Leak)
     return f"attack {cell.work.attack} type {cell.work.kind} on {cell.work.algorithm} {' '.join(cell.work.changes)}"
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout)
-    print()
