@@ -24,7 +24,7 @@ def test_a_proven_claim_has_the_shape_that_users_read() -> None:
         "simulated": False,
         "sampler_delta": None,
     }
-    assert proven.words() == "epsilon 1.388 at delta 1e-05 (pld, add-or-remove)"
+    assert proven.words() == "epsilon 1.388 at delta 1e-5 (pld, add-or-remove)"
 
 
 def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() -> None:
@@ -46,7 +46,7 @@ def test_a_claim_from_before_adjacency_was_named_can_be_read() -> None:
         "accountant": "pld",
         "because": None,
     }
-    assert Proven(**old).words() == "epsilon 2 at delta 1e-05 (pld)"
+    assert Proven(**old).words() == "epsilon 2 at delta 1e-5 (pld)"
     with pytest.raises(ConfigError, match="did you mean 'zero-out'"):
         Proven(**old, adjacency="zero out")
 

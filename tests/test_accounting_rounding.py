@@ -48,7 +48,7 @@ def proven(epsilon: float, delta: float = 1e-5) -> Proven:
 
 
 def test_a_claim_in_words_is_rounded_up() -> None:
-    assert proven(7.9992, 1.00000049e-5).words() == "epsilon 8 at delta 1.00001e-05 (pld)"
+    assert proven(7.9992, 1.00000049e-5).words() == "epsilon 8 at delta 1.00001e-5 (pld)"
     assert proven(1.23401).words().startswith("epsilon 1.235 ")
 
 

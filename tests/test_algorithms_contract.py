@@ -18,6 +18,7 @@ from shoal.accounting.events import Gaussian, Sampled, Unbounded, leaves, withou
 from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import PAIRS, event, proves, whole_run
+from shoal.bibliography import cited
 from shoal.errors import ConfigError
 from small_federation import (
     ADAPTIVE,
@@ -288,13 +289,14 @@ def home(name):
     raise AssertionError(f"{name} is registered, but no module holds it")
 
 
-PAPER = re.compile(r"\b00[0-4]\b|\b[A-Z]\w+ (et al\.|& [A-Z]\w+) (19|20)\d\d")
+PAPER = re.compile(r"\bThesis\b|\b[A-Z]\w+ (et al\.|& [A-Z]\w+) \((19|20)\d\d\)")
 
 
 @every
 def test_the_paper_is_cited_and_the_method_described(name):
     record = algorithm(name)
     assert PAPER.search(record.paper)
+    assert cited(record.paper), "it stands in the bibliography"
     assert PAPER.search(home(name).__doc__)
     assert len(record.summary) > 10
     assert record.claims

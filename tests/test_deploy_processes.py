@@ -476,10 +476,10 @@ def test_a_site_that_refuses_the_terms_answers_so_and_ends(waiting, tmp_path):
 
 def test_nothing_is_open_to_the_world_by_mistake(tmp_path):
     from shoal.cli.join import _address
-    from shoal.cli.serve import opened
+    from shoal.cli.serve import open_link
 
     with pytest.raises(ConfigError, match="--insecure"):
-        opened("0.0.0.0", 0, None, False, print)
+        open_link("0.0.0.0", 0, None, False, print)
     with pytest.raises(ConfigError, match="--insecure"):
         _address("example.org", None, False)
     assert _address("localhost", None, False) == "localhost:8000"
@@ -487,7 +487,7 @@ def test_nothing_is_open_to_the_world_by_mistake(tmp_path):
     assert _address("example.org:99", tmp_path / "ca.pem", False) == "example.org:99"
     (tmp_path / "sites").mkdir()
     with pytest.raises(ConfigError, match="no site could join"):
-        opened("127.0.0.1", 0, tmp_path, False, print)
+        open_link("127.0.0.1", 0, tmp_path, False, print)
 
 
 def test_keys_are_for_their_owner_only_and_never_written_over(tmp_path):

@@ -12,6 +12,7 @@ import shoal
 
 SOURCE = Path(shoal.__file__).parent
 LAYERS = {
+    "bibliography": 0,
     "errors": 0,
     "kernels": 0,
     "precision": 0,

@@ -183,27 +183,27 @@ def test_an_audit_in_the_same_folder_is_no_measurement_of_a_cell():
     assert row.light == "not run"
 
 
-def test_a_claim_about_records_that_come_or_go_is_held_against_what_is_proven_of_those():
+def test_a_claim_under_add_or_remove_is_compared_with_what_is_proven_under_it():
     proven = [["example", "server", 4.6, None]]
-    for comes, expected in ((2.9, "reproduced"), (3.0, "not reproduced")):
-        found = one_cell(claim=Claim("example", "server", 2.93, comes=lambda comes=comes: comes))
+    for epsilon, expected in ((2.9, "reproduced"), (3.0, "not reproduced")):
+        found = one_cell(claim=Claim("example", "server", 2.93, add_or_remove=lambda epsilon=epsilon: epsilon))
         _, privacy = compare(found, [line(found, proven=proven)])
         assert privacy.light == expected
-        assert ("comes or goes 2.9" in privacy.note) == (expected == "reproduced")
+        assert ("under add-or-remove 2.9" in privacy.note) == (expected == "reproduced")
 
 
 def test_a_claim_that_a_change_makes_true_names_the_change():
-    found = one_cell(claim=Claim("example", "server", 2.93, mended=("disjoint data", lambda: 2.9)))
+    found = one_cell(claim=Claim("example", "server", 2.93, amended=("disjoint data", lambda: 2.9)))
     accuracy, privacy = compare(found, [line(found, proven=[["example", "server", 14.0, None]])])
-    assert cells(privacy)[-1] == "reproduced with disjoint data: 2.9 is proven then"
+    assert cells(privacy)[-1] == "reproduced with disjoint data (2.9 is proven)"
     assert accuracy.proven == "a record: 14"
 
 
 def test_mends_of_the_papers_claims_are_mends():
-    claims = [cell.claim for found in tables().values() for cell in found.cells if cell.claim and cell.claim.mended]
+    claims = [cell.claim for found in tables().values() for cell in found.cells if cell.claim and cell.claim.amended]
     assert len(claims) > 50
     for claim in claims[::10]:
-        assert claim.mended[1]() <= claim.epsilon * 1.001
+        assert claim.amended[1]() <= claim.epsilon * 1.001
 
 
 def test_what_is_proven_is_shown_where_nothing_is_claimed():
@@ -244,7 +244,7 @@ def shell(*words):
 def test_the_command_lists_shows_runs_and_compares(tmp_path):
     listed = json.loads(shell("list", "--json").stdout)["tables"]
     assert len(listed) == 34
-    assert {"name", "paper", "needs", "minutes", "title", "about", "cells"} == set(listed[0])
+    assert {"name", "paper", "needs", "minutes", "title", "about", "cells", "references"} == set(listed[0])
     assert "alphacdp-table11" in shell("list").stdout
     assert "per_round.noise=1.44" in shell("show", "geyer-table1").stdout
     path = tmp_path / "found.jsonl"
@@ -339,7 +339,7 @@ def test_where_nothing_was_measured_the_text_says_how_to(tmp_path, monkeypatch):
     assert (
         "nothing measured" not in shell("compare", "geyer-table1", "--results", RESULTS / "geyer-table1.jsonl").stdout
     )
-    assert "Compare its small version." in shell("compare", "--help").stdout
+    assert "Compare the small version." in shell("compare", "--help").stdout
 
 
 def test_curves_have_panels_and_a_legend_that_covers_none(monkeypatch):
@@ -372,3 +372,16 @@ def test_times_are_compared_by_their_ratio():
     for ours, words in ((1 / 1050, "1,050 x faster"), (2, "2 x slower"), (1.001, "the same"), (0, "")):
         (row,) = compare(found, [{"key": cell.work.key(False), "step_seconds": published * ours}])
         assert cells(row)[6] == words
+
+
+def test_attacks_that_were_written_without_a_leading_zero_are_still_found():
+    old = {"cell": "figure3/lfw/noise .01/2", "success": 1.0, "rmse": 0.1, "rmse_of_successes": 0.1}
+    rows = compare(table("alphacdp-figure3"), [old | {"iterations_to_success": 3, "iterations": 3}])
+    found = {row.cell.name: row.values for row in rows if row.values}
+    assert found == {"type 2/noise 0.01/resilient": (0.0,)}
+
+
+def test_an_epsilon_that_means_nothing_is_not_printed_as_a_guarantee():
+    found = one_cell(claim=Claim("client", "release", 8.0))
+    _, privacy = compare(found, [line(found, proven=[["client", "release", 18_980_000.0, None]])])
+    assert cells(privacy)[3] == "none in practice (1.9e7)"

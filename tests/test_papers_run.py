@@ -13,7 +13,7 @@ import pytest
 import shoal
 from shoal.errors import ConfigError, DataError, RunError
 from shoal.papers import alphacdp, running, table, tables
-from shoal.papers.base import Cell, Job, Table, begun
+from shoal.papers.base import Cell, Job, Table, unfinished_folder
 from shoal.papers.running import chosen, plan, play, read_lines
 from shoal.papers.work import Account, Leak, Run
 
@@ -160,9 +160,9 @@ def test_accuracy_at_a_round_and_rounds_to_a_target_come_from_the_curve():
 
 
 def test_a_wrong_pattern_names_a_cell():
-    with pytest.raises(ConfigError, match=r"for example 'non-private/100'"):
+    with pytest.raises(ConfigError, match=r"an example is 'non-private/100'"):
         chosen(table("geyer-table1"), "nosuch")
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         chosen(table("geyer-table1"), "(")
     with pytest.raises(ConfigError, match="did you mean 'geyer-table1'"):
         table("geyer-tabel1")
@@ -205,7 +205,7 @@ class Killer:
         return ""
 
     def measure(self, job):
-        begun(job.unfinished, self.name, job.seed).mkdir()
+        unfinished_folder(job.unfinished, self.name, job.seed).mkdir()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def figures(self, line):

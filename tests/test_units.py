@@ -136,7 +136,7 @@ def test_every_output_says_that_clients_are_simulated(tmp_path, monkeypatch, cap
     for where, said in surfaces(result.run, monkeypatch, capsys).items():
         assert "simulated" in said, where
     write_report(result.run)
-    assert "for a simulated client (zero-out), against" in (result.run / "report.html").read_text()
+    assert "for a simulated client (zero-out); observer:" in (result.run / "report.html").read_text()
 
 
 def test_the_command_line_says_so_as_well(tmp_path, monkeypatch, capsys):

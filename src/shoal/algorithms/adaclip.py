@@ -1,12 +1,15 @@
-"""AdaClip inside the client (Pichapati et al. 2019; a comparator in 004).
+"""AdaClip inside the client (Pichapati et al. (2019); a comparator in Wei et al. (2023)).
 
     b   <- sqrt(s) sqrt(sum s);   u_j <- (g_j - m)/b;   u_j <- u_j / max(1, |u_j|)
     g~  <- b (1/B) (sum_j u_j + N(0, sigma^2)) + m;   w <- w - lr g~
     m, s <- means over what was released of g~ and of (g~ - m)^2, less the noise in it
 
-The clip is 1 in coordinates that follow g~, which the noise has made public. 004 Table 10 puts it into its own
-setting: sigma 6, shuffled batches of 5, fixed-size cohorts. The paper's m and s go on for the whole training; here
-they begin anew with every round, for a client keeps nothing from one to the next.
+The clip is 1 in coordinates that follow g~, which the noise has made public. Wei et al. (2023), Table 10,
+put it into their own setting: sigma 6, shuffled batches of 5, fixed-size cohorts. The paper's m and s go on for the
+whole training; here they begin anew with every round, for a client keeps nothing from one to the next.
+
+V. Pichapati, A. T. Suresh, F. X. Yu, S. J. Reddi, S. Kumar (2019), AdaCliP: Adaptive Clipping for Private SGD.
+https://arxiv.org/abs/1908.07643
 """
 
 from dataclasses import replace
@@ -17,7 +20,7 @@ from shoal.privacy.adaclip import AdaClip
 ADACLIP = replace(
     FED_CDP,
     name="adaclip",
-    paper="Pichapati et al. 2019 (comparator in 004)",
+    paper="Pichapati et al. (2019); comparator in Wei et al. (2023)",
     summary="noise in every local step, on gradients clipped in coordinates that follow what was released",
     claims="example level: what the accountant says",
     per_example=AdaClip(),

@@ -1,5 +1,5 @@
-"""DP-FTRL for clients that cannot be sampled: Kairouz et al. 2021, as a banded matrix mechanism (Choquette-Choo et
-al. 2023; the banded square root of Kalinin & Lampert 2024).
+"""DP-FTRL for clients that cannot be sampled: Kairouz et al. (2021), as a banded matrix mechanism
+(Choquette-Choo et al. (2023); the banded square root of Kalinin & Lampert 2024).
 
     for each round t:   Z_t <- the clients whose turn it is, in a public order
         for k in Z_t:   update_k <- local SGD from w_t, clipped to S
@@ -11,6 +11,11 @@ model, which is the sum of all rounds, holds less of it than of independent nois
 turns of b rounds, with b bands or fewer, costs sqrt(k (1 + c_1^2 + ... + c_{b-1}^2)) / sigma: one Gaussian for the
 whole run. `per_round.bands` is best at b = data.clients / clients.cohort, and `per_round.momentum` at the server's.
 The noise of the last rounds is remembered from round to round: see privacy/correlated.py.
+
+P. Kairouz et al. (2021), Practical and Private (Deep) Learning without Sampling or Shuffling.
+https://arxiv.org/abs/2103.00039
+C. A. Choquette-Choo et al. (2023), (Amplified) Banded Matrix Factorization: A Unified Approach to Private Training.
+https://arxiv.org/abs/2306.08153
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
@@ -20,7 +25,7 @@ from shoal.privacy.sampling import Clients, Examples
 
 DP_FTRL = Algorithm(
     name="dp-ftrl",
-    paper="Kairouz et al. 2021; Choquette-Choo et al. 2023",
+    paper="Kairouz et al. (2021); Choquette-Choo et al. (2023)",
     summary="client-level noise that later rounds partly take back, for clients that come in turn, unsampled",
     claims="client level: what the accountant says",
     clients=Clients("cyclic", cohort=10),

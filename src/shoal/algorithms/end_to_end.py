@@ -1,4 +1,4 @@
-"""End-to-end privacy: 000 Algorithms 4, 5 and 6, and a form of it that proves what is claimed.
+"""End-to-end privacy: Thesis, Algorithms 4, 5 and 6, and a form of it that proves what is claimed.
 
     for each round t:   Z_t <- m of the K clients
         for k in Z_t:   for E epochs, for each batch b of B records:
@@ -25,7 +25,7 @@ from shoal.privacy.sampling import Clients, Examples
 
 END_TO_END = Algorithm(
     name="end-to-end",
-    paper="000 Algorithms 4 and 5",
+    paper="Thesis, Algorithms 4 and 5",
     summary="noise in every local step, counted for records and once more for clients",
     claims="client level: epsilon 8; example level: 1.31 (delta 1e-3 and 8e-6 for 100 clients)",
     clients=Clients("fixed-size", cohort=10),
@@ -40,7 +40,7 @@ END_TO_END = Algorithm(
 END_TO_END_PRIVATE = replace(
     END_TO_END,
     name="end-to-end-private",
-    paper="000 Algorithms 4 and 5, made rigorous",
+    paper="Thesis, Algorithms 4 and 5, made rigorous",
     summary="noise in the steps for records and on the sum for clients, with Poisson clients and batches",
     clients=Clients("poisson", cohort=10),
     examples=Examples("poisson", batch=100),

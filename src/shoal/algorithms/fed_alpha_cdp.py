@@ -1,4 +1,4 @@
-"""Fed-alphaCDP and Fed-alphaCDP[sigma]: 004 Algorithm 1, and a form of it that proves something.
+"""Fed-alphaCDP and Fed-alphaCDP[sigma]: Wei et al. (2023), Algorithm 1, and a form of it that proves something.
 
 As Fed-CDP (see `fed_cdp`), but with two quantities that adapt:
 
@@ -18,6 +18,9 @@ sampling of clients and of records. The count is paid for out of the step's nois
 than half of it (3 at noise 6), and with 2 x 5 = 10 the gradients' noise is 6.29 in the place of 6. Such a count tells
 little in one step, but the clip follows the mean of 100 x 100 of them. Or take a public clip that falls:
 `fed-cdp-private -c per_example.clip=exponential:4:1`.
+
+W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
+IEEE TPDS. https://arxiv.org/abs/2305.06473
 """
 
 from dataclasses import replace
@@ -30,7 +33,7 @@ from shoal.privacy.sampling import Clients, Examples
 FED_ALPHA_CDP = replace(
     FED_CDP,
     name="fed-alpha-cdp",
-    paper="004 Algorithm 1 (Fed-alphaCDP)",
+    paper="Wei et al. (2023), Algorithm 1 (Fed-alphaCDP)",
     summary="noise in every local step, scaled to the greatest gradient in the batch (l2-max)",
     per_example=MaxClip(4.0, "each"),
 )
@@ -38,16 +41,16 @@ FED_ALPHA_CDP = replace(
 FED_ALPHA_CDP_SIGMA = replace(
     FED_ALPHA_CDP,
     name="fed-alpha-cdp-sigma",
-    paper="004 Algorithm 1 (Fed-alphaCDP[sigma])",
+    paper="Wei et al. (2023), Algorithm 1 (Fed-alphaCDP[sigma])",
     summary="noise in every local step, scaled to the greatest gradient in the batch, and less from round to round",
-    claims="example and client level: epsilon .823 at delta 1e-5 after 80 to 96 rounds",
+    claims="example and client level: epsilon 0.823 at delta 1e-5 after 80 to 96 rounds",
     per_step=StepNoise("linear:15:4.85"),
 )
 
 FED_ALPHA_CDP_PRIVATE = replace(
     FED_ALPHA_CDP,
     name="fed-alpha-cdp-private",
-    paper="004 Algorithm 1 (Fed-alphaCDP), made rigorous",
+    paper="Wei et al. (2023), Algorithm 1 (Fed-alphaCDP), made rigorous",
     summary="noise in every local step, a clip that follows a private quantile, Poisson clients and batches",
     clients=Clients("poisson", cohort=100),
     examples=Examples("poisson", batch=5),

@@ -1,4 +1,4 @@
-"""Fed-CDP: noise for every record inside the client (004 section 4, [15]), as printed and made rigorous.
+"""Fed-CDP: noise for every record inside the client (Wei et al. (2023), section 4), as printed and made rigorous.
 
     for each round t:   K_t of the N clients;   for each of L local steps, a batch of B records:
             each layer m of each gradient g_j: g_jm <- g_jm min(1, C/|g_jm|)
@@ -7,10 +7,13 @@
 
 `fed-cdp` clips each of M layers to C, so that a whole gradient may have norm C sqrt(M), while the noise is scaled to
 C; its batches are a shuffled partition, which nothing amplifies. Both are charged as they are. The paper says three
-things of the noise's scale (`per_step.placement`), and takes its sampling rate to be .01 whatever the data.
+things of the noise's scale (`per_step.placement`), and takes its sampling rate to be 0.01 whatever the data.
 
 `fed-cdp-private` is the smallest change: C/sqrt(M) a layer, Poisson sampling of clients and of records. Its clip may
 fall on a public schedule: `-c per_example.clip=exponential:4:1`.
+
+W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
+IEEE TPDS. https://arxiv.org/abs/2305.06473
 """
 
 from dataclasses import replace
@@ -23,9 +26,9 @@ from shoal.privacy.sampling import Clients, Examples
 
 FED_CDP = Algorithm(
     name="fed-cdp",
-    paper="004 section 4 (Fed-CDP)",
+    paper="Wei et al. (2023), section 4 (Fed-CDP)",
     summary="noise in every local step, on gradients that are clipped layer by layer",
-    claims="example and client level: epsilon .823 at delta 1e-5 after 100 rounds",
+    claims="example and client level: epsilon 0.823 at delta 1e-5 after 100 rounds",
     clients=Clients("fixed-size", cohort=100),
     examples=Examples("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),
@@ -38,7 +41,7 @@ FED_CDP = Algorithm(
 FED_CDP_PRIVATE = replace(
     FED_CDP,
     name="fed-cdp-private",
-    paper="004 section 4 (Fed-CDP), made rigorous",
+    paper="Wei et al. (2023), section 4 (Fed-CDP), made rigorous",
     summary="noise in every local step, a clip shared out among layers, Poisson clients and batches",
     clients=Clients("poisson", cohort=100),
     examples=Examples("poisson", batch=5),

@@ -1,4 +1,4 @@
-"""Fed-SDP: client-level noise on each update, added at the server or at the client (004 section 4).
+"""Fed-SDP (Wei et al. (2023), section 4): client-level noise on each update, added at the server or at the client.
 
     for each round t:   K_t of the N clients train locally
         each update <- update / max(1, |update|/C) + N(0, sigma^2 C^2)
@@ -7,6 +7,9 @@
 Each of the K_t updates gets noise of its own, so that the sum carries sqrt(K_t) times as much as the paper's
 accountant counts. With `per_update.at=client` the noise is there before the update leaves, and something is
 proven against the server as well; `at=server` adds the same noise later.
+
+W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
+IEEE TPDS. https://arxiv.org/abs/2305.06473
 """
 
 from shoal.accounting.claims import Published
@@ -23,14 +26,14 @@ def _recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -
     rate = algorithm.clients.expected(0, max(rounds, 1), setting.clients) / setting.clients
     noise = parse(algorithm.per_update.noise).value(0, max(rounds, 1))
     epsilon = fed_sdp_epsilon(rounds, noise, delta, rate)
-    return (Published("client", epsilon, delta, "004 Table 6: moments accountant, rounds + 1 steps"),)
+    return (Published("client", epsilon, delta, "Wei et al. (2023), Table 6: moments accountant, rounds + 1 steps"),)
 
 
 FED_SDP = Algorithm(
     name="fed-sdp",
-    paper="004 section 4 (Fed-SDP)",
+    paper="Wei et al. (2023), section 4 (Fed-SDP)",
     summary="noise on each clipped update, at the server or at the client",
-    claims="client level: epsilon .854 at delta 1e-5 after 100 rounds",
+    claims="client level: epsilon 0.854 at delta 1e-5 after 100 rounds",
     clients=Clients("fixed-size", cohort=100),
     examples=Examples("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),

@@ -1,10 +1,13 @@
-"""Federated averaging: 000 Algorithm 1 (McMahan et al. 2017, "Communication-efficient learning ...").
+"""Federated averaging: McMahan et al. (2017) (Thesis, Algorithm 1).
 
     for each round t:   S_t <- m of the K clients
         for k in S_t:   w_k <- w_t;  for E epochs, for each batch b of client k:  w_k <- w_k - lr grad(w_k; b)
         w_{t+1} <- sum_k (n_k/n) w_k
 
 It protects nothing: an update can be inverted, and a model remembers. It is the baseline of all others.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas (2017), Communication-Efficient Learning of Deep
+Networks from Decentralized Data. https://arxiv.org/abs/1602.05629
 """
 
 from shoal.algorithms.base import NO_CLAIM, Aggregate, Algorithm, Local
@@ -12,7 +15,7 @@ from shoal.privacy.sampling import Clients, Examples
 
 FEDAVG = Algorithm(
     name="fedavg",
-    paper="000 Algorithm 1 (McMahan et al. 2017)",
+    paper="McMahan et al. (2017); Thesis, Algorithm 1",
     summary="plain federated averaging, the baseline of all",
     claims=NO_CLAIM,
     clients=Clients("fixed-size", cohort=10),

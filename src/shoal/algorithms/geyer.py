@@ -1,4 +1,4 @@
-"""Client-level DP by Geyer et al.: 001/003 Algorithm 1, and a form of it that proves what is claimed.
+"""Client-level DP: Geyer et al. (2017), Algorithm 1, and a form of it that proves what is claimed.
 
     for each round t:   Z_t <- m_t of the K clients
         for k in Z_t:   update_k, norm_k <- local SGD
@@ -13,6 +13,9 @@ were not released. It found that m_t should rise with sigma_t^2/m_t constant.)
 `geyer-private` is the smallest change that makes the claim true: clients come by Poisson sampling, the sum is
 divided by the public qK, and the clip follows a private quantile (Andrew et al. 2021), paid for in the noise.
 (What its server adds, momentum and the mean of the last half's models, costs no privacy and gains accuracy.)
+
+R. C. Geyer, T. Klein, M. Nabi (2017), Differentially Private Federated Learning: A Client Level Perspective.
+https://arxiv.org/abs/1712.07557
 """
 
 from dataclasses import replace
@@ -25,7 +28,7 @@ from shoal.privacy.sampling import Clients, Examples
 
 GEYER = Algorithm(
     name="geyer",
-    paper="001/003 Algorithm 1 (Geyer et al. 2017)",
+    paper="Geyer et al. (2017), Algorithm 1",
     summary="client-level noise on updates that are clipped to their own median, as printed",
     claims="client level: epsilon 8 at delta 1e-3, 1e-5, 1e-6 for 100, 1,000, 10,000 clients",
     clients=Clients("fixed-size", cohort=50),
@@ -34,7 +37,7 @@ GEYER = Algorithm(
     per_update=MedianClip(),
     aggregate=Aggregate("equal"),
     per_round=Gaussian(noise=1.2),
-    published=moments("001", "2-33"),
+    published=moments("Geyer et al. (2017)", "2-33"),
 )
 
 GEYER_PRIVATE = replace(

@@ -1,4 +1,4 @@
-"""The naive method for end-to-end privacy: 000 Algorithm 8.
+"""The naive method for end-to-end privacy: Thesis, Algorithm 8.
 
     for each round t:   Z_t <- m of the K clients
         for k in Z_t:   update_k <- local steps with noise for records, as in `end_to_end`
@@ -6,7 +6,7 @@
 
 Two noises for two units: what the steps add protects records, what the server adds protects clients. The paper draws
 exactly m clients and cuts batches from a partition, but accounts for Poisson sampling of both. Defaults are those of
-100 clients in Table 4.4: sigma 4, S_cl = .4 and sigma_cl = 4/sqrt 6.
+100 clients in Table 4.4: sigma 4, S_cl = 0.4 and sigma_cl = 4/sqrt 6.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from shoal.privacy.noise import Gaussian
 NAIVE = replace(
     END_TO_END,
     name="naive",
-    paper="000 Algorithm 8",
+    paper="Thesis, Algorithm 8",
     summary="noise in every local step for records, and on the sum of clipped updates for clients",
     per_update=Clip(0.4),
     aggregate=Aggregate("equal"),

@@ -1,9 +1,12 @@
-"""Adaptive clipping: the clip follows a private quantile of the norms (Andrew et al. 2021; a comparator in 004).
+"""Adaptive clipping: the clip follows a private quantile of the norms (Andrew et al. (2021)).
 
     b_k <- 1[norm_k <= C];  w_{t+1} <- w_t + (1/m) (sum_k update_k / max(1, norm_k/C) + N(0, z_delta^2 C^2))
     C <- C exp(-rate (b~ - quantile)),  b~ the share of b_k with noise
 
 The count is paid for out of the same noise (see QuantileClip), so that a round costs what `per_round.noise` says.
+
+G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy (2021), Differentially Private Learning with Adaptive Clipping.
+https://arxiv.org/abs/1905.03871
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
@@ -13,7 +16,7 @@ from shoal.privacy.sampling import Clients, Examples
 
 QUANTILE = Algorithm(
     name="quantile",
-    paper="Andrew et al. 2021 (comparator in 004)",
+    paper="Andrew et al. (2021); comparator in Wei et al. (2023)",
     summary="client-level noise with a clip that follows a private quantile of the norms",
     claims="client level: what the accountant says",
     clients=Clients("poisson", cohort=100),

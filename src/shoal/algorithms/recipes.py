@@ -24,50 +24,50 @@ def moments(paper: str, orders: str) -> Recipe:
 
 
 def thesis_examples(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """000 Algorithm 5, per example: q = C B/|P_k| in each local step, as if all were one Poisson sample."""
+    """Thesis, Algorithm 5, per example: q = C B/|P_k| in each local step, as if all were one Poisson sample."""
     sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
     if sigma == 0 or steps is None or not setting.sizes:
         return ()
     rate = _client_rate(algorithm, setting) * algorithm.examples.share(max(setting.sizes))
-    words = "000: moments accountant, orders 2..32, q = C B/|P_k| in every local step"
+    words = "Thesis: moments accountant, orders 2..32, q = C B/|P_k| in every local step"
     return (Published("example", moments_epsilon(rate, sigma, rounds * steps, delta, "2-32"), delta, words),)
 
 
 def thesis_both(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """000 Algorithm 5: for a client its k noisy steps are taken for one Gaussian of sigma/sqrt k (Theorem 1)."""
+    """Thesis, Algorithm 5: for a client its k noisy steps are taken for one Gaussian of sigma/sqrt k (Theorem 1)."""
     examples = thesis_examples(algorithm, setting, rounds, delta)
     steps = _steps(algorithm, setting)
     if not examples or steps is None:
         return ()
     recovered = _sigma(algorithm, setting) / math.sqrt(steps)
     epsilon = moments_epsilon(_client_rate(algorithm, setting), recovered, rounds, delta, "2-32")
-    return (Published("client", epsilon, delta, "000: moments accountant, orders 2..32, sigma/sqrt k"), *examples)
+    return (Published("client", epsilon, delta, "Thesis: moments accountant, orders 2..32, sigma/sqrt k"), *examples)
 
 
 def thesis_naive(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """000 Algorithm 8: the server's noise for a client, that of the steps for an example."""
-    per_client = moments("000", "2-32")(algorithm, setting, rounds, delta)
+    """Thesis, Algorithm 8: the server's noise for a client, that of the steps for an example."""
+    per_client = moments("Thesis", "2-32")(algorithm, setting, rounds, delta)
     return (*per_client, *thesis_examples(algorithm, setting, rounds, delta))
 
 
 def fed_cdp(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """004 Tables 6 to 8: q = .01 whatever the data, in every local step of a round its sigma_t."""
+    """Wei et al. (2023), Tables 6 to 8: q = 0.01 whatever the data, in every local step of a round its sigma_t."""
     assert algorithm.per_step is not None
     sigmas = parse(algorithm.per_step.noise).values(setting.rounds)[:rounds]
     steps = _steps(algorithm, setting)
     if steps is None or 0 in sigmas:
         return ()
-    words = "004 Table 6: moments accountant, q = .01 whatever the data, a composition a local step"
+    words = "Wei et al. (2023), Table 6: moments accountant, q = 0.01 for all data sets, composed over local steps"
     return (Published("example", composed_epsilon(0.01, sigmas, steps, delta), delta, words),)
 
 
 def pfl(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """002: what Opacus finds for one client's epochs; that a record may lie on several clients is left out."""
+    """Bhaskar et al. (2025): what Opacus finds for one client's epochs; a record's copies elsewhere are left out."""
     sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
     if sigma == 0 or steps is None or not setting.sizes:
         return ()
     batches = algorithm.examples.steps(max(setting.sizes), 1)
-    words = "002: Poisson batches of one client, add-remove, whoever else holds the record"
+    words = "Bhaskar et al. (2025): Poisson batches of one client, add-or-remove; other copies are not counted"
     return (Published("example", pfl_epsilon(sigma, batches, rounds * steps, delta), delta, words),)
 
 

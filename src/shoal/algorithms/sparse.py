@@ -1,11 +1,14 @@
-"""Defences that 004 section 4 compares with: compression, DSSGD and plain random noise.
+"""Defences that Wei et al. (2023), section 4, compare with: compression, DSSGD and plain random noise.
 
     compression     the smallest share of an update's coordinates becomes 0
-    dssgd           a client sends a random fraction of its coordinates, capped (Shokri & Shmatikov 2015)
+    dssgd           a client sends a random fraction of its coordinates, capped (Shokri & Shmatikov (2015))
     dssgd-noise     the same, with noise on what is sent
     random-noise    noise of a fixed scale on an update that nothing bounds
 
 None of them bounds what an update tells, so that nothing is proven for any.
+
+W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
+IEEE TPDS. https://arxiv.org/abs/2305.06473
 """
 
 from dataclasses import replace
@@ -16,7 +19,7 @@ from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 COMPRESSION = Algorithm(
     name="compression",
-    paper="004 section 4 (gradient compression)",
+    paper="Wei et al. (2023), section 4 (gradient compression)",
     summary="the smallest coordinates of an update are left out",
     claims="resilience to gradient leakage, no epsilon",
     clients=Clients("fixed-size", cohort=100),
@@ -29,7 +32,7 @@ COMPRESSION = Algorithm(
 DSSGD = replace(
     COMPRESSION,
     name="dssgd",
-    paper="004 section 4 (Shokri & Shmatikov 2015)",
+    paper="Shokri & Shmatikov (2015); Wei et al. (2023), section 4",
     summary="a random fraction of an update's coordinates is sent, capped",
     per_update=Select(fraction=0.1),
 )
@@ -44,7 +47,7 @@ DSSGD_NOISE = replace(
 RANDOM_NOISE = replace(
     COMPRESSION,
     name="random-noise",
-    paper="004 section 4 (random noise)",
+    paper="Wei et al. (2023), section 4 (random noise)",
     summary="noise of a fixed scale on an update that nothing bounds",
     per_update=RandomNoise(scale=0.01),
 )

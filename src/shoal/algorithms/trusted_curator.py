@@ -1,4 +1,4 @@
-"""The trusted curator: 000 Algorithm 7.
+"""The trusted curator: Thesis, Algorithm 7.
 
     for each round t:   Z_t <- m_t of the K clients
         for k in Z_t:   update_k <- local SGD from w_t
@@ -6,7 +6,7 @@
 
 The clip S is public, so that the release is proven. The paper draws exactly m_t clients and accounts for Poisson
 sampling, which is not the same: `-c clients.sampling=poisson` makes its figure a true one. Defaults are those of
-100 clients in Tables 4.3 and 4.4: S = .4 and sigma = 4/sqrt 6.
+100 clients in Tables 4.3 and 4.4: S = 0.4 and sigma = 4/sqrt 6.
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
@@ -17,7 +17,7 @@ from shoal.privacy.sampling import Clients, Examples
 
 TRUSTED_CURATOR = Algorithm(
     name="trusted-curator",
-    paper="000 Algorithm 7",
+    paper="Thesis, Algorithm 7",
     summary="client-level noise at a trusted server, on updates clipped to a public bound",
     claims="client level: epsilon 8 at delta 1e-3, 1e-5, 1e-5 for 100, 1,000, 10,000 clients",
     clients=Clients("fixed-size", cohort=10),
@@ -26,7 +26,7 @@ TRUSTED_CURATOR = Algorithm(
     per_update=Clip(0.4),
     aggregate=Aggregate("equal"),
     per_round=Gaussian(noise=1.633),
-    published=moments("000", "2-32"),
+    published=moments("Thesis", "2-32"),
 )
 
 ALGORITHMS = (TRUSTED_CURATOR,)

@@ -38,7 +38,7 @@ def clipped(each: GradientMap, clip: Shrink) -> GradientMap:
 
     def mean(x: Tensor, y: Tensor) -> Tensor:
         alone = each(x.flatten(0, 1).unsqueeze(1), y.flatten(0, 1).unsqueeze(1))
-        return clip(alone).unflatten(0, x.shape[:2]).mean(1)
+        return clip(alone).view(*x.shape[:2], alone.shape[1]).mean(1)
 
     return mean
 
@@ -142,20 +142,27 @@ def _products(child: nn.Module, before: Tensor, after: Tensor, victims: int) -> 
     weight, bias = torch.bmm(before, after.mT).mT, after.sum(2)
     if len(before) == victims:
         return weight, bias
-    return weight.unflatten(0, (victims, -1)).sum(1), bias.unflatten(0, (victims, -1)).sum(1)
+    return _by_victim(weight, victims), _by_victim(bias, victims)
+
+
+def _by_victim(each: Tensor, victims: int) -> Tensor:
+    return each.reshape(victims, len(each) // victims, *each.shape[1:]).sum(1)
 
 
 def _all_taped(module: nn.Module) -> bool:
-    """Are all parameters those of layers that can be taped, each used by one layer, in one plain chain?"""
-    layers = [child for child in module.modules() if isinstance(child, nn.Conv2d | nn.Linear)]
-    for child in layers:
-        if isinstance(child, nn.Conv2d) and (child.groups != 1 or isinstance(child.padding, str)):
-            return False
-        if isinstance(child, nn.Conv2d) and child.padding_mode != "zeros":
-            return False
+    """Whether the model is a chain of layers that can be taped, none of which shares a parameter."""
+    if list(module.buffers()) or not _chain(module):
+        return False
+    layers = [child for child in module.modules() if _tapeable(child)]
     held = [id(p) for child in layers for p in child.parameters(recurse=False)]
-    chain = isinstance(module, nn.Linear) or all(
-        isinstance(child, nn.Sequential) or not list(child.children()) for child in module.modules()
-    )
-    whole = {id(p) for p in module.parameters()}
-    return chain and len(set(held)) == len(held) and set(held) == whole and not list(module.buffers())
+    return len(set(held)) == len(held) and set(held) == {id(p) for p in module.parameters()}
+
+
+def _chain(module: nn.Module) -> bool:
+    return all(isinstance(child, nn.Sequential) or not list(child.children()) for child in module.modules())
+
+
+def _tapeable(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return isinstance(layer, nn.Linear)

@@ -1,4 +1,4 @@
-"""Labels read off the gradient of the last layer, before any search (iDLG, CPL).
+"""Infer labels from the gradient of the last layer, before any search (iDLG, CPL).
 
 With cross-entropy the gradient of row c is sum_b (p_bc - 1[y_b = c]) h_b/B. One example: where its features h are
 positive (sigmoid, ReLU) only the row of its label is negative. A batch of B: row c sums to about
@@ -20,9 +20,17 @@ SCALES = tuple(0.7**power for power in range(20))  # what a clip may have left o
 
 
 def infer(way: Labels, gradients: Tensor, module: nn.Module, batch: int, dummies: Tensor) -> Tensor:
-    """The labels that the gradients [V, P] give away, [V, guesses, B], the likeliest first.
+    """Infer labels from gradients.
 
-    `dummies` [N, ...] are any inputs. One record's label is plain; for a batch there are GUESSES of them.
+    Args:
+        way: From the signs or from the row sums of the last layer.
+        gradients: [V, P].
+        module: The model.
+        batch: B, the records in each gradient.
+        dummies: Any inputs, [N, ...].
+
+    Returns:
+        Labels [V, guesses, B], the likeliest first: one guess for a single record, GUESSES for a batch.
     """
     name, layer = _last_layer(module)
     entry = next(entry for entry in Layout.of(module).entries if entry.name == f"{name}weight")
@@ -50,7 +58,8 @@ def _last_layer(module: nn.Module) -> tuple[str, nn.Linear]:
 @torch.no_grad()
 def _expected(module: nn.Module, dummies: Tensor) -> Tensor:
     """p: what the model says on average, [classes]."""
-    return module(dummies).softmax(1).mean(0)
+    expected: Tensor = module(dummies).softmax(1).mean(0)
+    return expected
 
 
 @torch.no_grad()

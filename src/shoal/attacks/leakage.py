@@ -1,4 +1,4 @@
-"""`attack`: a published attack against any method, on real records, scored by the truth that it never saw."""
+"""`attack`: a published gradient-leakage attack on any method, scored against the truth that it never sees."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ from shoal.models import build, check, mixing_layers
 from shoal.prepare import load_data, with_noise
 from shoal.privacy.random import Streams
 
-TOGETHER = 256  # victims that are searched for at once
-DUMMIES = 64  # random inputs by which an attacker learns what the model says of anything
-PAPER_RECORDS = 3  # 004 attacks batches of three at types 0 and 1
+BATCHED = 256  # victims attacked at once
+DUMMIES = 64  # random inputs that show an attacker the model's average output
+PAPER_RECORDS = 3  # Wei et al. (2023) attack batches of three at types 0 and 1
 
 Progress = Callable[[int, int], None]
-"""(iteration, victims that are still searched for)."""
+"""(iteration, victims left)."""
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Whom an attacker of which type attacks, and what it knows.
+    """The attacker and its victims.
 
-    `records`: those that one observed gradient or update is made of. `honest`: a real update after all local steps.
-    `knowing`: public clips are replayed on the dummies.
+    Attributes:
+        kind: 0 at the server, 1 at the client before sending, 2 inside local training.
+        count: The number of victims.
+        records: The records in one observed gradient or update.
+        honest: Whether to attack a real update, after all local steps.
+        knowing: Whether the attacker replays public clipping on its dummies.
     """
 
     kind: Kind = 2
@@ -59,16 +63,17 @@ class Aim:
         if self.kind == 2 and self.records not in (None, 1):
             raise ConfigError(f"type 2 sees one record's gradient at a time, got records={self.records}")
         if self.kind == 2 and self.honest:
-            raise ConfigError("honest is about whole updates: it goes with type 0 or 1, not with type 2")
+            raise ConfigError("honest needs a whole update: use it with type 0 or 1")
 
     @property
     def each(self) -> int:
+        """The records of one victim."""
         return self.records or (1 if self.kind == 2 else PAPER_RECORDS)
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an attack got, with the truth beside it."""
+    """The result of an attack, and the truth."""
 
     algorithm: str
     dataset: str
@@ -78,7 +83,7 @@ class Outcome:
     truth: Tensor  # [V, B, ...]
     found: Found
     quality: Quality
-    reached: Tensor  # [V, B]: from which iteration on the attacker's best was a success; the limit if it was none
+    reached: Tensor  # [V, B]: the iteration from which the best guess was a success; the limit if it never was
     seconds: float
 
     def row(self) -> dict[str, Any]:
@@ -111,7 +116,21 @@ class Outcome:
 
 def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None, progress: Progress | None = None,
            ) -> Outcome:  # fmt: skip
-    """Run a recipe against the config's algorithm, data and model (`auto`: the papers' attack network)."""
+    """Attack a configuration's method.
+
+    Args:
+        config: Algorithm, data and model (`auto`: the papers' attack network).
+        recipe: The attack.
+        aim: Attacker and victims.
+        data: The data set; loaded from the configuration by default.
+        progress: Called as the search goes on.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        ConfigError: Where the attacker would not see what it needs.
+    """
     _refuse_unseen(config, aim)
     dataset = data or load_data(config)
     device, streams = pick_device(config.engine.device), Streams(config.seed)
@@ -131,21 +150,21 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
 
 
 def _refuse_unseen(config: Config, aim: Aim) -> None:
-    """Refuse to reconstruct what the attacker of this place does not see."""
+    """Refuse to reconstruct what the attacker does not see."""
     if config.data.features != "none":
         raise ConfigError(
-            f"data.features={config.data.features}: a reconstruction would attack pixels, not features; leave it "
-            f"out, or ask --membership"
+            f"data.features={config.data.features}: a reconstruction attacks pixels, not features; omit it, or "
+            f"use --membership"
         )
     if aim.kind == 0 and config.federation.aggregation == "secure":
         raise ConfigError(
-            "federation.aggregation=secure: that coordinator sees only sums, no client's update; leave out type 0 "
-            "(--type 1 or --type 2)"
+            "federation.aggregation=secure: the coordinator sees only sums, no single update; use --type 1 or "
+            "--type 2"
         )
 
 
 def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -> Victims:
-    """Training records at random, none twice; the same ones for every method and attack of a seed."""
+    """Draw training records without replacement; a seed gives the same ones for every method and attack."""
     wanted, there = aim.count * aim.each, len(dataset.train_y)
     if wanted > there:
         raise ConfigError(
@@ -156,15 +175,15 @@ def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -
     x, y = dataset.train_x[places], dataset.train_y[places]
     if float(x.min()) < 0 or float(x.max()) > 1:
         raise DataError(
-            f"attacks search in [0, 1], but data '{dataset.name}' run from {float(x.min()):g} to {float(x.max()):g}; "
-            f"scale them (for your own pictures 0 to 255, for tables by public ranges)"
+            f"attacks search in [0, 1], but data '{dataset.name}' are {float(x.min()):g} to {float(x.max()):g}; "
+            f"scale them (your own images as 0 to 255, tables by public ranges)"
         )
     each = (aim.count, aim.each)
-    return Victims(x.unflatten(0, each).to(device), y.view(each).to(device), dataset.classes)
+    return Victims(x.view(*each, *x.shape[1:]).to(device), y.view(each).to(device), dataset.classes)
 
 
 def model_name(config: Config, dataset: Dataset) -> str:
-    """`auto` is the papers' attack network."""
+    """The model's name; `auto` is the papers' attack network."""
     if config.model != "auto":
         return config.model
     return "attack-cnn" if len(dataset.input_shape) == 3 else "attack-mlp"
@@ -185,7 +204,7 @@ def _search(
     recipe: Recipe, aim: Aim, module: nn.Module, seen: Seen, victims: Victims, streams: Streams,
     progress: Progress | None,
 ) -> tuple[Found, Tensor]:  # fmt: skip
-    """The search, a few hundred victims at a time; and from when on each was a success, which only we can tell."""
+    """Search for a few hundred victims at a time; also the iteration from which each was a success."""
     labels = None
     if recipe.labels != "joint":
         shape = (DUMMIES, *victims.x.shape[2:])
@@ -193,7 +212,7 @@ def _search(
         labels = infer(recipe.labels, seen.gradients, module, aim.each, dummies)
     reached = torch.full(victims.y.shape, float(recipe.iterations), device=victims.x.device)
     parts = []
-    for group in torch.arange(aim.count, device=victims.x.device).split(TOGETHER):
+    for group in torch.split(torch.arange(aim.count, device=victims.x.device), BATCHED):
         objective = Objective(
             recipe=recipe, shown=seen.shown, replay=seen.replay, shape=tuple(victims.x.shape[2:]), batch=aim.each,
             classes=len(victims.classes), seen=seen.gradients[group],

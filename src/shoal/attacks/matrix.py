@@ -1,4 +1,4 @@
-"""Methods x types: who withstands which attacker (004 Table 3 and Figure 3)."""
+"""Methods x attack types: which method resists which attacker (Wei et al. (2023), Table 3 and Figure 3)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoal.attacks.recipes import Recipe
 from shoal.config import configure
 from shoal.prepare import load_data
 
-LEAKS = 0.5  # a method that gives away this share of the records is not resilient
+LEAKS = 0.5  # a method that leaks this share of the records is not resilient
 
 
 @dataclass(frozen=True)
 class Method:
-    """A column: an algorithm in one setting, under the name that 004 gives it."""
+    """A column: an algorithm in one setting, labelled as in the paper."""
 
     label: str
     algorithm: str
@@ -32,8 +32,8 @@ METHODS = (
     Method("compression 90%", "compression", ("per_update.share=0.9",)),
     Method("DSSGD", "dssgd", ("per_update.fraction=0.1", "per_update.cap=1.0")),
     Method("DSSGD, noise", "dssgd-noise", ("per_update.fraction=0.1", "per_update.cap=1.0")),
-    Method("noise .001", "random-noise", ("per_update.scale=0.0316",)),
-    Method("noise .01", "random-noise", ("per_update.scale=0.1",)),
+    Method("noise 0.001", "random-noise", ("per_update.scale=0.0316",)),
+    Method("noise 0.01", "random-noise", ("per_update.scale=0.1",)),
     Method("Fed-SDP", "fed-sdp", ("per_update.at=server",), ("table3", "figure3")),
     Method("Fed-SDP at client", "fed-sdp", ("per_update.at=client",), ("table3", "figure3")),
     Method("quantile", "quantile", tables=("table3",)),
@@ -43,8 +43,8 @@ METHODS = (
     Method("Fed-CDP C=4 sigma=6", "fed-cdp", ("per_example.clip=4.0", "per_step.noise=6.0")),
     Method("Fed-alphaCDP[sigma]", "fed-alpha-cdp-sigma", tables=("table3", "figure3")),
 )
-"""DSSGD's cap, in units of the gradient that crosses here, leaves most coordinates whole. Random noise goes by its
-variance, as in 004 and DLG."""
+"""DSSGD's cap, in units of the observed gradient, leaves most coordinates unchanged. Random noise is labelled by its
+variance, as in the paper and in DLG."""
 
 TYPES: tuple[Kind, ...] = (2, 1, 0)
 
@@ -52,7 +52,7 @@ Started = Callable[[str, int], None]
 
 
 def methods(table: str | None = None) -> list[Method]:
-    """The columns of one of 004's tables, or all."""
+    """The methods of one of the paper's tables, or all."""
     known = algorithms()
     return [m for m in METHODS if m.algorithm in known and (table is None or table in m.tables)]
 
@@ -66,9 +66,18 @@ def matrix(
     changes: tuple[str, ...] = (),
     on_cell: Started | None = None,
 ) -> Iterator[tuple[Method, Outcome]]:
-    """Every method against every type, one after the other. All of them meet the same victims and the same model.
+    """Attack every method at every type, with the same victims and the same model.
 
-    The aim's `records` and `honest` are about types 0 and 1.
+    Args:
+        base: Settings that all methods share.
+        recipe: The attack.
+        aim: Victims; its `records` and `honest` concern types 0 and 1.
+        columns: The methods; all by default.
+        changes: Further settings, as `key=value`.
+        on_cell: Called with a method's label and a type before each attack.
+
+    Yields:
+        The method and the outcome of each attack.
     """
     data = None
     for method in columns or methods():
@@ -85,6 +94,6 @@ def _of_kind(aim: Aim, kind: Kind) -> Aim:
 
 
 def cell(method: Method, outcome: Outcome) -> dict[str, Any]:
-    """A cell's figures."""
+    """The figures of one attack, as a row of a table."""
     row = outcome.row()
     return {"method": method.label, "resilient": row["success"] < LEAKS} | row

@@ -1,15 +1,15 @@
 """Membership inference on the final model: was this record trained on?
 
-    threshold   Yeom et al. 2018: a record with a small loss is taken for a member
-    lira        Carlini et al. 2022: the loss is compared with what models give that did, and that did not, see the
-                record: phi = log(p/(1 - p)) is about normal, with a mean of its own for each record, in and out
+    threshold   Yeom et al. (2018): records with a small loss are predicted to be members
+    lira        Carlini et al. (2022): a likelihood ratio of phi = log(p/(1 - p)), which is about normal, with a
+                mean for each record over models that were, and one over models that were not, trained on it
 
-Every model is trained as the configuration says, by the simulator, on a random half of a pool of records; each in
-turn is the target and all the others are its shadows (online LiRA with one pooled variance, as the authors advise
-for few shadows). A model is trained for as many rounds as `budget.epsilon` pays for, as a run would be.
+Every model is trained as the configuration says, on a random half of a pool of records; each is the target once, with
+all others as its shadow models (online LiRA with one pooled variance, as the authors advise for few shadows), for as
+many rounds as `budget.epsilon` allows.
 
-Advantage is max(TPR - FPR) over all thresholds. As the best of many on the same scores it is above 0 even where
-scores know nothing: `guessing` is the mean that they reach when membership is shuffled.
+Advantage is max(TPR - FPR) over all thresholds. As a maximum it is above 0 even for uninformed scores: `guessing` is
+its mean when membership is shuffled.
 """
 
 from __future__ import annotations
@@ -34,22 +34,28 @@ LEAST_MODELS = 4
 FEW_FALSE = 0.01
 SHUFFLES = 200
 MOST_POINTS = 200
-LEARNT = 1 / 3  # of the way from guessing to no mistake: below it there is little that a model could give away
+LEARNT = 1 / 3  # of the way from guessing to no error: below it a model has little to leak
 
 
 @dataclass(frozen=True)
 class Roc:
-    """How well scores part members from the others."""
+    """How well scores separate members from non-members."""
 
     advantage: float
     guessing: float  # the advantage that scores without information would reach
     auc: float
-    tpr_at_1_percent_fpr: float | None  # None where 1% of those that are no members is not even one
+    tpr_at_1_percent_fpr: float | None  # None where 1% of the non-members is less than one
     points: list[tuple[float, float]]
 
     @classmethod
     def of(cls, scores: np.ndarray, member: np.ndarray, streams: Streams) -> Roc:
-        """Higher scores mean membership; equal scores are told apart by nobody."""
+        """Compute the curve.
+
+        Args:
+            scores: Higher means member; ties are kept together.
+            member: The truth.
+            streams: The source of shuffles.
+        """
         order = np.argsort(-scores, kind="stable")
         last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # the end of each run of equal scores
         fpr, tpr = _rates(member[order], last)
@@ -84,13 +90,13 @@ def _thin(fpr: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Membership:
-    """What an observer of the final model can tell."""
+    """The result of membership inference on the final model."""
 
     algorithm: str
     dataset: str
     models: int
     records: int
-    rounds: int  # that were played, by the model with the most
+    rounds: int  # of the model with the most
     train_accuracy: float
     test_accuracy: float
     guessed_accuracy: float  # of always saying the commonest class
@@ -100,16 +106,17 @@ class Membership:
 
     @property
     def warning(self) -> str:
-        """Said of models that learnt next to nothing: an attack on them shows nothing."""
+        """A warning where the models learnt too little for the attack to show anything."""
         if self.train_accuracy >= self.guessed_accuracy + LEARNT * (1 - self.guessed_accuracy):
             return ""
         return (
-            f"the models are barely better than guessing ({self.train_accuracy:.3f} on members, always the commonest "
-            f"class {self.guessed_accuracy:.3f}): they learnt too little to give anything away; train longer or with "
+            f"the models are barely better than guessing (accuracy {self.train_accuracy:.3f} on members, the "
+            f"majority class has {self.guessed_accuracy:.3f}): they learnt too little to leak; train longer or with "
             f"a larger local.lr"
         )
 
     def rows(self) -> list[dict[str, Any]]:
+        """One row for each attack."""
         return [
             {
                 "algorithm": self.algorithm,
@@ -123,6 +130,7 @@ class Membership:
         ]
 
     def facts(self) -> dict[str, Any]:
+        """Everything else, as JSON."""
         names = ("algorithm", "dataset", "models", "records", "rounds", "train_accuracy", "test_accuracy",
                  "guessed_accuracy", "seconds")  # fmt: skip
         rocs = {"threshold": self.threshold.points, "lira": self.lira.points}
@@ -137,7 +145,18 @@ def membership(
     data: Dataset | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Membership:
-    """Train `models` times on random halves of a pool of `records`, and try to tell members from others."""
+    """Train models on random halves of a pool of records, and infer which records each was trained on.
+
+    Args:
+        config: How to train.
+        models: How many.
+        records: The size of the pool; all training records by default.
+        data: The data set; loaded from the configuration by default.
+        progress: Called with the number of models trained, and of all.
+
+    Raises:
+        ConfigError: Where there are too few models or records.
+    """
     if models < LEAST_MODELS:
         raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
     started = time.perf_counter()
@@ -175,11 +194,12 @@ def membership(
 def confidence(loss: np.ndarray) -> np.ndarray:
     """phi = log(p/(1 - p)) of the true class's probability p = exp(-loss)."""
     loss = np.clip(loss, 1e-7, 50)
-    return -loss - np.log(-np.expm1(-loss))
+    phi: np.ndarray = -loss - np.log(-np.expm1(-loss))
+    return phi
 
 
 def likelihood_ratios(phi: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """log N(phi; in) - log N(phi; out) for each model [M, n], by the means of all other models."""
+    """log N(phi; in) - log N(phi; out) for each model [M, n], with means over all other models."""
     models = len(phi)
     scores = np.zeros_like(phi)
     for target in range(models):
@@ -196,7 +216,8 @@ def _log_normal(x: np.ndarray, phi: np.ndarray, chosen: np.ndarray) -> np.ndarra
     """
     means, count = _means(phi, chosen), chosen.sum(0)
     spread = _spread(phi, chosen, means) * np.sqrt(1 + 1 / np.maximum(count, 1))
-    return -0.5 * ((x - means) / spread) ** 2 - np.log(spread)
+    density: np.ndarray = -0.5 * ((x - means) / spread) ** 2 - np.log(spread)
+    return density
 
 
 def _means(phi: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -217,12 +238,14 @@ def _pool(dataset: Dataset, records: int | None, streams: Streams) -> np.ndarray
     wanted = there if records is None else records
     if not 8 <= wanted <= there:
         raise ConfigError(f"records must be 8 to {there} (data '{dataset.name}' has no more), got {wanted}")
-    return np.sort(streams.generator("pool").permutation(there)[:wanted])
+    pool: np.ndarray = np.sort(streams.generator("pool").permutation(there)[:wanted])
+    return pool
 
 
 def _halves(models: int, records: int, streams: Streams) -> np.ndarray:
     """Each record in each model with probability 1/2, [M, n]: what one model holds says nothing of the others."""
-    return streams.generator("halves").random((models, records)) < 0.5
+    halves: np.ndarray = streams.generator("halves").random((models, records)) < 0.5
+    return halves
 
 
 def _trained(
@@ -252,7 +275,7 @@ def _trained(
 @torch.inference_mode()
 def _losses(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     module.eval()
-    logits = torch.cat([module(part) for part in x.split(500)]).double()
+    logits = torch.cat([module(part) for part in torch.split(x, 500)]).double()
     losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
     losses = torch.nan_to_num(losses, nan=50.0, posinf=50.0)
     return losses.cpu().numpy(), (logits.argmax(1) == y).cpu().numpy()

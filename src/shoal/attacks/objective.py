@@ -1,4 +1,4 @@
-"""What an attack minimises: the distance between what was seen and what its own dummy examples would have shown."""
+"""What an attack minimises: the distance between the observed gradient and that of its dummy records."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class Objective:
         return self.batch * int(torch.Size(self.shape).numel())
 
     def examples(self, rows: Tensor) -> Tensor:
-        return rows[:, : self.pixels].unflatten(1, (self.batch, *self.shape))
+        """The records in rows of unknowns, [v, B, ...]."""
+        return rows[:, : self.pixels].reshape(len(rows), self.batch, *self.shape)
 
     def probabilities(self, rows: Tensor, victims: Tensor, attempts: Tensor) -> Tensor:
         """The labels [v, B, C] of the victims' attempts: each attempt has another guess, as long as there are any."""
         if self.labels is not None:
             guess = attempts.clamp(max=self.labels.shape[1] - 1)
             return F.one_hot(self.labels[victims, guess], self.classes).to(rows.dtype)
-        return rows[:, self.pixels :].unflatten(1, (self.batch, self.classes)).softmax(-1)
+        return rows[:, self.pixels :].reshape(len(rows), self.batch, self.classes).softmax(-1)
 
     def evaluate(self, rows: Tensor, victims: Tensor, attempts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, slope and match (the value without the prior, relative to what was seen) of these victims' rows."""
@@ -53,10 +54,9 @@ class Objective:
         if self.recipe.match == "squared":
             size = seen.norm(dim=1, keepdim=True).clamp(min=1e-30)  # small gradients count as much as large
             value = ((shown - seen) / size).square().sum(1)
-            match = value.detach()
         else:
             value = 1 - F.cosine_similarity(shown, seen, dim=1, eps=1e-30)
-            match = value.detach()
+        match = value.detach()
         if self.recipe.prior and len(self.shape) == 3:
             value = value + self.recipe.prior * total_variation(x)
         (slope,) = torch.autograd.grad(value.sum(), rows)

@@ -1,4 +1,4 @@
-"""What an attack leaves behind: `runs/attack-.../` with attack.json, attack.png and report.html, which holds both."""
+"""The results of an attack: `runs/attack-.../` with attack.json, attack.png and report.html, which has both."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ COLUMNS = {
     "iterations_to_success": "to success",
     "seconds": "seconds",
     "advantage": "advantage",
-    "guessing": "guessing reaches",
-    "auc": "area",
+    "guessing": "by guessing",
+    "auc": "AUC",
     "tpr_at_1_percent_fpr": "TPR at 1% FPR",
 }
 
-PROVES_NOTHING = "An attack that fails proves nothing: only an epsilon does."
+PROVES_NOTHING = "A failed attack proves nothing; only an epsilon does."
 
 _TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -84,13 +84,13 @@ pre {
 <tbody>
 {% for row in rows %}<tr class="{{ row.tone }}">{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
-{% if command %}<p>Made with</p><pre>{{ command }}</pre>{% endif %}
+{% if command %}<p>Command</p><pre>{{ command }}</pre>{% endif %}
 </main></body></html>
 """
 
 
 def shown(value: object) -> str:
-    """A figure as a person reads it."""
+    """A value as text."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
     if isinstance(value, bool):
@@ -101,15 +101,15 @@ def shown(value: object) -> str:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The columns that some row has; a figure that could not be had is a dash."""
+    """The columns that occur in the rows, as key and heading."""
     return {key: name for key, name in COLUMNS.items() if any(key in row for row in rows)}
 
 
 def caveats(model: str) -> str:
-    """What every page of a reconstruction says of itself."""
+    """What a reconstruction does not show; printed on every page."""
     return (
-        f"The model attacked, {model}, is an untrained one that is easy to attack, not one of your runs. "
-        f"Types 0 and 1 are one step of length 1 on 3 records, unless --honest or --records says otherwise. "
+        f"The attacked model, {model}, is untrained and easy to attack; it is not one of your runs. Types 0 and 1 "
+        f"see one step with learning rate 1 on 3 records, unless --honest or --records says otherwise. "
         f"{PROVES_NOTHING}"
     )
 
@@ -117,7 +117,7 @@ def caveats(model: str) -> str:
 def html(
     title: str, words: Sequence[str], rows: Sequence[Mapping[str, Any]], png: bytes, about: str, command: str = ""
 ) -> str:
-    """One self-contained page; it opens offline, in the light and in the dark."""
+    """The page as one self-contained HTML file."""
     import jinja2
 
     chosen = columns(rows)
@@ -143,20 +143,38 @@ def write(
     facts: Mapping[str, Any],
     command: str = "",
 ) -> Path:
-    """A new folder with the figures, the picture and the page."""
+    """Write a new folder with figures, picture and page.
+
+    Args:
+        runs: Where the folder is made.
+        name: The end of its name.
+        title: The page's title.
+        words: Its paragraphs.
+        rows: The figures.
+        png: The picture.
+        about: The picture in words.
+        facts: Further entries of attack.json.
+        command: The command that made it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RunError: Where it cannot be written.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     folder = runs / f"attack-{stamp}-{name}"
     try:
         folder.mkdir(parents=True)
-        told = {release.KEY: release.ATTACK, "title": title, "command": command, **facts, "rows": list(rows)}
-        (folder / "attack.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        results = {release.KEY: release.ATTACK, "title": title, "command": command, **facts, "rows": list(rows)}
+        (folder / "attack.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (folder / "attack.png").write_bytes(png)
         (folder / "report.html").write_text(html(title, words, rows, png, about, command), encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another place") from None
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another path") from None
     return folder
 
 
 def _tone(row: Mapping[str, Any]) -> str:
-    """Red where anything leaked; never green, for what withstood one attack may not withstand the next."""
+    """Red where anything leaked; never green, since another attack may succeed."""
     return "leaks" if row.get("success") else ""

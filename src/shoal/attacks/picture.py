@@ -1,4 +1,4 @@
-"""Pictures of what an attack got: originals above reconstructions, and the grid of methods and types."""
+"""Pictures of attacks: originals and reconstructions, the grid of methods and types, ROC curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 10  # examples in a row
 
 
 def picture(outcome: Outcome) -> bytes:
-    """A PNG with two rows: the records, and what was made of them."""
+    """A PNG with two rows: records and their reconstructions."""
     from matplotlib.figure import Figure
 
     truth, found = outcome.truth.flatten(0, 1)[:MOST], outcome.quality.x.flatten(0, 1)[:MOST]
@@ -33,12 +33,12 @@ def picture(outcome: Outcome) -> bytes:
         _show(axes[1, column], b)
         axes[1, column].set_xlabel(f"{float(errors[column]):.3f}", color=_tone(bool(good[column])), fontsize=9)
     axes[0, 0].set_ylabel("original", fontsize=10)
-    axes[1, 0].set_ylabel("attacker", fontsize=10)
+    axes[1, 0].set_ylabel("reconstructed", fontsize=10)
     return _png(figure)
 
 
 def grid(cells: list[tuple[Method, Outcome]], victim: int = 0) -> bytes:
-    """Figure 3 of 004: a column a method, a row a type, always the same victim's first record."""
+    """A PNG like Figure 3 of Wei et al. (2023): methods in columns, types in rows, always the same victim."""
     from matplotlib.figure import Figure
 
     labels = list(dict.fromkeys(method.label for method, _ in cells))
@@ -54,24 +54,24 @@ def grid(cells: list[tuple[Method, Outcome]], victim: int = 0) -> bytes:
             outcome = of_kind[label]
             _show(axes[row, column], outcome.quality.x[victim, 0])
             success = float(outcome.quality.success.float().mean())
-            axes[row, column].set_xlabel(f"{100 * success:.0f}% leak", color=_tone(success > 0), fontsize=8)
+            axes[row, column].set_xlabel(f"{100 * success:.0f}% leaked", color=_tone(success > 0), fontsize=8)
     for column, label in enumerate(["original", *labels]):
         axes[0, column].set_title(_two_lines(label), fontsize=8)
     return _png(figure)
 
 
 def curve(rocs: dict[str, list[tuple[float, float]]]) -> bytes:
-    """ROC curves of membership inference, both axes logarithmic: what matters is at few false alarms."""
+    """ROC curves of membership inference on log axes, since low false-positive rates matter most."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6, 4.2), layout="constrained")
     axes = figure.subplots()
     for (name, points), colour in zip(rocs.items(), ("#c2560c", "#1668c7"), strict=False):
-        false, true = np.array([point for point in points if point[0] > 0]).T  # 0 has no place on these axes
+        false, true = np.array([point for point in points if point[0] > 0]).T  # log axes have no 0
         axes.plot(false, np.maximum(true, 1e-3), color=colour, label=name)
     axes.plot([1e-3, 1], [1e-3, 1], color="#8b949e", linestyle=":", label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
-    axes.set(xlabel="false positives", ylabel="true positives")
+    axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
     axes.legend(frameon=False)
     return _png(figure)
 

@@ -1,9 +1,9 @@
-"""How good a reconstruction is, by the truth that the attacker does not have: RMSE, PSNR, SSIM, label hits.
+"""The quality of a reconstruction, measured against the truth: RMSE, PSNR, SSIM, label hits.
 
-004 judged success by eye. Here it is a pixel error below .15 (RMSE) *and* a structural similarity above .5 (SSIM,
-Wang et al. 2004, uniform 7 x 7 window, range 1; where a picture is smaller, one window). Tables have no structure
-that SSIM could see, and the mean record, which looks at no gradient, is often within .15: for them the error must be
-below .15 *and* below half of the error of the mean of the other victims' records (with one victim: .15 alone).
+Wei et al. (2023) judged success by eye. Here it is an RMSE below 0.15 *and* an SSIM above 0.5 (Wang et al. 2004,
+uniform 7 x 7 window, range 1; one window where an image is smaller). Tables have no SSIM, and the mean record, which
+uses no gradient, is often within 0.15: for them the RMSE must be below 0.15 *and* below half of that of the mean of
+the other victims' records (with one victim 0.15 alone).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WINDOW = 7
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """Figures [V, B] of every example, and its reconstruction [V, B, ...] put beside it."""
+    """Figures [V, B] of every record, and its matched reconstruction [V, B, ...]."""
 
     x: Tensor
     rmse: Tensor
@@ -34,11 +34,12 @@ class Quality:
 
     @property
     def success(self) -> Tensor:
+        """Which records were reconstructed, [V, B]."""
         return succeeded(self.rmse, self.ssim, self.typical)
 
 
 def judge(found: Tensor, labels: Tensor, truth: Tensor, true_labels: Tensor) -> Quality:
-    """Reconstructions [V, B, ...] against the truth; within a batch each is put beside the example it fits best."""
+    """Compare reconstructions [V, B, ...] with the truth; within a batch each is matched with its nearest record."""
     order = _pairing(found, truth)
     found = torch.stack([rows[places] for rows, places in zip(found, order, strict=True)])
     error, pictures = rmse(found, truth), truth.dim() == 5
@@ -53,6 +54,7 @@ def judge(found: Tensor, labels: Tensor, truth: Tensor, true_labels: Tensor) -> 
 
 
 def succeeded(error: Tensor, similarity: Tensor | None, typical: Tensor | None = None) -> Tensor:
+    """Whether an error, a similarity and the mean record's error make a success."""
     good = error < MOST_RMSE
     if similarity is not None:
         good = good & (similarity > LEAST_SSIM)
@@ -60,7 +62,7 @@ def succeeded(error: Tensor, similarity: Tensor | None, typical: Tensor | None =
 
 
 def label_hits(found: Tensor, true: Tensor) -> Tensor:
-    """Which true labels [V, B] are among those found, each as often as it was found: which record has it is open."""
+    """Which true labels [V, B] are among those found, with multiplicity, in any order."""
     times = (found.unsqueeze(1) == true.unsqueeze(2)).sum(2)
     before = (true.unsqueeze(1) == true.unsqueeze(2)).tril(-1).sum(2)
     return before < times

@@ -1,15 +1,14 @@
-"""Published gradient-leakage attacks, each a short recipe over one optimiser (004 Table 1 and what it cites).
+"""Published gradient-leakage attacks, each a short recipe over one optimiser (Wei et al. (2023), Table 1).
 
-    dlg       Zhu, Liu, Han 2019: picture and label are searched together, by squared distance and L-BFGS
-    idlg      Zhao, Mopuri, Bilen 2020: the label is read off the signs of the last layer first
-    cpl       Wei et al. 2020: the label is read off its row sums; the start is a tile, repeated
-    gradinv   Geiping et al. 2020: cosine and total variation, by Adam on the gradient's sign, inside the box
-    gradinv-lbfgs   the same loss by L-BFGS: where the network is smooth it gets to the end, and Adam's steps do not
+    dlg       Zhu et al. (2019): optimises image and label jointly; squared distance, L-BFGS
+    idlg      Zhao et al. (2020): infers the label from the signs of the last layer first
+    cpl       Wei et al. (2020): infers the label from its row sums; starts from a repeated tile
+    gradinv   Geiping et al. (2020): cosine distance and total variation, Adam on the gradient's sign, inside the box
+    gradinv-lbfgs   the same loss by L-BFGS: on a smooth network it converges where Adam does not
 
-DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search: some lead to where the model is
-saturated and the slope is 0. CPL shortens steps that bring too little. With each of them a search that ends at a loss
-which explains nothing starts again elsewhere, as long as there are iterations left (judged by the gradient alone; an
-attacker has no truth).
+DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search; some end where the model is saturated
+and the slope is 0. CPL shortens steps that gain too little. A search that ends at a large loss restarts elsewhere
+while iterations are left; only the gradient decides, since an attacker does not know the truth.
 """
 
 from __future__ import annotations
@@ -26,11 +25,25 @@ Labels = Literal["joint", "signs", "rows"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is matched and how it is searched for.
+    """A gradient-leakage attack.
 
-    `iterations` are at most so many in all, restarts included, counted as the papers count: an iteration of L-BFGS
-    is `inner` evaluations of every victim, one of Adam a single one. `prior` weighs the total variation of the
-    picture. `box` keeps the search inside [0, 1]. A search that gains nothing in `patience` iterations is over.
+    Attributes:
+        name: As `--attack` takes it.
+        paper: The short citation.
+        match: The distance between observed and simulated gradient.
+        start: Where the search starts.
+        labels: How labels are found.
+        optimiser: What minimises the distance.
+        iterations: The most in all, restarts included, counted as the papers do: an iteration of L-BFGS is `inner`
+            evaluations, one of Adam is one.
+        inner: See `iterations`.
+        search: The line search of L-BFGS.
+        history: Its number of pairs.
+        prior: The weight of the image's total variation.
+        lr: Adam's step.
+        box: Whether the search stays inside [0, 1].
+        patience: Iterations without gain after which a search ends.
+        restarts: The most restarts.
     """
 
     name: str
@@ -55,24 +68,24 @@ class Recipe:
 
     @property
     def counted(self) -> int:
-        """How many iterations, as published, `inner` evaluations are."""
+        """How many published iterations `inner` evaluations are."""
         return self.inner if self.optimiser == "signed-adam" else 1
 
 
 DLG = Recipe(
-    name="dlg", paper="Zhu et al. 2019", match="squared", start="uniform", labels="joint", optimiser="l-bfgs",
+    name="dlg", paper="Zhu et al. (2019)", match="squared", start="uniform", labels="joint", optimiser="l-bfgs",
     search="fixed", history=100, iterations=300, patience=10, restarts=10,
 )  # fmt: skip
 IDLG = Recipe(
-    name="idlg", paper="Zhao et al. 2020", match="squared", start="uniform", labels="signs", optimiser="l-bfgs",
+    name="idlg", paper="Zhao et al. (2020)", match="squared", start="uniform", labels="signs", optimiser="l-bfgs",
     search="fixed", history=100, iterations=300, patience=10, restarts=10,
 )  # fmt: skip
 CPL = Recipe(
-    name="cpl", paper="Wei et al. 2020", match="squared", start="tile", labels="rows", optimiser="l-bfgs",
+    name="cpl", paper="Wei et al. (2020)", match="squared", start="tile", labels="rows", optimiser="l-bfgs",
     search="armijo", history=50, iterations=300, patience=5, restarts=2,
 )  # fmt: skip
 GRADINV = Recipe(
-    name="gradinv", paper="Geiping et al. 2020", match="cosine", start="uniform", labels="signs",
+    name="gradinv", paper="Geiping et al. (2020)", match="cosine", start="uniform", labels="signs",
     optimiser="signed-adam", prior=1e-4, lr=0.1, box=True, iterations=4800, patience=4800,
 )  # fmt: skip
 GRADINV_LBFGS = replace(

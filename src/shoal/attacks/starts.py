@@ -1,4 +1,4 @@
-"""Where a search starts: 004 section 3.2 (after Wei et al. 2020) finds that it decides how fast an attack succeeds.
+"""Where a search starts, which decides how fast an attack succeeds (Wei et al. (2020); Wei et al. (2023), 3.2).
 
 uniform     every pixel from U[0, 1)
 tile        a tile of half the height and width from U[0, 1), repeated 2 x 2

@@ -1,6 +1,6 @@
-"""What an audit leaves behind: a folder with audit.json, audit.png and report.html, which holds both.
+"""The results of an audit: audit.json, audit.png and report.html, which has both.
 
-That is `runs/audit-.../`, or `audit/` in the folder of a run, whose own page shows it too.
+In `runs/audit-.../`, or in `audit/` of a run's folder, whose own page shows them too.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ ul { margin: 0 0 20px; padding-left: 20px; max-width: 80ch; color: var(--soft); 
 pre { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: 12px; font-size: 12.5px; }
 </style></head><body><main>
 <h1>{{ title }}</h1>
-<p>A claim is an upper bound on epsilon; an audit finds a lower bound, by attack on the code that runs. “At least”
-holds with a confidence of {{ confidence }}, or 99% where canaries were asked too, whatever the mechanism. The audit
-plays a small setting of its own, in which that epsilon is claimed: it tells whether the code keeps such claims, not
-how large the epsilon of a run is.</p>
+<p>A claim is an upper bound on epsilon; an audit attacks the code that runs and measures a lower bound. “At least”
+holds with confidence {{ confidence }} (99% where canaries are used too) for any mechanism. The audit runs in a small
+setting of its own, in which this epsilon is claimed: it checks whether the code keeps its claims, not how large the
+epsilon of a run is.</p>
 <div class="scroll"><table><thead><tr>
 {% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
@@ -59,11 +59,11 @@ how large the epsilon of a run is.</p>
 {% endfor %}</tbody></table></div>
 <figure><img alt="False negatives against false positives, and the curve that each claim allows"
  src="data:image/png;base64,{{ picture }}"></figure>
-<h2>How</h2>
+<h2>Details</h2>
 {% for row in rows %}<h3>{{ row.name }}: <span class="{{ row.tone }}">{{ row.verdict }}</span></h3>
 <p>{{ row.setting }}</p><ul>{% for line in row.words %}<li>{{ line }}</li>{% endfor %}</ul>
 {% endfor %}
-{% if command %}<p>Made with</p><pre>{{ command }}</pre>{% endif %}
+{% if command %}<p>Command</p><pre>{{ command }}</pre>{% endif %}
 </main></body></html>
 """
 
@@ -71,35 +71,34 @@ HEAD = ("method", "unit", "claim", "at least", "verdict")
 
 
 def cells(outcome: Outcome) -> list[str]:
-    """One claim as a row of a table, the verdict left out."""
+    """One claim as a row of a table, without the verdict."""
     row = outcome.row()
     claimed = row["kind"] if row["claimed"] is None else f"{row['kind']} {up(row['claimed'], 3)}"
     return [outcome.algorithm, row["unit"], claimed, at_least(row["measured"])]
 
 
 def words(outcome: Outcome) -> list[str]:
-    """Which parts of the audit spoke, and what they would have caught."""
-    told = outcome.game
-    said = [f"game: {told.trials:,} trials of each kind, epsilon at least {at_least(told.epsilon(DELTA))}"]
+    """What each part of the audit found, and which broken variants it would catch."""
+    game = outcome.game
+    said = [f"game: {game.trials:,} trials of each kind, epsilon at least {at_least(game.epsilon(DELTA))}"]
     said += [f"{check.name}: {check.words}" for check in outcome.checks]
     if outcome.guesses is not None:
         found = outcome.guesses
         least = at_least(found.epsilon)
-        said.append(f"canaries: {found.right} of {found.guesses} guesses right, epsilon at least {least}")
+        said.append(f"canaries: {found.right} of {found.guesses} guesses correct, epsilon at least {least}")
     if outcome.case.true is not None:
         said.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
         said.append(f"the true bound for this setting is {math.ceil(outcome.case.true)}")
     if outcome.flagged:
         said.append(f"flagged by: {', '.join(outcome.flagged)}")
     said += [
-        f"{name} would be caught by {', '.join(by)}" if by else f"{name} would NOT be caught"
-        for name, by in outcome.power.items()
+        f"{name}: caught by {', '.join(by)}" if by else f"{name}: NOT caught" for name, by in outcome.power.items()
     ]
     return said
 
 
 def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> str:
-    """One self-contained page."""
+    """The page as one self-contained HTML file."""
     import jinja2
 
     rows = [
@@ -127,17 +126,21 @@ def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> s
 
 
 def new_folder(runs: Path, name: str) -> Path:
-    """Where an audit that belongs to no run is written."""
+    """The folder of an audit that belongs to no run."""
     return runs / f"audit-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')}-{name}"
 
 
 @contextmanager
 def place(folder: Path) -> Iterator[Path]:
-    """Make the folder first: one that cannot be made is told of before the work. Nothing empty is left behind."""
+    """Make the folder before the work starts, and remove it if it stays empty.
+
+    Raises:
+        RunError: Where it cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be made: {error.strerror or error}; choose another place") from None
+        raise RunError(f"{folder} cannot be made: {error.strerror or error}; choose another path") from None
     try:
         yield folder
     finally:
@@ -146,15 +149,19 @@ def place(folder: Path) -> Iterator[Path]:
 
 
 def write(folder: Path, name: str, outcomes: Sequence[Outcome], command: str = "") -> Path:
-    """The figures, the picture and the page."""
+    """Write figures, picture and page; return the page's path.
+
+    Raises:
+        RunError: Where they cannot be written.
+    """
     png = picture(outcomes)
-    told = {release.KEY: release.AUDIT, "command": command, "confidence": CONFIDENCE}
-    told["rows"] = [outcome.row() for outcome in outcomes]
+    results = {release.KEY: release.AUDIT, "command": command, "confidence": CONFIDENCE}
+    results["rows"] = [outcome.row() for outcome in outcomes]
     try:
-        (folder / "audit.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        (folder / "audit.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (folder / "audit.png").write_bytes(png)
         page = folder / "report.html"
         page.write_text(html(f"Audit of {name}", outcomes, png, command), encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another place") from None
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another path") from None
     return page

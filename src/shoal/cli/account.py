@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from shoal.cli.options import Json, print_json
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,40 +27,35 @@ Participation: TypeAlias = Literal["hidden", "visible"]
 Epsilon = Annotated[float, typer.Option(help="The budget's epsilon.")]
 Delta = Annotated[
     float,
-    typer.Option(
-        help="A test for one unit has true positives <= e^epsilon x false positives + delta. Below 1/units."
-    ),
+    typer.Option(help="Any test for one unit has TPR <= e^epsilon FPR + delta. Choose it below 1/units."),
 ]
-Noise = Annotated[str, typer.Option(help="Sigma / sensitivity, or a schedule such as linear:15:4.85.")]
+Noise = Annotated[str, typer.Option(help="Noise multiplier, or a schedule such as linear:15:4.85.")]
 Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
 Rate = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Share of the units, or of a client's records, in a step.")
+    float, typer.Option(min=0.0, max=1.0, help="Sampling rate of units, or of a client's records, in a step.")
 ]
 ClientRate = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="Two levels: share of the clients in a round.")
+    float | None, typer.Option(min=0.0, max=1.0, help="Two levels: sampling rate of clients in a round.")
 ]
-LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: steps that a client makes in a round.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
-AccountantOption = Annotated[Accountant, typer.Option(help="Who counts.")]
-SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, enter a step.")]
+LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: a client's local steps in a round.")]
+AccountantOption = Annotated[Accountant, typer.Option(help="The accountant.")]
+SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, are sampled.")]
 NeighboursOption = Annotated[
     Neighbours,
-    typer.Option(
-        help="Adjacency: a unit more or fewer, one that contributes nothing (its place stays), another one."
-    ),
+    typer.Option(help="Adjacency: add-or-remove one unit, zero-out (it contributes nothing), replace-one."),
 ]
 UnitsOption = Annotated[
-    int | None, typer.Option(min=1, help="How many clients or records there are: a delta above 1/UNITS is warned of.")
+    int | None, typer.Option(min=1, help="The number of clients or records; warns of a delta above 1/UNITS.")
 ]
-OrdersOption = Annotated[Orders, typer.Option(help="Orders of rdp-classic.")]
+OrdersOption = Annotated[Orders, typer.Option(help="The orders of rdp-classic.")]
 ParticipationOption = Annotated[
-    Participation, typer.Option(help="Two levels: can it be seen whether a client took part in a round?")
+    Participation, typer.Option(help="Two levels: whether the observer sees which clients take part.")
 ]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is done in a step or round, but for the noise; and who counts."""
+    """How a step or round samples, and the accountant."""
 
     sampling: Sampling
     rate: float
@@ -74,7 +68,7 @@ class Setting:
     units: int | None
 
     def steps(self, noise: float, count: int) -> Event:
-        """`count` steps, or rounds, with the same noise."""
+        """The event of `count` steps, or rounds, with the same noise."""
         from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel
 
         rate = 1.0 if self.sampling == "none" else self.rate
@@ -86,7 +80,7 @@ class Setting:
         return Repeat(done, count)
 
     def scheduled(self, noise: str, count: int, planned: int) -> Event:
-        """The first `count` of `planned` steps under a schedule of noise."""
+        """The event of the first `count` of `planned` steps under a noise schedule."""
         from shoal.accounting.events import Compose
         from shoal.privacy.schedules import parse
 
@@ -94,12 +88,11 @@ class Setting:
         if _constant(noise) is not None:
             return self.steps(schedule.value(0, planned), count)
         if self.sampling == "shuffled" and self.client_rate is None:
-            raise ConfigError(
-                "--sampling shuffled wants a constant --noise: it is not known which step a unit enters"
-            )
+            raise ConfigError("--sampling shuffled needs a constant --noise: the step that uses a unit is not known")
         return Compose(tuple(self.steps(schedule.value(t, planned), 1) for t in range(count)))
 
     def epsilon(self, event: Event, delta: float) -> tuple[Answer, dict[str, Any]]:
+        """Epsilon, and a lower bound on it where the accountant has one."""
         from shoal.accounting import accountants
 
         answer = accountants.epsilon(event, delta, self.accountant, self.neighbours, self.orders)
@@ -123,7 +116,7 @@ def epsilon_command(
     units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
-    """The epsilon that so many noisy steps cost at a delta."""
+    """The epsilon of a number of noisy steps at a delta."""
     setting = Setting(
         sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
     )
@@ -151,7 +144,7 @@ def delta_command(
     units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
-    """The delta that so many noisy steps cost at an epsilon."""
+    """The delta of a number of noisy steps at an epsilon."""
     from shoal.accounting import accountants
 
     setting = Setting(
@@ -178,7 +171,7 @@ def noise_command(
     units: UnitsOption = None,
     as_json: Json = False,
 ) -> None:
-    """The least noise with which so many steps keep a budget."""
+    """The least noise multiplier for which a number of steps keeps a budget."""
     from shoal.accounting import calibration
 
     setting = Setting(
@@ -195,7 +188,7 @@ def rounds_command(
     epsilon: Epsilon,
     delta: Delta,
     planned: Annotated[
-        int | None, typer.Option(min=1, help="Rounds planned, over which a schedule of noise is spread.")
+        int | None, typer.Option(min=1, help="Planned rounds, over which a noise schedule is spread.")
     ] = None,
     sampling_rate: Rate = 1.0,
     client_rate: ClientRate = None,
@@ -226,7 +219,7 @@ def rounds_command(
 
 
 def _constant(noise: str) -> float | None:
-    """The noise as a number, or None where it is a schedule."""
+    """The noise as a number; None for a schedule."""
     from shoal.privacy.schedules import parse
 
     schedule = parse(noise)
@@ -246,7 +239,7 @@ def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool)
     warnings = [large] if large else []
     written = {**answer.to_json(), "adjacency": ADJACENCY[setting.neighbours], "warnings": warnings, **more}
     if as_json:
-        sys.stdout.write(json.dumps(written, allow_nan=False) + "\n")
+        print_json(written)
         return
     from rich.console import Console
     from rich.table import Table

@@ -1,8 +1,7 @@
-"""`shoal algorithms [NAME]`: what each method does, what it proves, what its paper claims."""
+"""`shoal algorithms [NAME]`: list methods, what each of them proves and what its paper claims."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields, is_dataclass
 from inspect import getdoc
@@ -13,20 +12,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.options import Json, print_json
+
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One method; all of them if left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    name: Annotated[str | None, typer.Argument(help="One method; all of them by default.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """What each method does, what it proves, what its paper claims."""
+    """List methods: what each of them does, what it proves, what its paper claims."""
     from shoal.algorithms import algorithm, algorithms
 
     shown = [algorithm(name)] if name else list(algorithms().values())
     if as_json:
-        print(json.dumps({"algorithms": [_facts(record, detail=name is not None) for record in shown]}))
+        print_json({"algorithms": [_facts(record, detail=name is not None) for record in shown]})
     elif name:
         _show_one(shown[0])
     else:
@@ -35,10 +36,12 @@ def command(
 
 def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
     from shoal.algorithms.charges import proves
+    from shoal.bibliography import cited
 
     facts: dict[str, Any] = {
         "name": record.name,
         "paper": record.paper,
+        "references": list(map(str, cited(record.paper))),
         "summary": record.summary,
         "proves": proves(record),
         "published": record.claims,
@@ -67,21 +70,24 @@ def _show_all(records: list[Algorithm]) -> None:
 
 def _show_one(record: Algorithm) -> None:
     from shoal.algorithms.charges import proves
+    from shoal.bibliography import cited
 
     console = Console(emoji=False)
     console.print(f"[bold]{record.name}[/bold]: {record.summary}")
-    told = f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}\n"
-    console.print(told, markup=False)
+    console.print(f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}", markup=False)
+    for reference in cited(record.paper):
+        console.print(f"reference: {reference}", markup=False, highlight=False)
+    console.print()
     table = Table("boundary", "key", "default", box=None, pad_edge=False)
     for boundary, values in _boundaries(record).items():
-        table.add_row(boundary, "", escape(_says(getattr(record, boundary))), style="dim")
+        table.add_row(boundary, "", escape(_summary(getattr(record, boundary))), style="dim")
         for key, value in (values or {}).items():
             table.add_row("", f"{boundary}.{key}", "not set" if value is None else escape(str(value)))
     console.print(table)
 
 
-def _says(value: object) -> str:
-    """What happens at a boundary: the first sentence of what its record says of itself."""
+def _summary(value: object) -> str:
+    """What happens at a boundary: the first paragraph of its record's docstring."""
     if value is None:
         return "nothing happens here"
     first = " ".join((getdoc(type(value)) or "").split("\n\n")[0].split())

@@ -1,10 +1,7 @@
-"""`shoal attack`: play the adversary against a method, and see what it gets."""
+"""`shoal attack`: attack a method and measure what leaks."""
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.cli.options import Change, Json, OutputFolder, command_line, print_json
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -22,79 +20,67 @@ if TYPE_CHECKING:
     from shoal.config import Config
 
 WHERE = {
-    0: "at the server: the client's update as the server holds it",
-    1: "at the client: its update before it is sent",
-    2: "inside the client: one record's gradient during local training",
+    0: "at the server: sees the client's update",
+    1: "at the client: sees its update before it is sent",
+    2: "inside the client: sees one record's gradient during local training",
 }
 
 
 def command(
     context: typer.Context,
-    algorithm: Annotated[str, typer.Option(help="The method that is attacked; `shoal algorithms` lists them.")] = (
-        "fedavg"
-    ),
+    algorithm: Annotated[str, typer.Option(help="The method to attack; `shoal algorithms` lists them.")] = ("fedavg"),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
     attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, gradinv or gradinv-lbfgs.")] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
-    count: Annotated[int, typer.Option(help="Victims.")] = 20,
+    count: Annotated[int, typer.Option(help="Number of victims.")] = 20,
     records: Annotated[
         int | None,
         typer.Option(
-            help="Records that one update is made of; 3 at types 0 and 1, as in 004. With --membership: the pool, of "
-            "which each model is trained on a random half; all records by itself."
+            help="Records in one update; 3 at types 0 and 1, as in Wei et al. (2023). With --membership: the pool, "
+            "of which each model is trained on a random half; all records by default."
         ),
     ] = None,
-    iterations: Annotated[int | None, typer.Option(help="At most so many; the attack's own limit by itself.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Iterations; by default the attack's own limit.")] = None,
     honest: Annotated[
-        bool, typer.Option("--honest", help="Types 0 and 1: a real update after all local steps.")
+        bool, typer.Option("--honest", help="Types 0 and 1: attack a real update, after all local steps.")
     ] = False,
     naive: Annotated[
-        bool, typer.Option("--naive", help="An attacker that does not reckon with public clips, as in the papers.")
+        bool, typer.Option("--naive", help="An attacker that ignores public clip norms, as in the papers.")
     ] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Every method of 004 against every type, on one page.")
+        bool, typer.Option("--all", help="Every method of Wei et al. (2023), every type, on one page.")
     ] = False,
     membership: Annotated[
-        bool, typer.Option("--membership", help="Was a record trained on? Asked of the final model.")
+        bool, typer.Option("--membership", help="Membership inference on the final model.")
     ] = False,
-    models: Annotated[int, typer.Option(help="With --membership: models that are trained.")] = 16,
-    change: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the configuration.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")] = "auto",
-    runs: Annotated[Path, typer.Option(help="Where the folder with table, picture and page is made.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    models: Annotated[int, typer.Option(help="With --membership: the number of models to train.")] = 16,
+    change: Change = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = "auto",
+    runs: OutputFolder = Path("runs"),
+    as_json: Json = False,
 ) -> None:
-    """Attack a method as 004 does, and see what leaks: a table, a picture, a page."""
+    """Attack a method and measure what leaks: gradient leakage as in Wei et al. (2023), or membership inference."""
     from shoal.attacks.leakage import Aim
     from shoal.attacks.recipes import recipe
     from shoal.config import configure
 
-    if every and membership:
-        raise ConfigError("--all and --membership are two questions: ask one of them")
-    if every and algorithm != "fedavg":
-        raise ConfigError(f"--all attacks the methods of 004's tables: leave out --algorithm {algorithm}")
-    _refuse_idle(context, every, membership)
+    _refuse(context, every, membership, algorithm)
     base: dict[str, Any] = {"data.name": dataset, "engine.device": device}
     config = configure(base | {"algorithm": algorithm}, change or [])
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{runs} cannot be made: {error.strerror or error}; choose another --runs") from None
+    _make(runs)
     console = Console(stderr=as_json)
     if every:
         chosen, aim = _limited(recipe(attack), iterations), Aim(0, count, records, honest, not naive)
-        folder, told = _matrix(console, base, chosen, aim, change or [], runs)
+        folder, results = _matrix(console, base, chosen, aim, change or [], runs)
     elif membership:
-        folder, told = _membership(console, config, models, records, runs)
+        folder, results = _membership(console, config, models, records, runs)
     else:
         aim = Aim(kind, count, records, honest, not naive)  # type: ignore[arg-type]
-        folder, told = _one(console, config, _limited(recipe(attack), iterations), aim, runs)
+        folder, results = _one(console, config, _limited(recipe(attack), iterations), aim, runs)
     if as_json:
-        json.dump({"run": str(folder)} | told, sys.stdout)
-        print()
+        print_json({"run": str(folder)} | results)
     else:
-        console.print(f"\npicture and page: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        console.print(f"\npage: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 IDLE = {
@@ -104,14 +90,25 @@ IDLE = {
 }
 
 
-def _refuse_idle(context: typer.Context, every: bool, membership: bool) -> None:
-    """Refuse options that were given and would do nothing."""
+def _make(runs: Path) -> None:
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{runs} cannot be made: {error.strerror or error}; choose another --runs") from None
+
+
+def _refuse(context: typer.Context, every: bool, membership: bool, algorithm: str) -> None:
+    """Refuse options that contradict each other or have no effect."""
+    if every and membership:
+        raise ConfigError("--all and --membership exclude each other: give one of them")
+    if every and algorithm != "fedavg":
+        raise ConfigError(f"--all attacks the methods of Wei et al. (2023): omit --algorithm {algorithm}")
     asked = "--membership" if membership else "--all" if every else "a reconstruction"
     for name in IDLE[asked]:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = "--type" if name == "kind" else f"--{name}"
-            raise ConfigError(f"{option} does nothing with {asked}: leave it out")
+            raise ConfigError(f"{option} has no effect with {asked}: omit it")
 
 
 def _limited(chosen: Recipe, iterations: int | None) -> Recipe:
@@ -128,7 +125,7 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
     with console.status("observing") as status:
 
         def progress(iteration: int, left: int) -> None:
-            status.update(f"iteration {iteration} of at most {chosen.iterations}, {left} victims not done")
+            status.update(f"iteration {iteration} of at most {chosen.iterations}, {left} victims left")
 
         outcome = attack(config, chosen, aim, progress=progress)
     row = outcome.row()
@@ -146,17 +143,18 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
         ],
         rows=[row],
         png=picture(outcome),
-        about="Records above, what the attacker made of them below, with the error of each",
+        about="Above: records. Below: their reconstructions, with the error of each",
         facts={"algorithm": name, "dataset": outcome.dataset},
-        command=_command(),
+        command=command_line(),
     )
     return folder, {"rows": [row]}
 
 
 def _success(outcome: Outcome) -> str:
     if outcome.quality.ssim is not None:
-        return "RMSE below .15 and SSIM above .5"
-    return "RMSE below .15" + (", and below half of the mean record's" if outcome.quality.typical is not None else "")
+        return "RMSE below 0.15 and SSIM above 0.5"
+    half = "" if outcome.quality.typical is None else ", and below half of the mean record's"
+    return f"RMSE below 0.15{half}"
 
 
 def _matrix(
@@ -185,15 +183,15 @@ def _matrix(
         title=f"{chosen.name} against {len(labels)} methods on {name}, types 0, 1 and 2",
         words=[
             *(f"Type {kind}: {where}." for kind, where in WHERE.items()),
-            f"Success: {_success(cells[0][1])}. A method is called resilient where fewer than {100 * LEAKS:.0f}% of "
-            f"the records are reconstructed, a limit of our own; here anything above 0% is red.",
+            f"Success: {_success(cells[0][1])}. A method counts as resilient if fewer than {100 * LEAKS:.0f}% of the "
+            f"records are reconstructed, a limit of our own; anything above 0% is red here.",
             page.caveats(rows[0]["model"]),
         ],
         rows=rows,
         png=grid(cells),
-        about="A column a method, a row a type of attacker, always the same victim",
+        about="Columns: methods. Rows: attack types. Always the same victim",
         facts={"dataset": name},
-        command=_command(),
+        command=command_line(),
     )
     return folder, {"rows": rows}
 
@@ -219,7 +217,7 @@ def _membership(
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     trained = f"{models} models, each trained for {rounds} on a random half of {found.records} records"
     if found.rounds < config.rounds:
-        trained += f" (budget.epsilon {config.budget.epsilon:g} pays for no more)"
+        trained += f" (all that budget.epsilon {config.budget.epsilon:g} allows)"
     accuracy = f"accuracy {found.train_accuracy:.3f} on members, {found.test_accuracy:.3f} on held-out data"
     console.print(f"{trained}; {accuracy}", highlight=False)
     if found.warning:
@@ -230,16 +228,16 @@ def _membership(
         title=f"Membership inference against {name} on {found.dataset}",
         words=[
             f"{trained}; {accuracy}." + (f" Warning: {found.warning}." if found.warning else ""),
-            f"Scores that know nothing have an advantage too, as the best of all thresholds: guessing reaches "
+            f"Uninformed scores have an advantage too, since it is the best over all thresholds: guessing reaches "
             f"{page.shown(found.threshold.guessing)} (threshold) and {page.shown(found.lira.guessing)} (lira).",
-            f"The models (model={config.model}) were trained for this page; none is one of your runs. "
+            f"The models (model={config.model}) were trained for this page; they are not your runs. "
             f"{page.PROVES_NOTHING}",
         ],
         rows=rows,
         png=curve({"loss threshold": found.threshold.points, "LiRA": found.lira.points}),
         about="True positives against false positives",
         facts=found.facts(),
-        command=_command(),
+        command=command_line(),
     )
     return folder, {"rows": rows} | found.facts()
 
@@ -249,7 +247,7 @@ BRIEF = ("method", "attack", "type", "success", "rmse", "ssim", "label_hits", "i
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """One attack: everything, a line a figure. Several: what fits into a terminal; the page has the rest."""
+    """Print one attack in full, or a table of several with the columns that fit a terminal."""
     from shoal.attacks.page import columns, shown
 
     chosen = columns(rows)
@@ -263,7 +261,3 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
         for row in rows:
             table.add_row(*(escape(shown(row.get(key))) for key in chosen))
     console.print(table)
-
-
-def _command() -> str:
-    return shlex.join(["shoal", *sys.argv[1:]])

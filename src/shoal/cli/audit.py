@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.errors import ConfigError, RunError
+from shoal.cli.options import Change, Json, OutputFolder, command_line, print_json
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm
@@ -23,35 +21,31 @@ VIOLATED = 3
 
 
 def command(
-    algorithm: Annotated[
-        str | None, typer.Option(help="The method that is audited; `shoal algorithms` lists them.")
-    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="The method to audit; `shoal algorithms` lists them.")] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="A run's folder: its method as it was changed; its page then tells of the audit."),
+        typer.Option(help="A run's folder: audit its method in its setting, and add the result to its page."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every registered method, on one page.")] = False,
     level: Annotated[
         Literal["client", "example"] | None,
-        typer.Option(help="The unit; by itself all that something is claimed of."),
+        typer.Option(help="The unit; by default all that have a claim."),
     ] = None,
     claim: Annotated[
         Literal["proven", "published"] | None,
-        typer.Option(help="Only what is proven (for a CI), or only what papers claim without proof."),
+        typer.Option(help="Only proven claims, or only published ones."),
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The claim that the audit's own small setting is scaled to.")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="The epsilon that the audit's small setting claims.")] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials; weaker bounds.")] = False,
     power: Annotated[
-        bool, typer.Option("--power", help="Also audit broken forms of the method: which would be caught?")
+        bool, typer.Option("--power", help="Also audit broken variants of the method: which are caught?")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the audit's random numbers.")] = 0,
-    change: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the method.")
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Where the folder with table, picture and page is made.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    seed: Annotated[int, typer.Option(help="The audit's seed.")] = 0,
+    change: Change = None,
+    runs: OutputFolder = Path("runs"),
+    as_json: Json = False,
 ) -> None:
-    """Attack what a method claims, on the code that runs: claim, lower bound, verdict. Exit code 3 if refuted."""
+    """Attack a method's claims on the code that runs: claim, lower bound, verdict. Exit code 3 if one is refuted."""
     from shoal.audit import page
     from shoal.audit.auditing import QUICK, THOROUGH, audit
 
@@ -76,21 +70,17 @@ def command(
                     progress=status.update,
                 )
         if not outcomes:
-            raise ConfigError(
-                f"nothing that is {claim or 'claimed'} is there to audit{f' at {level} level' if level else ''}; "
-                f"leave out --claim and --level"
-            )
-        title = "all methods" if every else name
-        written = page.write(folder, title, outcomes, shlex.join(["shoal", *sys.argv[1:]]))
+            where = f" at {level} level" if level else ""
+            raise ConfigError(f"there is no {claim or ''} claim{where} to audit; omit --claim and --level")
+        written = page.write(folder, "all methods" if every else name, outcomes, command_line())
     if run:
-        _into_the_page_of(run)
+        _update_page(run)
     if as_json:
-        json.dump({"run": str(folder), "rows": [outcome.row() for outcome in outcomes]}, sys.stdout)
-        print()
+        print_json({"run": str(folder), "rows": [outcome.row() for outcome in outcomes]})
     else:
         show(outcomes, console)
-        also = f", and in {run / 'report.html'}" if run else ""
-        console.print(f"\npicture and page: {written}{also}", highlight=False, soft_wrap=True)
+        also = f", and {run / 'report.html'}" if run else ""
+        console.print(f"\npage: {written}{also}", highlight=False, soft_wrap=True)
     if any(outcome.verdict == "VIOLATED" for outcome in outcomes):
         raise typer.Exit(VIOLATED)
 
@@ -98,25 +88,22 @@ def command(
 def _records(name: str | None, run: Path | None, every: bool, changes: list[str]) -> tuple[list[Algorithm], bool]:
     from shoal.algorithms import algorithms
     from shoal.config import configure
+    from shoal.report.folder import read_config
 
     if [name is not None, run is not None, every].count(True) != 1:
-        raise ConfigError("say which method to audit: --algorithm NAME, --run FOLDER, or --all")
+        raise ConfigError("name the method to audit: --algorithm NAME, --run FOLDER, or --all")
     if changes and name is None:
-        raise ConfigError(f"-c {changes[0]} belongs to one method: name it with --algorithm")
+        raise ConfigError(f"-c {changes[0]} needs one method: name it with --algorithm")
     if every:
         return list(algorithms().values()), False
-    config = configure(_config_of(run) if run else {"algorithm": name}, changes)
+    if run:
+        read_config(run)  # raises where it is no run folder
+    config = configure(run / "config.toml" if run else {"algorithm": name}, changes)
     return [config.algorithm], config.random == "secure"
 
 
-def _config_of(run: Path) -> Path:
-    if not (run / "config.toml").is_file():
-        raise RunError(f"{run} is no run folder: it has no config.toml; `shoal runs list` shows those there are")
-    return run / "config.toml"
-
-
-def _into_the_page_of(run: Path) -> None:
-    """Make the run's page again, unless the run goes on and does so itself."""
+def _update_page(run: Path) -> None:
+    """Make the run's page again, unless the run is still going and does so itself."""
     from shoal.report.folder import is_running
     from shoal.report.page import write_report
 
@@ -125,7 +112,7 @@ def _into_the_page_of(run: Path) -> None:
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
-    """A table, and, for one method, how its claims were audited."""
+    """Print a table and, for one method, how each claim was audited."""
     from shoal.audit.page import HEAD, cells, words
     from shoal.audit.picture import COLOURS
 

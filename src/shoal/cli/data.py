@@ -1,27 +1,24 @@
-"""`shoal data list|check|import`: what is available, from where, whether it is whole; and your own data."""
+"""`shoal data list|check|import`: list data sets, verify their files, import your own."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.options import Json, print_json
 from shoal.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from shoal.data.catalogue import Entry
 
-app = typer.Typer(help="What data are available, from where; your own data.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+app = typer.Typer(help="List and verify data sets; import your own.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
-    """List all data sets that can be named, and check those that are here."""
+    """List all data sets, and which of them are on this machine."""
     from shoal.data.catalogue import entries
 
     _show(entries(), as_json)
@@ -29,43 +26,49 @@ def list_command(as_json: Json = False) -> None:
 
 @app.command("check")
 def check_command(
-    name: Annotated[str | None, typer.Argument(help="One data set; all that are here if left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One data set; all on this machine if omitted.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hash the files of data sets anew and compare them with the published checksums."""
+    """Hash the files of data sets and compare them with the published checksums."""
     from shoal.data.catalogue import MISSING, entries, inspect
 
     shown = [inspect(name)] if name else [entry for entry in entries() if entry.state != MISSING]
     _show(shown, as_json)
     problems = [problem for entry in shown for problem in entry.problems]
     if name and shown[0].state == MISSING:
-        missing = [file.path for file in shown[0].files if file.state == MISSING]
-        problems.append(
-            f"data '{name}': not here are {', '.join(missing)}; a run gets them where there is a network, "
-            "or set SHOAL_DATA to the folder that holds them"
-        )
+        problems.append(_missing(shown[0]))
     if problems:
         raise DataError("\n".join(problems))
+
+
+def _missing(entry: Entry) -> str:
+    from shoal.data.catalogue import MISSING
+
+    files = ", ".join(file.path for file in entry.files if file.state == MISSING)
+    return (
+        f"data '{entry.name}': missing {files}; a run downloads them where there is a network, or set SHOAL_DATA to "
+        f"the folder that has them"
+    )
 
 
 @app.command("import")
 def import_command(
     file: Annotated[Path, typer.Argument(help="A .csv, .parquet or .npz file.")],
-    name: Annotated[str | None, typer.Option(help="Name under which it is kept; the file's own if left out.")] = None,
-    label: Annotated[str, typer.Option(help="Column with the label.")] = "label",
+    name: Annotated[str | None, typer.Option(help="Its name; the file's own if omitted.")] = None,
+    label: Annotated[str, typer.Option(help="The label column.")] = "label",
     client: Annotated[
-        str | None, typer.Option(help="Column with the owner of each row; 'client' if there is one.")
+        str | None, typer.Option(help="The column with each row's owner; 'client' if there is one.")
     ] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given again.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A column to drop; may be repeated.")] = None,
     bounds: Annotated[
         list[str] | None,
-        typer.Option("--range", help="COLUMN=LOW:HIGH, public bounds that put a column of numbers into [0, 1]."),
+        typer.Option("--range", help="COLUMN=LOW:HIGH, public bounds that scale a numeric column to [0, 1]."),
     ] = None,
-    test_fraction: Annotated[float, typer.Option(help="Share of the rows that is held out for testing.")] = 0.2,
+    test_fraction: Annotated[float, typer.Option(help="The share of rows held out for testing.")] = 0.2,
     replace: Annotated[bool, typer.Option("--replace", help="Replace data of the same name.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Copy your own table into the data folder, checked, so that its name can be used in a run."""
+    """Check your own table and copy it into the data folder, so that runs can name it."""
     from shoal.data.catalogue import import_file
 
     entry = import_file(
@@ -93,8 +96,7 @@ def _range(text: str) -> tuple[str, tuple[float, float]]:
 
 def _show(entries: list[Entry], as_json: bool) -> None:
     if as_json:
-        found: dict[str, Any] = {"datasets": [entry.as_dict() for entry in entries]}
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json({"datasets": [entry.as_dict() for entry in entries]})
         return
     typer.echo(f"{'name':<16}{'state':<10}{'shape':<10}{'train':>8}{'test':>8}{'classes':>9}")
     for entry in entries:

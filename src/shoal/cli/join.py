@@ -1,4 +1,4 @@
-"""`shoal join`: take part in a federation with data that stay here."""
+"""`shoal join`: take part in a federation with data that stay at this site."""
 
 from __future__ import annotations
 
@@ -6,58 +6,61 @@ import re
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
 from shoal.cli.serve import INSECURE, loopback
 from shoal.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
 
 def command(
-    host: Annotated[str, typer.Argument(help="The coordinator: HOST or HOST:PORT (8000 if left out).")],
-    data: Annotated[str, typer.Option(help="Your data: a .csv, .parquet or .npz file, all of whose rows are yours.")],
+    host: Annotated[str, typer.Argument(help="The coordinator: HOST or HOST:PORT (default 8000).")],
+    data: Annotated[str, typer.Option(help="Your data: a .csv, .parquet or .npz file; all rows are used.")],
     label: Annotated[
-        str | None, typer.Option(help="The column that is to be learnt, if not the federation's.")
+        str | None, typer.Option(help="The label column, if it has another name than in the federation.")
     ] = None,
     part: Annotated[
-        int | None, typer.Option(help="For tries: hold only this client's part of a data set that Shoal knows.")
+        int | None, typer.Option(help="For tests: hold only this client's part of a built-in data set.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What this site is called; that of its key if left out.")] = None,
-    key: Annotated[Path | None, typer.Option(help="This site's private key, made by `shoal keys site`.")] = None,
+    name: Annotated[str | None, typer.Option(help="This site's name; by default that of its key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="This site's private key, from `shoal keys site`.")] = None,
     ca: Annotated[Path | None, typer.Option(help="The coordinator's ca.pem: TLS.")] = None,
     peers: Annotated[
         Path | None,
-        typer.Option(help="A folder with the NAME.pub of the other sites: with nobody else is a sum shared."),
+        typer.Option(help="A folder with the other sites' NAME.pub: secure sums only with these."),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, beyond loopback too.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, even beyond loopback.")] = False,
     folder: Annotated[Path, typer.Option(help="Where this site keeps its own ledger.")] = Path("site"),
     require_epsilon: Annotated[
-        float | None, typer.Option(help="Never spend more than this, over all runs; refuse rounds that would.")
+        float | None, typer.Option(help="The most epsilon to spend, over all runs; refuse rounds that exceed it.")
     ] = None,
     require_delta: Annotated[float, typer.Option(help="The delta of that epsilon.")] = 1e-5,
     require_noise: Annotated[
-        float | None, typer.Option(help="Refuse a federation with less noise than this (in units of the clip).")
+        float | None, typer.Option(help="Refuse a federation with a smaller noise multiplier.")
     ] = None,
     bound: Annotated[
         list[str] | None,
         typer.Option(
-            help="Refuse terms outside NAME=LOW:HIGH, such as clip=0.1:10 or rounds=:500; several may be given. "
-            "NAME: clip, lr, steps (a round), rounds, batch, clients, parameters, weight (the model's greatest)."
+            help="Refuse terms outside NAME=LOW:HIGH, such as clip=0.1:10 or rounds=:500; may be repeated. "
+            "NAME: clip, lr, steps (a round), rounds, batch, clients, parameters, weight (the model's largest)."
         ),
     ] = None,
     unit: Annotated[
-        str | None, typer.Option(help="What is protected: client (this site) or example (a record).")
+        str | None, typer.Option(help="The unit to protect: client (this site) or example (a record).")
     ] = None,
     against: Annotated[
-        str, typer.Option(help="From whom: release (those who see models) or server (the coordinator as well).")
+        str, typer.Option(help="The observer: release (released models) or server (the coordinator too).")
     ] = "release",
     model: Annotated[
-        str | None, typer.Option(help="Your own module (package.module:Class), if it may be used.")
+        str | None, typer.Option(help="A module of your own (package.module:Class) that may be used.")
     ] = None,
-    patience: Annotated[float, typer.Option(help="Seconds to try again when the coordinator is away.")] = 600.0,
+    patience: Annotated[float, typer.Option(help="Seconds to retry while the coordinator is unreachable.")] = 600.0,
 ) -> None:
-    """Join a federation: train on your own data, send only what the method lets leave, keep your own ledger."""
+    """Join a federation: train on your own data, send protected updates, keep your own ledger."""
     from shoal.deploy.missing import require_flower
 
     require_flower()
@@ -80,36 +83,37 @@ def command(
     )
     bounds = Bounds.read(bound or ())
     own = _key(key, folder)
-    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers), bounds), tell)
+    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers), bounds), report)
     door = Door(address, own, _certificate(ca), registers=key is None)
     try:
-        ended = attend(site, door, patience, tell)
+        ended = attend(site, door, patience, report)
     finally:
         site.close()
-    tell(f"the run is over ({ended})")
+    report(f"the run has ended ({ended})")
 
 
-def tell(words: str) -> None:
+def report(words: str) -> None:
+    """Print a message to standard error."""
     print(words, file=sys.stderr, flush=True)
 
 
 def _address(host: str, ca: Path | None, insecure: bool) -> str:
     found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:]+)(?::(\d{1,5}))?", host)
     if found is None:
-        raise ConfigError(f"{host!r} is no HOST or HOST:PORT")
+        raise ConfigError(f"{host!r} is not HOST or HOST:PORT")
     name, port = found[1], found[2] or "8000"
     if ca is None and not loopback(name.strip("[]")):
         if not insecure:
             raise ConfigError(
-                f"joining {name} without TLS would show your updates to everybody on the way; give --ca (the "
-                f"coordinator's ca.pem), or say --insecure"
+                f"joining {name} without TLS would expose your updates; give --ca (the coordinator's ca.pem), or "
+                f"--insecure"
             )
-        tell(INSECURE)
+        report(INSECURE)
     return f"{name}:{port}"
 
 
-def _key(path: Path | None, folder: Path):  # type: ignore[no-untyped-def]
-    """The site's key; without one a key of its own is made and kept, so that it is known again."""
+def _key(path: Path | None, folder: Path) -> EllipticCurvePrivateKey:
+    """The site's key; without one, a new key that is kept in the site's folder."""
     from shoal.deploy.keys import make_site, read_site_key
 
     if path is None:
@@ -138,4 +142,4 @@ def _certificate(ca: Path | None) -> bytes | None:
 
 def _choice(option: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{option} is one of {', '.join(str(c) for c in choices if c)}, got {value!r}")
+        raise ConfigError(f"{option} must be one of {', '.join(str(c) for c in choices if c)}, got {value!r}")

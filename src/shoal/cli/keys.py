@@ -12,22 +12,22 @@ app = typer.Typer(help="Make certificates and keys for a federation.", no_args_i
 
 @app.command("coordinator")
 def coordinator(
-    hosts: Annotated[list[str], typer.Argument(help="Host names and addresses at which sites reach you.")],
-    folder: Annotated[Path, typer.Option(help="Where they are written.")] = Path("keys"),
-    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 365,
+    hosts: Annotated[list[str], typer.Argument(help="Host names and addresses of the coordinator.")],
+    folder: Annotated[Path, typer.Option(help="Where to write them.")] = Path("keys"),
+    days: Annotated[int, typer.Option(help="Days for which the certificates are valid.")] = 365,
 ) -> None:
-    """Make an authority and the coordinator's certificate: TLS for `shoal serve`."""
+    """Make a certificate authority and the coordinator's certificate, for TLS in `shoal serve`."""
     from shoal.deploy.keys import make_authority
 
     ca, secret, *_ = make_authority(folder, hosts, days)
-    print(f"written to {folder}: give {ca} to every site, keep {secret} in a safe place,")
+    print(f"written to {folder}: give {ca} to every site, keep {secret} safe,")
     print(f"put each site's NAME.pub into {folder / 'sites'}; then: shoal serve CONFIG.toml --keys {folder}")
 
 
 @app.command("site")
 def site(
-    name: Annotated[str, typer.Argument(help="What this site is called.")],
-    folder: Annotated[Path, typer.Option(help="Where they are written.")] = Path("keys"),
+    name: Annotated[str, typer.Argument(help="This site's name.")],
+    folder: Annotated[Path, typer.Option(help="Where to write them.")] = Path("keys"),
 ) -> None:
     """Make this site's key: NAME.key stays here, NAME.pub goes to the coordinator."""
     from shoal.deploy.keys import make_site

@@ -1,26 +1,25 @@
-"""`shoal ledger verify|show RUN`: has anybody touched the record of what was spent, and what does it say?"""
+"""`shoal ledger verify|show RUN`: verify and print the record of the privacy that was spent."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.options import Json, print_json
 from shoal.errors import LedgerError
 
 if TYPE_CHECKING:
     from shoal.accounting.chain import Line, Verification
 
-app = typer.Typer(help="Check and read the ledger of a run.", no_args_is_help=True)
+app = typer.Typer(help="Verify and print the ledger of a run.", no_args_is_help=True)
 
 BROKEN = 3
-"""Exit code where the chain does not hold."""
+"""Exit code where the hash chain is broken."""
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 
 
 @app.command("verify")
@@ -29,13 +28,13 @@ def verify_command(
     head: Annotated[
         str | None,
         typer.Option(
-            help="A hash that must be in the ledger, to notice that its end was cut off; by itself the one that the "
-            "run's checkpoint names."
+            help="A hash that must be in the ledger, which detects truncation; by default the one in the run's "
+            "checkpoint."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the chain: an edited, dropped or reordered line is found and named, with exit code 3."""
+    """Verify the hash chain: an edited, removed or reordered line is named, with exit code 3."""
     from shoal.accounting.chain import verify
     from shoal.report.folder import read_result
     from shoal.report.proof import check
@@ -44,7 +43,7 @@ def verify_command(
     found = check(run, read_result(run)) if head is None and run.is_dir() else None
     found = found or verify(path, head)
     if as_json:
-        sys.stdout.write(json.dumps({"ledger": str(path), **found.to_json()}) + "\n")
+        print_json({"ledger": str(path), **found.to_json()})
     else:
         typer.echo(_verdict(path, found))
     if not found.whole:
@@ -53,7 +52,7 @@ def verify_command(
 
 @app.command("show")
 def show_command(run: Run, as_json: Json = False) -> None:
-    """Print what the ledger says, line by line, up to the first line that cannot be trusted."""
+    """Print the ledger line by line, up to the first line that fails verification."""
     from shoal.accounting.chain import read
 
     path = _ledger(run)
@@ -68,7 +67,7 @@ def show_command(run: Run, as_json: Json = False) -> None:
     with path.open("rb") as file:
         found, _ = read(file, take)
     if as_json:
-        sys.stdout.write(json.dumps({"ledger": str(path), **found.to_json(), "entries": lines}) + "\n")
+        print_json({"ledger": str(path), **found.to_json(), "entries": lines})
     elif not found.whole:
         typer.echo(_verdict(path, found))
     if not found.whole:
@@ -87,15 +86,15 @@ def _ledger(run: Path) -> Path:
 def _verdict(path: Path, found: Verification) -> str:
     if not found.whole:
         return f"{path} is broken: {found.because}"
-    torn = "; a last line that a crash left half written does not count" if found.torn else ""
-    return f"{path} is whole: {found.lines} lines, head {found.head[:16]}{torn}"
+    torn = "; an incomplete last line, left by a crash, is ignored" if found.torn else ""
+    return f"{path} is intact: {found.lines} lines, head {found.head[:16]}{torn}"
 
 
 def _sentence(line: Line) -> str:
-    """A line of the ledger for people; what it holds is printed as JSON, so that nothing in it can act."""
+    """A line of the ledger as text; values are printed as JSON, so that no control character gets through."""
     body = {key: value for key, value in line.body.items() if key != "charges"}
-    said = " ".join(f"{key}={json.dumps(value)}" for key, value in body.items())
-    text = f"{line.number + 1:>6}  {line.kind:<10.10} {said}"
+    words = " ".join(f"{key}={json.dumps(value)}" for key, value in body.items())
+    text = f"{line.number + 1:>6}  {line.kind:<10.10} {words}"
     for charge in line.body.get("charges", []):
         text += f"\n{'':>18}{json.dumps(charge)}"
     return text

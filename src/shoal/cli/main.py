@@ -1,4 +1,4 @@
-"""The command `shoal`: one file a verb, and one place where errors become words and exit codes."""
+"""The command `shoal`: one file a subcommand; errors become messages and exit codes here."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def _options(
 
 
 def main() -> None:
+    """Run the command line; an error prints one line and exits with its code."""
     _sleep_while_waiting()
     try:
         app()
@@ -75,7 +76,7 @@ def main() -> None:
         print("shoal: stopped", file=sys.stderr)
         sys.exit(130)
     except SystemExit as ended:
-        # Typer turns Ctrl-C into an exit that says nothing.
+        # Typer turns Ctrl-C into a silent exit.
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             print("shoal: stopped", file=sys.stderr)
         raise
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Threads that wait for one another shall sleep: where processors are busy, spinning takes twenty times as long.
+    """Let waiting threads sleep: on a busy machine spinning takes twenty times as long.
 
     OpenMP reads this when torch is loaded.
     """

@@ -1,9 +1,7 @@
-"""`shoal papers list|show|run|compare`: the papers' tables and figures, published beside ours."""
+"""`shoal papers list|show|run|compare`: the papers' tables and figures, published and ours."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,55 +11,58 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 
+from shoal.cli.options import Json, print_json, wide_console
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from shoal.papers.base import Table
+    from shoal.papers.base import Cell, Line, Table
+    from shoal.papers.comparing import Compared
 
-app = typer.Typer(help="Every table and figure of the papers: run it, and see published and ours side by side.")
+app = typer.Typer(help="Every table and figure of the papers: run it, and compare published figures with ours.")
 
 WIDE = 220
 FAILED = 4
-"""Exit code where a cell failed; the others are whole."""
+"""Exit code where a cell failed."""
+FORMATS = ("text", "markdown", "csv", "html")
 
 Name = Annotated[str, typer.Argument(help="A table or figure, for example geyer-table1 (see `shoal papers list`).")]
-Quick = Annotated[bool, typer.Option("--quick", help="A small version of it, in minutes on two cores.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version: minutes on two cores.")]
 
 
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
-    """All tables and figures, what they need and roughly how long they take."""
+    """List all tables and figures, the data they need and roughly how long they take."""
     from shoal.papers import tables
+    from shoal.papers.base import PAPERS
 
     if as_json:
-        _print_json({"tables": [_facts(table) for table in tables().values()]})
+        print_json({"tables": [_facts(table) for table in tables().values()]})
         return
     shown = Shown("name", "paper", "cells", "needs", "H200 minutes", "what", box=None, pad_edge=False)
     for table in tables().values():
         minutes = f"{table.minutes:g}" if table.cells else ""
         words = (table.name, table.paper, str(len(table.cells)), ", ".join(table.needs), minutes, table.title)
         shown.add_row(*map(escape, words))
-    console = _console()
+    console = wide_console(WIDE)
     console.print(shown)
-    console.print("\nMinutes are a rough guess for one seed of all cells.", highlight=False)
+    console.print("\nMinutes are a rough guess for one seed of all cells.\n", highlight=False)
+    for reference in PAPERS.values():
+        console.print(str(reference), highlight=False, markup=False)
 
 
 @app.command("show")
 def show_command(name: Name, quick: Quick = False, as_json: Json = False) -> None:
-    """One table: its published figures, its cells and their settings."""
+    """Show one table: its published figures, its cells and their settings."""
     from shoal.papers import table as find
     from shoal.papers.render import figure
 
     table = find(name)
     if as_json:
         cells = [_cell_facts(cell, quick) for cell in table.cells]
-        _print_json(_facts(table) | {"published": table.published, "cells": cells})
+        print_json(_facts(table) | {"published": table.published, "cells": cells})
         return
-    console = _console()
-    console.print(f"{table.name}, {table.paper}: {escape(table.title)}", highlight=False)
-    if table.about:
-        console.print(f"published: {escape(table.about)}", highlight=False)
+    console = wide_console(WIDE)
+    _show_title(table, console)
     for measure, rows in table.published.items():
         columns = list(dict.fromkeys(column for row in rows.values() for column in row))
         shown = Shown(measure, *map(escape, columns), box=None, pad_edge=False)
@@ -77,15 +78,15 @@ def show_command(name: Name, quick: Quick = False, as_json: Json = False) -> Non
 def run_command(
     name: Name,
     rows: Annotated[
-        str, typer.Option(metavar="REGEX", help="Only cells whose names match; if none does, whose data set does.")
+        str, typer.Option(metavar="REGEX", help="Only cells whose name matches; if none does, whose data set does.")
     ] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, ...; only new ones are run.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds (0, 1, 2, ...); only new ones are run.")] = 5,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quick: Quick = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in a process of its own.")] = 1,
-    results: Annotated[Path | None, typer.Option(help="Where lines are appended; papers/NAME.jsonl.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in its own process.")] = 1,
+    results: Annotated[Path | None, typer.Option(help="The results file; papers/NAME.jsonl by default.")] = None,
 ) -> None:
-    """Measure the cells that have not been measured yet, one by one. It can be stopped and run again."""
+    """Measure the cells that have not been measured yet. It can be interrupted and run again."""
     from shoal.papers import table as find
     from shoal.papers.running import chosen, plan, play, read_lines, results_file
 
@@ -93,7 +94,7 @@ def run_command(
     path = results_file(name, quick, results)
     cells = chosen(table, rows)
     todo = plan(cells, seeds, quick, read_lines(path))
-    console = _console()
+    console = wide_console(WIDE)
     console.print(
         f"{name}: {len(cells)} cells, {len(todo)} measurements to make, {escape(str(path))}", highlight=False
     )
@@ -106,14 +107,14 @@ def run_command(
     )
     task = progress.add_task("", total=len(todo), done=0, cell="")
 
-    def told(cell: str, done: int, share: float) -> None:
+    def update(cell: str, done: int, share: float) -> None:
         progress.update(task, completed=share, done=done, cell=cell)
 
     try:
         with progress:
-            written = play(todo, table, path, device, quick, told, jobs)
+            written = play(todo, table, path, device, quick, update, jobs)
     except KeyboardInterrupt:
-        raise Stopped("stopped; what is done is kept: give the same command again to go on") from None
+        raise Stopped("stopped; what is done is kept: give the same command to continue") from None
     failed = [line for line in written if "failed" in line]
     for line in failed:
         console.print(
@@ -132,50 +133,63 @@ def compare_command(
     form: Annotated[str, typer.Option("--format", help="text, markdown, csv or html.")] = "text",
     results: Annotated[
         list[Path] | None,
-        typer.Option(help="Files of results, several if need be; docs/results/*.jsonl and papers/NAME.jsonl."),
+        typer.Option(help="Results files; may be repeated. Default: docs/results/*.jsonl and papers/NAME.jsonl."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Compare its small version.")] = False,
-    to: Annotated[Path | None, typer.Option(help="Write it there, not to standard output.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare the small version.")] = False,
+    to: Annotated[Path | None, typer.Option(help="A file to write to; standard output by default.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All tables; with --write.")] = False,
     write: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Fill the tables of the pages there anew (docs/results).")
+        Path | None, typer.Option(metavar="FOLDER", help="Regenerate the tables of the pages there (docs/results).")
     ] = None,
 ) -> None:
-    """Published, ours and the difference for every figure, what is proven, and how each claim stands."""
-    from shoal.papers import table as find
-    from shoal.papers.comparing import compare, measured
-    from shoal.papers.render import to_csv, to_html, to_markdown
-    from shoal.papers.running import known_files, read_lines
-
+    """Compare published figures with ours: the difference, what is proven, and a verdict on each claim."""
     if every != (write is not None) or every == bool(name):
         raise ConfigError("give the name of a table, or --all with --write FOLDER")
     if write is not None:
         _write_pages(write, results)
         return
+    if form not in FORMATS:
+        raise ConfigError(f"--format must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got '{form}'")
+    _compare_one(name, form, results or [], quick, to)
+
+
+def _compare_one(name: str, form: str, results: list[Path], quick: bool, to: Path | None) -> None:
+    from shoal.papers import table as find
+    from shoal.papers.comparing import compare
+    from shoal.papers.running import known_files, read_lines
+
     table = find(name)
-    if form not in ("text", "markdown", "csv", "html"):
-        raise ConfigError(f"--format must be text, markdown, csv or html, got '{form}'")
-    for path in results or ():
+    for path in results:
         if not path.is_file():
             raise RunError(f"there is no results file {path}; `shoal papers run {name}` makes one")
     lines = [line for path in results or known_files(name, quick) for line in read_lines(path)]
     found = compare(table, lines, quick)
     if form == "text" and to is None:
-        _tell(table, found)
-        own = [each for cell, each in measured(table, lines, quick) if not cell.work.instant]
-        if own and not any(own):
+        _show(table, found)
+        if _nothing_measured(table, lines, quick):
             more = "" if quick or results else " (or run this in the repository's root, whose docs/results it reads)"
             hint = f"nothing measured yet: shoal papers run {name}{' --quick' * quick}{more}"
-            _console().print(hint, highlight=False)
-        return
-    forms = {"markdown": to_markdown, "text": to_markdown}
-    text = (
-        forms[form](table, found)
-        if form in forms
-        else to_csv(found)
-        if form == "csv"
-        else to_html(table, found, lines)
-    )
+            wide_console(WIDE).print(hint, highlight=False)
+    else:
+        _output(_rendered(table, found, lines, form), to)
+
+
+def _nothing_measured(table: Table, lines: list[Line], quick: bool) -> bool:
+    from shoal.papers.comparing import measured
+
+    runs = [found for cell, found in measured(table, lines, quick) if not cell.work.instant]
+    return bool(runs) and not any(runs)
+
+
+def _rendered(table: Table, found: list[Compared], lines: list[Line], form: str) -> str:
+    from shoal.papers.render import to_csv, to_html, to_markdown
+
+    if form == "csv":
+        return to_csv(found)
+    return to_html(table, found, lines) if form == "html" else to_markdown(table, found)
+
+
+def _output(text: str, to: Path | None) -> None:
     if to is None:
         print(text, end="")
         return
@@ -197,13 +211,17 @@ def _write_pages(folder: Path, results: list[Path] | None) -> None:
         typer.echo(str(path))
 
 
-def _tell(table: Table, found: list[Any]) -> None:
-    from shoal.papers.render import COLOURS, HEADINGS, QUICK, cells, summary
-
-    console = _console()
+def _show_title(table: Table, console: Console) -> None:
     console.print(f"{table.name}, {table.paper}: {escape(table.title)}", highlight=False)
     if table.about:
         console.print(f"published: {escape(table.about)}", highlight=False)
+
+
+def _show(table: Table, found: list[Compared]) -> None:
+    from shoal.papers.render import COLOURS, HEADINGS, QUICK, cells, summary
+
+    console = wide_console(WIDE)
+    _show_title(table, console)
     if any(row.quick for row in found):
         console.print(QUICK, style="bold")
     shown = Shown(*HEADINGS, box=None, pad_edge=False)
@@ -215,38 +233,31 @@ def _tell(table: Table, found: list[Any]) -> None:
     console.print(summary(found), highlight=False)
 
 
-def _console() -> Console:
-    """Wide where nobody looks: a pipe or a file has no edge."""
-    console = Console(emoji=False)
-    return console if console.is_terminal else Console(emoji=False, width=WIDE)
-
-
 class Stopped(RunError):
-    """The user stopped between or inside cells; finished ones are kept."""
+    """The user interrupted; finished cells are kept."""
 
     exit_code = 130
 
 
 def _facts(table: Table) -> dict[str, Any]:
+    from shoal.bibliography import cited
+
     names = ("name", "paper", "title", "needs", "minutes", "about")
-    return {name: getattr(table, name) for name in names} | {"cells": len(table.cells)}
+    references = list(map(str, cited(table.paper)))
+    return {name: getattr(table, name) for name in names} | {"references": references, "cells": len(table.cells)}
 
 
-def _cell_facts(cell: Any, quick: bool) -> dict[str, Any]:
+def _cell_facts(cell: Cell, quick: bool) -> dict[str, Any]:
     return {"name": cell.name, "measures": cell.measures, "change": cell.change, "settings": _settings(cell, quick)}
 
 
-def _settings(cell: Any, quick: bool) -> str:
-    """What the cell is measured with, in one line."""
-    from shoal.papers.work import Account, Run
+def _settings(cell: Cell, quick: bool) -> str:
+    """How the cell is measured, in one line."""
+    from shoal.papers.work import Account, Leak, Run
 
     if isinstance(cell.work, Run):
         return " ".join(f"{key}={value}" for key, value in cell.work.settings(quick).items())
     if isinstance(cell.work, Account):
         return f"recipe {cell.work.key(quick)}"
+    assert isinstance(cell.work, Leak)
     return f"attack {cell.work.attack} type {cell.work.kind} on {cell.work.algorithm} {' '.join(cell.work.changes)}"
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout)
-    print()

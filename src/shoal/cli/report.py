@@ -1,69 +1,72 @@
-"""`shoal report RUN ...`: the page of one run, or of several compared."""
+"""`shoal report RUN ...`: the page of one run, or a comparison of several."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.errors import ConfigError, RunError
+from shoal.cli.options import Json, open_page, print_json
+from shoal.errors import RunError
 
-Runs = Annotated[Path, typer.Option(help="Where run folders are looked for by name.")]
+Runs = Annotated[Path, typer.Option(help="The folder with run folders.")]
 
 
 def command(
     run: Annotated[
         list[str] | None,
-        typer.Argument(help="Run folders, or the beginnings of their names; sweeps. The newest run if left out."),
+        typer.Argument(help="Run folders, or the beginnings of their names; sweeps. The newest run if omitted."),
     ] = None,
-    to: Annotated[Path | None, typer.Option(help="Where to write the page; for one run, in its folder.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Where to write the page; by default a run's own folder.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    unit: Annotated[str, typer.Option(help="A comparison's epsilon is for a client or an example ...")] = "client",
-    observer: Annotated[str, typer.Option(help="... against the release, the server, or inside.")] = "release",
+    unit: Annotated[str, typer.Option(help="The unit of a comparison's epsilon: client or example.")] = "client",
+    observer: Annotated[str, typer.Option(help="Its observer: release, server or inside.")] = "release",
     runs: Runs = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Make the page of a run again from its folder, or compare several on one page."""
+    """Make the page of a run from its folder, or compare several on one page."""
     from shoal.accounting.claims import check_observer, check_unit
-    from shoal.report.compare import MOST_LINES, write_comparison
     from shoal.report.find import expand
-    from shoal.report.folder import read_run
-    from shoal.report.page import run_page, write_page, write_report
 
     check_unit(unit)
     check_observer(observer)
     names = run or [newest(runs)]
     folders = [folder for name in names for folder in expand(name, runs)]
-    if len(folders) == 1 and len(names) == 1:
-        page = write_page(to, run_page(read_run(folders[0]))) if to else write_report(folders[0])
-    else:
-        few = len(folders) <= MOST_LINES
-        compared = [read_run(path, every_round=few) for path in folders]
-        page = write_comparison(to or Path("comparison.html"), compared, unit, observer)
+    one = len(folders) == len(names) == 1
+    page = _page(folders[0], to) if one else _comparison(folders, to, unit, observer)
     if as_json:
-        json.dump({"report": str(page), "runs": [str(path) for path in folders]}, sys.stdout)
-        print()
+        print_json({"report": str(page), "runs": [str(path) for path in folders]})
     else:
         typer.echo(str(page))
     if show:
         open_page(page)
 
 
+def _page(folder: Path, to: Path | None) -> Path:
+    from shoal.report.folder import read_run
+    from shoal.report.page import run_page, write_page, write_report
+
+    return write_page(to, run_page(read_run(folder))) if to else write_report(folder)
+
+
+def _comparison(folders: list[Path], to: Path | None, unit: str, observer: str) -> Path:
+    from shoal.report.compare import MOST_LINES, write_comparison
+    from shoal.report.folder import read_run
+
+    runs = [read_run(path, every_round=len(folders) <= MOST_LINES) for path in folders]
+    return write_comparison(to or Path("comparison.html"), runs, unit, observer)
+
+
 def newest(runs: Path) -> str:
+    """The newest run.
+
+    Raises:
+        RunError: Where there is none.
+    """
     from shoal.report.find import find
 
     found = find(runs)
     if not found:
-        raise RunError(f"there is no run in {runs}; start one with `shoal run`, or say where they are: --runs")
+        raise RunError(f"there is no run in {runs}; start one with `shoal run`, or give their folder with --runs")
     return str(found[-1].path)
-
-
-def open_page(page: Path) -> None:
-    """Show a page in the user's browser."""
-    import webbrowser
-
-    if not webbrowser.open(page.resolve().as_uri()):
-        raise ConfigError(f"no browser could be started here; open {page} in one yourself")

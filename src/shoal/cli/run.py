@@ -1,19 +1,20 @@
-"""`shoal run`: train a model over clients, watch it, and see at the end what it reveals."""
+"""`shoal run`: train a model over clients; report its accuracy and what it reveals."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
-import sys
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
 
 if TYPE_CHECKING:
     from shoal.api import Result
@@ -22,21 +23,15 @@ if TYPE_CHECKING:
 
 
 def command(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if left out.")] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the configuration.")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by itself the GPU where there is one.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if omitted.")] = None,
+    change: Change = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
-    no_guarantee: Annotated[
-        bool, typer.Option("--no-guarantee", help="Run a method that claims privacy but proves none.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
-    ] = False,
+    no_guarantee: NoGuarantee = False,
+    as_json: JsonWithProgress = False,
 ) -> None:
-    """Train a model over clients; see how good it is and what it reveals."""
+    """Train a model over clients; report its accuracy and what it reveals."""
     import shoal
 
     console = Console(stderr=as_json)
@@ -55,14 +50,13 @@ def command(
     finally:
         watch.end()
     if as_json:
-        json.dump(result.to_json(), sys.stdout)
-        print()
+        print_json(result.to_json())
     else:
         show(result, console)
 
 
 class Watch:
-    """The progress bar; and Ctrl-C, which ends the run at its next checkpoint."""
+    """A progress bar, and a handler for Ctrl-C, which stops the run at its next checkpoint."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
@@ -81,6 +75,7 @@ class Watch:
         self._budget: Any = None
 
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
+        """Print what is run, and start the bar."""
         self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}")
         for note in trainer.evaluation.dataset.notes:
             self._console.print(f"note: {note}", highlight=False)
@@ -100,13 +95,14 @@ class Watch:
             trainer.stop()
             self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
 
-        with contextlib.suppress(ValueError):  # not in the main thread: then there is no Ctrl-C to catch
+        with contextlib.suppress(ValueError):  # outside the main thread there is no Ctrl-C to handle
             self._before = signal.signal(signal.SIGINT, interrupt)
 
     def round(self, line: dict[str, Any]) -> None:
+        """Show a round's accuracy and epsilon."""
         from shoal.report.series import figure
 
-        fields = {"accuracy": f"{line['accuracy']:.3f}"} if "accuracy" in line else {}
+        fields: dict[str, Any] = {"accuracy": f"{line['accuracy']:.3f}"} if "accuracy" in line else {}
         for claim in line["proven"]:
             if (claim["unit"], claim["observer"]) == (self._budget.unit, self._budget.observer):
                 limit = f"/{self._budget.epsilon:g}" if self._budget.epsilon else ""
@@ -114,6 +110,7 @@ class Watch:
         self.progress.update(self._task, completed=line["round"], **fields)
 
     def end(self) -> None:
+        """Stop the bar and restore the signal handler."""
         if self._task is not None:
             self.progress.stop()
         if self._before is not None:
@@ -127,50 +124,65 @@ def _clients(trainer: Trainer[Any]) -> str:
 
 
 def show(result: Result, console: Console) -> None:
-    """The closing table: how good, and what is proven against whom."""
+    """Print the result: accuracy, claims, warnings."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("accuracy", f"{result.accuracy:.4f} on held-out data, after {result.rounds} rounds")
     if result.baseline is not None:
-        table.add_row("", f"{result.baseline:.4f} with neither clip nor noise (a figure that is not private)")
+        table.add_row("", f"{result.baseline:.4f} without clipping and noise (not private)")
     last = result.metrics[-1] if result.metrics else {}
     if last.get("bad_updates", 0) and last["bad_updates"] >= last.get("clients", 0):
-        table.add_row("diverged", "in the last round no update was finite, and each counted as zero: lower local.lr")
+        table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
-        table.add_row("stopped", "the privacy budget does not pay for another round")
+        table.add_row("stopped", "the privacy budget is spent")
     table.add_row("time", f"{result.seconds:.1f} s")
     table.add_row("random", _RANDOM[result.random])
     table.add_row("run", str(result.run))
     table.add_row("page", str(result.run / "report.html"))
     console.print(table)
     console.print()
-    console.print(privacy_table(result.proven, result.published))
+    show_claims(result.proven, result.published, console)
     for warning in result.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
 
 
-def privacy_table(proven: list[dict[str, Any]], published: list[dict[str, Any]]) -> Table:
-    """What is proven of whom against whom; what is not, grouped by the reason; what the paper says."""
-    from shoal.accounting.claims import Proven, Published
-    from shoal.report.plots import OBSERVERS, UNITS, whose
+def show_claims(proven: list[dict[str, Any]], published: list[dict[str, Any]], console: Console) -> None:
+    """Print what is proven and what the paper claims; assumptions that all bounds share are printed once, below."""
+    from shoal.report.claims import proven_rows, published_rows
 
-    table = Table("privacy of", "against", "proven", box=None, pad_edge=False)
-    reasons: dict[str, list[Proven]] = {}
-    for claim in (Proven(**claim) for claim in proven):
-        if claim.epsilon is None:
-            reasons.setdefault(claim.words(), []).append(claim)
-        else:
-            table.add_row(whose(claim.to_json()), OBSERVERS[claim.observer], claim.words(), style="bold")
-    for words, claims in reasons.items():
-        units = " and ".join(dict.fromkeys(UNITS[claim.unit] for claim in claims))
-        observers = ", ".join(dict.fromkeys(OBSERVERS[claim.observer] for claim in claims))
-        everybody = len(claims) == len(proven)
-        table.add_row(units, "anybody" if everybody else observers, f"not private: {words}" if everybody else words)
-    for claim in (Published(**claim) for claim in published):
-        table.add_row(UNITS[claim.unit], "as its paper counts", claim.words(), style="italic")
-    return table
+    rows = proven_rows(proven)
+    bounds = [row for row in rows if row["epsilon"]]
+    shared = _shared(bounds)
+    table = Table("unit", "observer", "proven", "", box=None, pad_edge=False)
+    for row in rows:
+        notes = [note for note in row["note"].split("; ") if note not in shared]
+        words = (row["unit"], row["observer"], _figure(row), "; ".join(notes))
+        table.add_row(*map(escape, words), style=_STYLES[row["tone"]])
+    for row in published_rows(published):
+        words = (row["unit"], "published, not proven", _figure(row), row["recipe"])
+        table.add_row(*map(escape, words), style="italic")
+    console.print(table)
+    if shared:
+        console.print(f"all bounds: {'; '.join(shared)}", highlight=False, markup=False)
 
 
+def _figure(row: dict[str, str]) -> str:
+    if not row["epsilon"]:
+        return "none"
+    if row.get("tone") == "void":
+        return f"none in practice ({row['epsilon']})"
+    return f"epsilon {row['epsilon']}, delta {row['delta']}"
+
+
+def _shared(bounds: list[dict[str, str]]) -> list[str]:
+    """The notes that several bounds have in common."""
+    if len(bounds) < 2:
+        return []
+    first, *others = (row["note"].split("; ") for row in bounds)
+    return [note for note in first if all(note in other for other in others)]
+
+
+_STYLES = {"yes": "bold", "weak": "", "void": "dim", "no": "dim"}
 _RANDOM = {
-    "research": "research: everything follows from the seed",
-    "secure": "secure: from the system's entropy, nothing can be repeated",
+    "research": "research: reproducible from the seed",
+    "secure": "secure: from the system's entropy, not reproducible",
 }

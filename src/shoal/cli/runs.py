@@ -1,8 +1,7 @@
-"""`shoal runs list|show|delete`: which runs there are, what each came to, and how to be rid of one."""
+"""`shoal runs list|show|delete`: list runs, show one, delete some."""
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import date, datetime
 from pathlib import Path
@@ -13,15 +12,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from shoal.cli.options import Json, bound, print_json, wide_console
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from shoal.report.folder import Run
 
-app = typer.Typer(help="Find, look at and delete runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show and delete runs.", no_args_is_help=True)
 
-Runs = Annotated[Path, typer.Option(help="Where run folders are.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+Runs = Annotated[Path, typer.Option(help="The folder with run folders.")]
 
 
 @app.command("list")
@@ -34,59 +33,56 @@ def list_command(
     as_json: Json = False,
 ) -> None:
     """List runs by method, data set and date; the newest last."""
-    from shoal.accounting.rounding import up
     from shoal.report.find import find
 
     found = find(runs, algorithm=algorithm, dataset=data, since=_day(since), until=_day(until))
     if as_json:
-        json.dump({"runs": [summary(run) for run in found]}, sys.stdout)
-        print()
-        return
-    if not found:
-        typer.echo(f"no run in {runs} fits")
-        return
-    names = ("run", "method", "data", "rounds", "accuracy", "proven for a client", "state")
-    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
-    for run in found:
-        epsilon = run.epsilon("client", "release")
-        row = [
-            run.name,
-            run.algorithm,
-            run.dataset,
-            f"{run.done}" if run.done == run.rounds else f"{run.done}/{run.rounds}",
-            "" if run.accuracy is None else f"{run.accuracy:.4f}",
-            "none" if epsilon is None else f"epsilon {up(epsilon)}{', simulated clients' if run.simulated else ''}",
-            run.state,
-        ]
-        table.add_row(*map(escape, row))
-    console = Console(emoji=False)
-    # What is not a terminal has no edge to break lines at.
-    (console if console.is_terminal else Console(emoji=False, width=200)).print(table)
+        print_json({"runs": [summary(run) for run in found]})
+    elif not found:
+        typer.echo(f"no run in {runs} matches")
+    else:
+        names = ("run", "method", "data", "clients", "rounds", "accuracy", "client level", "state")
+        table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
+        for run in found:
+            table.add_row(*map(escape, _row(run)))
+        wide_console().print(table)
+
+
+def _row(run: Run) -> list[str]:
+    return [
+        run.name,
+        run.algorithm,
+        run.dataset,
+        "simulated" if run.simulated else "real",
+        f"{run.done}" if run.done == run.rounds else f"{run.done}/{run.rounds}",
+        "" if run.accuracy is None else f"{run.accuracy:.4f}",
+        bound(run.epsilon("client", "release")),
+        run.state,
+    ]
 
 
 @app.command("show")
 def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the beginning of its name.")],
                  runs: Runs = Path("runs"), as_json: Json = False) -> None:  # fmt: skip
-    """Tell what is known of a run: how good it is, what is proven, its configuration, its ledger."""
+    """Show a run: accuracy, claims, configuration, ledger."""
     from shoal.report.find import one
     from shoal.report.folder import read_run
 
     found = read_run(one(run, runs))
     if as_json:
         ledger = found.ledger.to_json() if found.ledger else None
-        json.dump(summary(found) | {"config": found.config, "ledger": ledger}, sys.stdout)
-        print()
+        print_json(summary(found) | {"config": found.config, "ledger": ledger})
         return
     console = Console(emoji=False)
     table = Table(box=None, show_header=False, pad_edge=False)
-    for key, value in _told(found):
+    for key, value in _facts(found):
         table.add_row(key, escape(value))
     console.print(table)
     if found.proven:
-        from shoal.cli.run import privacy_table
+        from shoal.cli.run import show_claims
 
         console.print()
-        console.print(privacy_table(found.proven, found.published))
+        show_claims(found.proven, found.published, console)
     for warning in (found.result or {}).get("warnings", []):
         console.print(f"warning: {warning}", markup=False, highlight=False)
     console.print()
@@ -100,7 +96,7 @@ def delete_command(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Delete runs for good, with their ledgers: the only record of what was spent on the data."""
+    """Delete runs with their ledgers, the only record of the privacy spent on the data."""
     from shoal.report.find import delete, one
 
     paths = list(dict.fromkeys(one(name, runs) for name in run))
@@ -108,15 +104,15 @@ def delete_command(
         typer.echo(str(path))
     if not yes:
         if not sys.stdin.isatty():
-            raise RunError("deleting asks first, and nobody is there to answer; say --yes")
-        said = "run, and its ledger" if len(paths) == 1 else f"{len(paths)} runs, and their ledgers"
-        typer.confirm(f"Delete this {said}: what was spent on the data is forgotten?", abort=True)
+            raise RunError("delete asks for confirmation, and there is no terminal; give --yes")
+        what = "this run and its ledger" if len(paths) == 1 else f"these {len(paths)} runs and their ledgers"
+        typer.confirm(f"Delete {what}, the only record of the privacy spent on the data?", abort=True)
     for path in paths:
         delete(path)
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """A run in one JSON object."""
+    """A run as one JSON object."""
     return {
         "run": str(run.path),
         "algorithm": run.algorithm,
@@ -133,17 +129,17 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _told(run: Run) -> list[tuple[str, str]]:
-    ledger = "there is none: nothing can be proven of this run"
+def _facts(run: Run) -> list[tuple[str, str]]:
+    ledger = "none, so nothing is proven"
     if run.ledger is not None:
-        ledger = f"whole, {run.ledger.lines} lines" if run.ledger.whole else f"broken: {run.ledger.because}"
+        ledger = f"intact, {run.ledger.lines} lines" if run.ledger.whole else f"broken: {run.ledger.because}"
     return [
         ("run", str(run.path)),
         ("state", run.state),
         ("method", f"{run.algorithm} on {run.dataset}"),
-        *([("clients", "simulated: records were dealt to them")] if run.simulated else []),
+        *([("clients", "simulated: one data set was split over them")] if run.simulated else []),
         ("rounds", f"{run.done} of {run.rounds}"),
-        ("accuracy", "not known" if run.accuracy is None else f"{run.accuracy:.4f} on held-out data"),
+        ("accuracy", "unknown" if run.accuracy is None else f"{run.accuracy:.4f} on held-out data"),
         ("started", run.started.strftime("%Y-%m-%d %H:%M:%S")),
         ("ledger", ledger),
         ("page", str(run.path / "report.html")),
@@ -156,4 +152,4 @@ def _day(text: str | None) -> date | None:
     try:
         return datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError:
-        raise ConfigError(f"'{text}' is no day; write it as 2026-01-31") from None
+        raise ConfigError(f"'{text}' is not a date; write it as 2026-01-31") from None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import shlex
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
 from shoal.cli.run import Watch, show
 from shoal.errors import ConfigError
 
@@ -20,34 +20,26 @@ if TYPE_CHECKING:
     from shoal.deploy.superlink import SuperLink
 
 INSECURE = (
-    "--insecure: without TLS everybody on the way can read and change models and updates, and without keys anybody "
-    "who reaches the port can join"
+    "--insecure: without TLS anyone on the network path can read and change models and updates, and without keys "
+    "anyone who reaches the port can join"
 )
 
 
 def command(
     config: Annotated[Path | None, typer.Argument(help="A TOML file, as for `shoal run`.")] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Change one key of the configuration.")
-    ] = None,
+    change: Change = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 picks a free one.")] = 8000,
     keys: Annotated[
-        Path | None, typer.Option(help="The folder that `shoal keys coordinator` made: TLS, and who may join.")
+        Path | None, typer.Option(help="The folder of `shoal keys coordinator`: TLS, and the sites that may join.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no keys, on other addresses than loopback too.")
-    ] = False,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys, even beyond loopback.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
-    no_guarantee: Annotated[
-        bool, typer.Option("--no-guarantee", help="Run a method that claims privacy but proves none.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
-    ] = False,
+    no_guarantee: NoGuarantee = False,
+    as_json: JsonWithProgress = False,
 ) -> None:
-    """Coordinate a federation: sites `shoal join` it, train on their own data, and send only what may leave them."""
+    """Coordinate a federation: sites `shoal join` it, train on their own data and send protected updates."""
     from shoal.api import Interrupted
     from shoal.deploy.missing import require_flower
 
@@ -55,13 +47,16 @@ def command(
     from shoal.deploy.serve import serve
 
     console = Console(stderr=as_json)
-    tell = lambda words: console.print(words, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
-    link, names = opened(host, port, keys, insecure, tell)
     watch = Watch(console)
+
+    def report(words: str) -> None:
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+    link, names = open_link(host, port, keys, insecure, report)
 
     def start(settings: Config, coordinator: Any, run: Path) -> None:
         if settings.federation.seeded:
-            tell("federation.seeded: whoever knows the seed knows all noise; for tests only")
+            report("federation.seeded: the seed determines all noise; for tests only")
         watch.start(settings, coordinator, run)
 
     try:
@@ -69,7 +64,7 @@ def command(
             link,
             config,
             names=names,
-            tell=tell,
+            tell=report,
             overrides=change or [],
             resume=resume,
             runs=runs,
@@ -80,42 +75,59 @@ def command(
     except Interrupted as stopped:
         again = ["shoal", "serve", "--resume", str(stopped.run), "--host", host, "--port", str(link.port)]
         again += ["--keys", str(keys)] if keys else ["--insecure"] if insecure else []
-        tell(f"stopped after round {stopped.done}; go on with: {shlex.join(again)}")
+        report(f"stopped after round {stopped.done}; resume with: {shlex.join(again)}")
         raise typer.Exit(stopped.exit_code) from None
     finally:
         watch.end()
         link.close()
     if as_json:
-        json.dump(result.to_json(), sys.stdout)
-        print()
+        print_json(result.to_json())
     else:
         show(result, console)
 
 
-def opened(host: str, port: int, keys: Path | None, insecure: bool, tell: Any) -> tuple[SuperLink, dict[str, str]]:
-    """The link, and what sites are called by the hash of their keys; refuses to be open to everybody by mistake."""
+def open_link(
+    host: str, port: int, keys: Path | None, insecure: bool, report: Callable[[str], None]
+) -> tuple[SuperLink, dict[str, str]]:
+    """Listen for sites.
+
+    Args:
+        host: The address.
+        port: The port; 0 for a free one.
+        keys: The folder of `shoal keys coordinator`; None for no TLS.
+        insecure: Whether no TLS is allowed beyond loopback.
+        report: Called with messages.
+
+    Returns:
+        The link, and the sites' names by the hashes of their keys.
+
+    Raises:
+        ConfigError: Without TLS beyond loopback, unless `insecure`; or where no site could join.
+    """
     from shoal.deploy.keys import read_sites
     from shoal.deploy.superlink import SuperLink, Tls, identity
 
     if keys is None:
         if insecure:
-            tell(INSECURE)
+            report(INSECURE)
         elif not loopback(host):
             raise ConfigError(
-                f"listening on {host} without TLS would show everybody models and updates; make certificates with "
-                f"`shoal keys coordinator`, give --keys, or say --insecure"
+                f"listening on {host} without TLS would expose models and updates; make certificates with "
+                f"`shoal keys coordinator` and give --keys, or give --insecure"
             )
-        link, sites = SuperLink(host, port, None, []), {}
+        sites: dict[str, Any] = {}
+        link = SuperLink(host, port, None, [])
     else:
         sites = read_sites(keys)
         if not sites:
             raise ConfigError(f"there is no public key in {keys / 'sites'}: no site could join")
         link = SuperLink(host, port, Tls(keys / "server.pem", keys / "server.key"), list(sites.values()))
-    tell(f"listening on {host}:{link.port}, {f'TLS, {len(sites)} sites may join' if keys else 'without TLS'}")
+    report(f"listening on {host}:{link.port}, {f'TLS, {len(sites)} sites may join' if keys else 'without TLS'}")
     return link, {identity(key): name for name, key in sites.items()}
 
 
 def loopback(host: str) -> bool:
+    """Whether a host is this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""Every table and figure of the five papers as an experiment: what is published, and the runs to put beside it.
+"""Every table and figure of the papers as an experiment: published figures, and the runs to compare with them.
 
-One file a paper (`thesis`, `geyer`, `pfl`, `alphacdp`) says which runs stand beside which figures; the figures
-themselves are in `published/*.toml`, as printed. `beyond` has two tables of our own.
+One file a paper (`thesis`, `geyer`, `pfl`, `alphacdp`) maps figures to runs; the published figures are in
+`published/*.toml`. `beyond` has two tables of our own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ def tables() -> dict[str, Table]:
 
 
 def table(name: str) -> Table:
+    """Find a table or figure.
+
+    Args:
+        name: For example `geyer-table1`.
+
+    Raises:
+        ConfigError: Where there is none of that name.
+    """
     if name not in tables():
         raise ConfigError(f"no table or figure is called '{name}'{nearest(name, tables())}")
     return tables()[name]

@@ -1,6 +1,8 @@
-"""004, Fed-SDP, Fed-CDP and Fed-alphaCDP[sigma]: Tables 4 to 11 (1 and 3 and Figure 3 are in `alphacdp_attacks`).
+"""Wei et al. (2023), Securing Distributed SGD against Gradient Leakage Threats (arXiv 2305.06473).
 
-1,000 clients, 100 a round, 100 local steps; C = 4, sigma = 6, lr .05 (not stated), noise as DP-SGD places it, the
+Tables 4 to 11: Fed-SDP, Fed-CDP, Fed-alphaCDP[sigma]. Tables 1 and 3 and Figure 3 are in `alphacdp_attacks`.
+
+1,000 clients, 100 a round, 100 local steps; C = 4, sigma = 6, lr 0.05 (not stated), noise as DP-SGD places it, the
 smallest of the paper's three readings. Tables 8 and 11 let epsilon_t rise, as the paper's own rounds demand; the
 cyclic decay is as printed. Quick versions are digits and cancer, with fewer clients, rounds and steps.
 """
@@ -43,9 +45,7 @@ DECAYS = {
     "cyclic": "cyclic:15:1",
 }
 ACCOUNTANTS = {"base": "basic", "advanced": "advanced", "zCDP": "zcdp", "moments": "moments"}
-L2_MAX = (
-    "the noise is scaled to the greatest gradient in the batch (l2-max): its amount tells, and a test tells it apart"
-)
+L2_MAX = "the noise is scaled to the greatest gradient of the batch (l2-max): the scale reveals it, as a test shows"
 QUICK_CLIENTS = {100: 10, 1000: 20, 10_000: 40}
 
 
@@ -160,7 +160,7 @@ def table7() -> Table:
 
 @cache
 def decay_rounds(policy: str, rounds: int, target: float, accountant: str = "moments") -> float:
-    """Rounds until a decaying noise has spent the target, by one of 004's accountants."""
+    """Rounds until a decaying noise has spent the target, by one of the paper's accountants."""
     iterations = 100 * rounds
     cyclic = policy == "cyclic"
     noises = recipes.printed_noise(policy, iterations) if cyclic else recipes.decayed_noise(policy, iterations)

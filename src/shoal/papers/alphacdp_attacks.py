@@ -1,4 +1,4 @@
-"""004, the attacks: Table 1, Table 3 and Figure 3. 100 victims; success is RMSE below .15 and SSIM above .5."""
+"""The attacks of Wei et al. (2023): Tables 1 and 3, Figure 3; 100 victims, success as in `attacks.quality`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.papers.work import Leak, Run
 PICTURES = {"MNIST": "mnist", "CIFAR10": "cifar10", "LFW": "lfw"}
 FOUND = ("success", "rmse", "iterations")
 SEEN = ("resilient", "rmse", "iterations")
-RECORDS = "quantile, records"  # quantile clipping of each record's gradient; 004 does not say which it attacked
+RECORDS = "quantile, records"  # quantile clipping of each record's gradient; the paper does not say which it attacked
 
 
 def table1() -> Table:
@@ -45,7 +45,7 @@ def _seen(method: Method, kind: int, column: str) -> Cell:
 
 
 def figure3(plain: dict[str, Any], small: dict[str, Any]) -> Table:
-    """`plain`: how 004 trains on LFW, whatever the method."""
+    """Figure 3; `plain` is how the paper trains on LFW with every method."""
     cells = []
     for method in methods("figure3"):
         if method.algorithm == "fed-alpha-cdp-sigma":

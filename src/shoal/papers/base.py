@@ -11,74 +11,98 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.bibliography import GEYER, PFL, THESIS, WEI
+
 Line = dict[str, Any]
-"""What is kept of one measurement: a line of a results file."""
+"""One measurement: a line of a results file."""
 
 
-def _nobody(share: float) -> None:
-    """Told how far a measurement is, and does nothing."""
+def _no_progress(share: float) -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: with which seed, where, and whom to tell how far it is (a share, 0 to 1)."""
+    """One measurement.
+
+    Attributes:
+        seed: The run's seed.
+        device: `auto`, `cpu` or `cuda`.
+        quick: Whether to measure the cell's small version.
+        unfinished: Where the folders of unfinished runs are.
+        progress: Called with the share that is done, 0 to 1.
+    """
 
     seed: int
     device: str
     quick: bool
     unfinished: Path
-    told: Callable[[float], None] = _nobody
+    progress: Callable[[float], None] = _no_progress
 
 
-def begun(unfinished: Path, key: str, seed: int) -> Path:
-    """The folder of a measurement until its line is written: one that was stopped goes on from there."""
+def unfinished_folder(unfinished: Path, key: str, seed: int) -> Path:
+    """The folder of a measurement until its line is written; an interrupted one resumes from there."""
     return unfinished / f"{key}-{seed}"
 
 
 class Work(Protocol):
-    """How a cell is measured. Works with the same key measure the same thing, and share their lines.
-
-    `seeded`: other seeds give other figures. `instant`: arithmetic, done when it is looked at. `needs`: its data set.
-    """
+    """How a cell is measured. Works with equal keys measure the same thing and share their lines."""
 
     @property
-    def seeded(self) -> bool: ...
+    def seeded(self) -> bool:
+        """Whether another seed gives another figure."""
 
     @property
-    def instant(self) -> bool: ...
+    def instant(self) -> bool:
+        """Whether it is arithmetic, computed when it is shown."""
 
-    def key(self, quick: bool) -> str: ...
+    def key(self, quick: bool) -> str:
+        """What identifies the measurement."""
 
-    def needs(self, quick: bool) -> str: ...
+    def needs(self, quick: bool) -> str:
+        """Its data set; empty where it needs none."""
 
-    def measure(self, job: Job) -> Line: ...
+    def measure(self, job: Job) -> Line:
+        """Measure it."""
 
-    def figures(self, line: Line) -> dict[str, float]: ...
+    def figures(self, line: Line) -> dict[str, float]:
+        """The figures in a line, by measure."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An epsilon that the paper states for a unit; `observer` is who sees what the proof must hold against.
+    """An epsilon that a paper states.
 
-    `contradicted`: why it is not only unproven but wrong. `comes`: what is proven for a record that comes or goes,
-    where the paper means that; Shoal's own figure is for a record that changes. `mended`: a change that makes it
-    true, in words, and what is proven with it.
+    Attributes:
+        unit: `client` or `example`.
+        observer: The observer that the claim must hold against.
+        epsilon: The stated figure.
+        contradicted: Why the claim is wrong, not only unproven.
+        add_or_remove: What is proven under add-or-remove, where the paper means that; Shoal proves replace-one.
+        amended: A change that makes the claim true, and what is proven with it.
     """
 
     unit: str
     observer: str
     epsilon: float
     contradicted: str = ""
-    comes: Callable[[], float] | None = None
-    mended: tuple[str, Callable[[], float]] | None = None
+    add_or_remove: Callable[[], float] | None = None
+    amended: tuple[str, Callable[[], float]] | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row and a column of a table, what measures them, and which of their published figures that stands beside.
+    """A row and a column of a table, and how its figures are measured.
 
-    `change` names what differs from what is printed. `proves`: the unit and the observer whose epsilon is shown where
-    nothing is claimed. `attacked`: its name in the file that `benchmarks/attacks.py` writes.
+    Attributes:
+        row: The row of the published table.
+        column: Its column.
+        work: How it is measured.
+        measures: Which published figures it is compared with.
+        change: How it differs from the paper's setting.
+        claim: The epsilon that the paper states.
+        proves: The unit and the observer whose epsilon is shown where nothing is claimed.
+        attacked: Its name in the file that `benchmarks/attacks.py` writes.
     """
 
     row: str
@@ -92,6 +116,7 @@ class Cell:
 
     @property
     def name(self) -> str:
+        """Row, column, measures unless it is accuracy, change."""
         tail = [] if "accuracy" in self.measures else ["+".join(self.measures)]
         return "/".join([self.row, self.column, *tail, *([self.change] if self.change else [])])
 
@@ -103,9 +128,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, or a figure that is drawn (`plots`) from runs.
+    """A table, or a figure that is plotted from runs.
 
-    `needs`: data sets. `minutes`: roughly, for one seed of all cells on one H200.
+    Attributes:
+        name: For example `geyer-table1`.
+        needs: Its data sets.
+        minutes: Roughly, for one seed of all cells on an H200.
+        cells: What is measured.
+        plots: The quantities that the figure plots.
     """
 
     name: str
@@ -116,15 +146,18 @@ class Table:
 
     @property
     def paper(self) -> str:
-        return PAPERS[self.name.partition("-")[0]]
+        """The short citation; `Shoal` for tables of our own."""
+        reference = PAPERS.get(self.name.partition("-")[0])
+        return reference.short if reference else "Shoal"
 
     @property
     def title(self) -> str:
+        """What the table shows."""
         return str(_entry(self.name)["title"])
 
     @property
     def about(self) -> str:
-        """What the published picture shows, as caption and text tell it."""
+        """What the published figure shows, from its caption and the paper's text."""
         return str(_entry(self.name).get("about", ""))
 
     @property
@@ -133,7 +166,7 @@ class Table:
         return published(self.name)
 
 
-PAPERS = {"thesis": "000", "geyer": "001/003", "pfl": "002", "alphacdp": "004", "beyond": "none"}
+PAPERS = {"thesis": THESIS, "geyer": GEYER, "pfl": PFL, "alphacdp": WEI}
 
 
 def published(name: str) -> dict[str, dict[str, dict[str, float]]]:

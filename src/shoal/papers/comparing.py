@@ -1,4 +1,4 @@
-"""Published beside ours: three numbers a figure, what is proven, and a light that says how the claim stands."""
+"""Published figures beside ours: the difference, what is proven, and a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from shoal.accounting.rounding import epsilon as epsilon_words
 from shoal.accounting.rounding import up
-from shoal.papers.base import Cell, Line, Table
+from shoal.papers.base import Cell, Claim, Line, Table
 from shoal.papers.work import Account
-from shoal.report.plots import UNITS
+from shoal.report.plots import OBSERVERS, UNITS
 
 REPRODUCED = "reproduced"
 EXCEEDED = "exceeded"
@@ -26,13 +27,20 @@ PROVEN = "epsilon, proven"
 
 @dataclass(frozen=True)
 class Measure:
-    """How near is near: an absolute distance, or a share of the published figure. `better`: more is better."""
+    """When a figure counts as reproduced.
+
+    Attributes:
+        absolute: The difference that is allowed.
+        relative: The same as a share of the published figure.
+        better: Whether more is better.
+    """
 
     absolute: float = 0.0
     relative: float = 0.0
     better: bool = False
 
     def near(self, published: float, ours: float) -> bool:
+        """Whether our figure agrees with the published one."""
         return abs(ours - published) <= max(self.absolute, self.relative * abs(published)) + 1e-12
 
 
@@ -48,12 +56,12 @@ MEASURES = {
     "iterations": Measure(relative=0.5),
     "resilient": Measure(),
 }
-"""Deltas are printed with one digit. Seconds of a local step belong to a machine: they get no light."""
+"""Deltas are printed with one digit. Seconds of a local step depend on the machine and get no verdict."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure of a table beside what was measured for it."""
+    """One published figure and our measurements of it; `light` is the verdict."""
 
     cell: Cell
     measure: str
@@ -67,25 +75,35 @@ class Compared:
 
     @property
     def ours(self) -> float | None:
-        """The mean of the seeds; of what is proven the greatest, since a mean of bounds is no bound."""
+        """The mean over seeds; of proven bounds the greatest, since a mean of bounds is no bound."""
         if not self.values:
             return None
         return max(self.values) if self.measure == PROVEN else fmean(self.values)
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The least and the greatest of the seeds: a range of so many, no confidence interval."""
+        """The least and the greatest of the seeds; not a confidence interval."""
         return (min(self.values), max(self.values)) if len(self.values) > 1 else None
 
     @property
     def difference(self) -> float | None:
+        """Ours less the published figure."""
         if self.published is None or self.ours is None or math.isinf(self.ours):
             return None
         return self.ours - self.published
 
 
 def compare(table: Table, lines: Iterable[Line], quick: bool = False) -> list[Compared]:
-    """Every figure of the table; lines of other tables count where they measured the same thing."""
+    """Compare every figure of a table.
+
+    Args:
+        table: The table.
+        lines: Measurements; those of other tables count where they measured the same thing.
+        quick: Whether to compare the small version.
+
+    Returns:
+        One entry a figure, and one for each claimed epsilon.
+    """
     rows = [row for cell, found in measured(table, lines, quick) for row in _of_cell(table, cell, found, quick)]
     return [_with_change(row, rows) for row in rows]
 
@@ -103,7 +121,7 @@ def _found(cell: Cell, by_key: dict[str, list[Line]], by_name: dict[str, list[Li
 
 
 def lights(rows: Iterable[Compared]) -> Counter[str]:
-    """How many claims stand how; a changed cell speaks through the one that is as printed."""
+    """Count the verdicts; a changed cell counts through the cell in the paper's own setting."""
     return Counter(row.light for row in rows if row.light and not row.cell.change)
 
 
@@ -114,7 +132,8 @@ def _sorted(lines: Iterable[Line], quick: bool) -> tuple[dict[str, list[Line]], 
     for line in lines:
         if bool(line.get("quick")) != quick or not ("key" in line or "cell" in line):
             continue  # audits are kept in the same folder
-        place = by_key.setdefault(line["key"], {}) if "key" in line else by_name.setdefault(line["cell"], {})
+        # names were once written without a leading zero: `noise .01`
+        place = by_key.setdefault(line["key"], {}) if "key" in line else by_name.setdefault(_zeros(line["cell"]), {})
         seed = line.get("seed", 0)
         if "failed" not in line or seed not in place:
             place[seed] = line
@@ -122,25 +141,30 @@ def _sorted(lines: Iterable[Line], quick: bool) -> tuple[dict[str, list[Line]], 
     return next(kept), next(kept)
 
 
+def _zeros(name: str) -> str:
+    return name.replace(" .", " 0.")
+
+
 def _of_cell(table: Table, cell: Cell, lines: list[Line], quick: bool) -> list[Compared]:
     good = [line for line in lines if "failed" not in line]
-    failed = next((line["failed"] for line in lines if "failed" in line), "") if not good else ""
-    figures = [cell.work.figures(line) for line in good]
-    words = _proven_words(cell, good)
-    rows = []
-    for measure in cell.measures:
-        published = table.published.get(measure, {}).get(cell.row, {}).get(cell.column)
-        values = tuple(float(each[measure]) for each in figures if each.get(measure) is not None)
-        small = quick and not cell.work.instant
-        light, note = (FAILED, failed) if failed else ("" if small else _light(measure, published, values), "")
-        rows.append(Compared(cell, measure, published, values, words, light, note, quick, _devices(good)))
+    rows = [_row(table, cell, measure, good, quick) for measure in cell.measures]
+    if lines and not good:
+        rows = [replace(row, light=FAILED, note=lines[0]["failed"]) for row in rows]
     if cell.claim is not None and good and not quick:
-        rows.append(_privacy(cell, good))
+        rows.append(_privacy(cell, cell.claim, good))
     return rows
 
 
+def _row(table: Table, cell: Cell, measure: str, lines: list[Line], quick: bool) -> Compared:
+    published = table.published.get(measure, {}).get(cell.row, {}).get(cell.column)
+    figures = (cell.work.figures(line).get(measure) for line in lines)
+    values = tuple(float(figure) for figure in figures if figure is not None)
+    light = "" if quick and not cell.work.instant else _light(measure, published, values)
+    return Compared(cell, measure, published, values, _proven_words(cell, lines), light, "", quick, _devices(lines))
+
+
 def _devices(lines: list[Line]) -> str:
-    """What made the lines, since CPU and GPU draw different noise; how many each, where it was both."""
+    """The devices of the lines, since CPU and GPU draw different noise; with counts where there are several."""
     counted = Counter(line["device"] for line in lines if line.get("device"))
     if len(counted) < 2:
         return "".join(counted)
@@ -158,24 +182,26 @@ def _light(measure: str, published: float | None, values: tuple[float, ...]) -> 
     return EXCEEDED if known.better and ours > published else NOT
 
 
-def _privacy(cell: Cell, lines: list[Line]) -> Compared:
+def _privacy(cell: Cell, claim: Claim, lines: list[Line]) -> Compared:
     """The claimed epsilon beside the proven one."""
-    claim = cell.claim
-    assert claim is not None
-    found = [_proven(cell, line) for line in lines]
     values = _bounds(cell, lines)
-    whom = f"for {UNITS[claim.unit]}, against the {claim.observer}"
-    if values and max(values) <= claim.epsilon * 1.001:
-        return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED)
-    if claim.comes is not None and (epsilon := claim.comes()) <= claim.epsilon * 1.001:
-        note = f"for a record that comes or goes {up(epsilon, 3)} is proven"
-        return Compared(cell, PROVEN, claim.epsilon, values, whom, REPRODUCED, note)
-    if claim.mended is not None and (epsilon := claim.mended[1]()) <= claim.epsilon * 1.001:
-        note = f"{claim.mended[0]}: {up(epsilon, 3)} is proven then"
-        return Compared(cell, PROVEN, claim.epsilon, values, whom, WITH, note)
-    because = next((because for _, because in found if because), "")
-    note = claim.contradicted or because
-    return Compared(cell, PROVEN, claim.epsilon, values, whom, CONTRADICTED if claim.contradicted else NOT, note)
+    light, note = _verdict(claim, values)
+    if light == NOT:
+        note = next((because for _, because in (_proven(cell, line) for line in lines) if because), "")
+    whom = f"{UNITS[claim.unit]}, {OBSERVERS[claim.observer]}"
+    return Compared(cell, PROVEN, claim.epsilon, values, whom, light, note)
+
+
+def _verdict(claim: Claim, bounds: tuple[float, ...]) -> tuple[str, str]:
+    """The verdict on a claimed epsilon, and a note."""
+    most = claim.epsilon * 1.001
+    if bounds and max(bounds) <= most:
+        return REPRODUCED, ""
+    if claim.add_or_remove is not None and (epsilon := claim.add_or_remove()) <= most:
+        return REPRODUCED, f"under add-or-remove {up(epsilon, 3)} is proven"
+    if claim.amended is not None and (epsilon := claim.amended[1]()) <= most:
+        return WITH, f"{claim.amended[0]} ({up(epsilon, 3)} is proven)"
+    return (CONTRADICTED, claim.contradicted) if claim.contradicted else (NOT, "")
 
 
 def _proven(cell: Cell, line: Line) -> tuple[float | None, str]:
@@ -187,7 +213,7 @@ def _proven(cell: Cell, line: Line) -> tuple[float | None, str]:
 
 
 def _bounds(cell: Cell, lines: list[Line]) -> tuple[float, ...]:
-    """What is proven of each seed; nothing, if one of them has no proof."""
+    """The proven epsilon of each seed; empty where one of them has none."""
     found = [_proven(cell, line)[0] for line in lines]
     return () if None in found else tuple(epsilon for epsilon in found if epsilon is not None)
 
@@ -196,11 +222,11 @@ def _proven_words(cell: Cell, lines: list[Line]) -> str:
     if cell.protects is None or not lines:
         return ""
     bounds = _bounds(cell, lines)
-    return f"{UNITS[cell.protects[0]]}: {up(max(bounds), 3)}" if bounds else "none"
+    return f"{UNITS[cell.protects[0]]}: {epsilon_words(max(bounds), 3)}" if bounds else "none"
 
 
 def _with_change(row: Compared, rows: list[Compared]) -> Compared:
-    """A figure that only a named change reaches says which: the first that does."""
+    """Name the first change with which a figure is reproduced that is not reproduced without."""
     if row.cell.change or row.light != NOT or row.measure not in MEASURES:
         return row
     place = (row.cell.row, row.cell.column, row.measure)

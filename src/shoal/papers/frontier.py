@@ -1,4 +1,4 @@
-"""The picture of docs/results: accuracy on MNIST against proven epsilon, published points as hollow marks."""
+"""The figure of docs/results: accuracy on MNIST against proven epsilon; published results are hollow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.papers.base import Cell, Line, Table
 from shoal.papers.comparing import measured
 
 BEYOND = 2e4
-"""Where something is drawn of which nothing is proven, or only an epsilon that says nothing."""
+"""Where results are drawn without a proven epsilon, or with one that means nothing."""
 MOST = 5e3
 ASIDE = 1.18
 TICKS = (0.1, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -24,7 +24,7 @@ TICKS = (0.1, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 
 @dataclass(frozen=True)
 class Series:
-    """Cells of some tables under one name. `claimed` is the epsilon that their paper states for this unit."""
+    """Cells of some tables under one label; `claimed` is the epsilon that their paper states for this unit."""
 
     label: str
     tables: tuple[str, ...]
@@ -40,29 +40,30 @@ CLIENT = (
     Series("geyer-private, 100 clients", ("beyond-client",), r"^geyer-private 100/", "#c2410c", joined=True),
     Series("geyer-private, 1,000", ("beyond-client",), r"^geyer-private 1000/", "#0f766e", joined=True),
     Series("geyer-private, 10,000", ("beyond-client",), r"^geyer-private 10000/", "#4338ca", joined=True),
-    Series("dp-ftrl, 1,000, in turn", ("beyond-client",), r"^dp-ftrl .* in turn", "#0f766e", "D", joined=True),
-    Series("geyer (001)", ("geyer-table1",), r"^private/\d+$", "#be185d", "v", 8),
-    Series("trusted curator (000)", THESIS, r"^trusted curator/[^/]+$", "#a16207", "s", 8),
-    Series("end to end (000)", THESIS, r"^end to end/[^/]+$", "#64748b", "P", 8),
-    Series("naive (000)", THESIS, r"^naive/[^/]+$", "#64748b", "X", 8),
-    Series("Fed-SDP (004)", ("alphacdp-table6",), r"^Fed-SDP/MNIST", "#0369a1", "^", 0.854),
+    Series("dp-ftrl, 1,000, cyclic", ("beyond-client",), r"^dp-ftrl .* cyclic", "#0f766e", "D", joined=True),
+    Series("Geyer et al. (2017)", ("geyer-table1",), r"^private/\d+$", "#be185d", "v", 8),
+    Series("trusted curator (Thesis)", THESIS, r"^trusted curator/[^/]+$", "#a16207", "s", 8),
+    Series("end to end (Thesis)", THESIS, r"^end to end/[^/]+$", "#64748b", "P", 8),
+    Series("naive (Thesis)", THESIS, r"^naive/[^/]+$", "#64748b", "X", 8),
+    Series("Fed-SDP (Wei et al. 2023)", ("alphacdp-table6",), r"^Fed-SDP/MNIST", "#0369a1", "^", 0.854),
 )
 RECORD = (
     Series("disjoint data, 10 sites", ("beyond-example",), r"^MNIST 10 ", "#0f766e", joined=True),
     Series("disjoint data, 100 sites", ("beyond-example",), r"^MNIST 100 ", "#4338ca", joined=True),
-    Series("DP-SGD in one place (000)", ("thesis-table4.2",), r"^sigma \d/MNIST$", "#a16207", "s", joined=True),
-    Series("PFL (002), E = 1", ("pfl-table2",), r"^\(1, 20\)/PFL 2.93", "#c2410c", "D", 2.93),
-    Series("end to end (000)", THESIS, r"^end to end/[^/]+$", "#64748b", "P", 1.31),
-    Series("Fed-CDP (004)", ("alphacdp-table6",), r"^Fed-CDP/MNIST", "#0369a1", "^", 0.823),
-    Series("Fed-alphaCDP (004)", ("alphacdp-table6",), r"^Fed-alphaCDP/MNIST", "#be185d", "v", 0.823),
+    Series("central DP-SGD (Thesis)", ("thesis-table4.2",), r"^sigma \d/MNIST$", "#a16207", "s", joined=True),
+    Series("PFL, E = 1 (Bhaskar et al. 2025)", ("pfl-table2",), r"^\(1, 20\)/PFL 2.93", "#c2410c", "D", 2.93),
+    Series("end to end (Thesis)", THESIS, r"^end to end/[^/]+$", "#64748b", "P", 1.31),
+    Series("Fed-CDP (Wei et al. 2023)", ("alphacdp-table6",), r"^Fed-CDP/MNIST", "#0369a1", "^", 0.823),
+    Series("Fed-alphaCDP (Wei et al. 2023)", ("alphacdp-table6",), r"^Fed-alphaCDP/MNIST", "#be185d", "v", 0.823),
 )
 PANELS = (
-    ("a client, against whoever sees the models", ("client", "release"), CLIENT),
-    ("a record, against the server", ("example", "server"), RECORD),
+    ("Client level; observer: released models", ("client", "release"), CLIENT),
+    ("Record level; observer: server", ("example", "server"), RECORD),
 )
 
 
 def frontier(lines: list[Line]) -> bytes:
+    """Draw the figure from measured lines, as a PNG."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(13, 5.6), layout="constrained")
@@ -70,12 +71,12 @@ def frontier(lines: list[Line]) -> bytes:
         for each in series:
             _draw(axes, each, pair, lines, _aside(each, series))
         axes.axvspan(1e4, 4e4, color="#fee2e2", zorder=0)
-        axes.text(BEYOND, 0.3, "none, or\nover 5,000", ha="center", fontsize=8, color="#b91c1c")
-        axes.set(xscale="log", xlim=(0.08, 4e4), title=f"epsilon for {title}")
+        axes.text(BEYOND, 0.3, "none, or\nabove 5,000", ha="center", fontsize=8, color="#b91c1c")
+        axes.set(xscale="log", xlim=(0.08, 4e4), title=title)
         axes.set_yscale("function", functions=(lambda y: -np.log(1.01 - y), lambda z: 1.01 - np.exp(-z)))
         axes.set_ylim(0, 0.995)
         axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
-        axes.set_xlabel("epsilon: filled, proven; hollow, published (at one epsilon side by side)")
+        axes.set_xlabel("epsilon (filled: proven; hollow: published, side by side where equal)")
         axes.set_xticks([0.1, 1, 8, 100, 1000], ["0.1", "1", "8", "100", "1,000"])
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(0.87, 0.04))
@@ -112,11 +113,16 @@ def _points(
         table = find(name)
         for cell, found in measured(table, lines):
             good = [line for line in found if "failed" not in line and "accuracy" in line]
-            if cell.work.instant or not good or not re.search(series.rows, cell.name):
-                continue
-            accuracy = fmean(line["accuracy"] for line in good)
-            epsilon = max(_epsilon(line, pair) for line in good)
-            yield epsilon, accuracy, None if cell.change else _printed(series, table, cell)
+            if good and not cell.work.instant and re.search(series.rows, cell.name):
+                yield _point(series, table, cell, pair, good)
+
+
+def _point(
+    series: Series, table: Table, cell: Cell, pair: tuple[str, str], lines: list[Line]
+) -> tuple[float, float, tuple[float, float] | None]:
+    epsilon = max(_epsilon(line, pair) for line in lines)
+    accuracy = fmean(line["accuracy"] for line in lines)
+    return epsilon, accuracy, None if cell.change else _printed(series, table, cell)
 
 
 def _printed(series: Series, table: Table, cell: Cell) -> tuple[float, float] | None:

@@ -1,7 +1,9 @@
-"""001 and 003, Geyer et al.: Table 1 and Figures 1 to 3, on MNIST with two digits a client.
+"""Geyer et al. (2017), Differentially Private Federated Learning: A Client Level Perspective (arXiv 1712.07557).
+
+Table 1 and Figures 1 to 3 (numbered as in the ICLR 2019 submission), on MNIST with two digits a client.
 
 Not stated there and chosen here: m_t is constant (its published mean), sigma is the constant one that spends the
-budget in the published rounds, E = 4, batches of 50, lr .1. Quick versions are digits, with fewer clients and rounds.
+budget in the published rounds, E = 4, batches of 50, lr 0.1. Quick versions: digits, fewer clients and rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ SIZES = {  # clients: cohort, sigma, rounds, delta
     1000: (220.0, 1.44, 54, 1e-5),
     10_000: (508.5, 1.0925, 412, 1e-6),
 }
-MEDIAN = "the clip is the median of the clients' norms, told by the noise's amount without noise of its own"
+MEDIAN = "the clip bound is the median of the clients' norms; the noise scale reveals it, without noise of its own"
 LITTLE = {100: 2.0, 1000: 0.5, 10_000: 0.5}
 QUICK = {100: (10, 5), 1000: (40, 20), 10_000: (100, 60)}  # clients, cohort
 

@@ -1,15 +1,14 @@
-"""The pages in docs/results: hand-written sentences around tables that are made from the files of results.
+"""The pages in docs/results: hand-written prose around tables that are generated from results files.
 
-A page has a block for each table, `<!-- compare NAME -->` to `<!-- end -->`, which is written anew; the paragraph
-after it that begins with `**In short:**` is hand-written, and stands in the overview too. The overview has
-`<!-- overview -->`, a line a table. Pictures that a page shows as `NAME.png` are drawn again.
+A page has a block for each table, `<!-- compare NAME -->` to `<!-- end -->`, which is regenerated; the paragraph
+after it that begins with `**In short:**` is hand-written and copied into the overview. The overview has
+`<!-- overview -->`, a line a table. Figures that a page shows as `NAME.png` are drawn again.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.errors import RunError
@@ -29,7 +28,7 @@ from shoal.papers.comparing import (
     compare,
 )
 from shoal.papers.frontier import frontier
-from shoal.papers.render import HEADINGS, cells, curves
+from shoal.papers.render import HEADINGS, cells, curves, markdown_line
 from shoal.papers.running import SEEDS
 
 DOTS = {
@@ -50,7 +49,15 @@ FRONTIER = "frontier"
 
 
 def write(folder: Path, lines: list[Line]) -> list[Path]:
-    """Write all blocks and pictures of the pages in a folder anew; the files that were written."""
+    """Regenerate all blocks and figures of the pages in a folder.
+
+    Args:
+        folder: The folder with the pages.
+        lines: Measurements.
+
+    Returns:
+        The files that were written.
+    """
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
     found = {name: compare(each, lines) for name, each in tables().items() if each.cells}
     shorts = {name: " ".join(text.split()) for page in texts.values() for name, text in SHORT.findall(page)}
@@ -64,14 +71,17 @@ def write(folder: Path, lines: list[Line]) -> list[Path]:
 
     written = []
     for path, page in texts.items():
-        if not BLOCK.search(page):
-            continue
-        try:
-            path.write_text(BLOCK.sub(block, page), encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{path} cannot be written: {error}") from None
-        written += [path, *_pictures(path, page, found, lines)]
+        if BLOCK.search(page):
+            _write(path, BLOCK.sub(block, page))
+            written += [path, *_pictures(path, page, found, lines)]
     return written
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error}") from None
 
 
 def _pictures(page: Path, text: str, found: dict[str, list[Compared]], lines: list[Line]) -> list[Path]:
@@ -87,7 +97,7 @@ def _pictures(page: Path, text: str, found: dict[str, list[Compared]], lines: li
 
 
 def to_block(table: Table, rows: list[Compared]) -> str:
-    """What was measured, a line a figure; what was not, in one sentence."""
+    """A table of what was measured, and a sentence on what was not."""
     places = {name: place for place, name in reversed(list(enumerate(_name(row) for row in rows)))}
     shown = [row for row in rows if row.values or row.light in (FAILED, NOT, CONTRADICTED)]
     shown.sort(key=lambda row: places[_name(row)])
@@ -98,7 +108,7 @@ def to_block(table: Table, rows: list[Compared]) -> str:
 
 
 def _grid(rows: list[Compared]) -> list[str]:
-    """Columns that are empty throughout are left out, and a cell's name is not said twice."""
+    """The table, without empty columns and repeated names."""
     lines = [list(HEADINGS)]
     before = ""
     for row in rows:
@@ -106,7 +116,7 @@ def _grid(rows: list[Compared]) -> list[str]:
         lines.append(["" if name == before else name, *words, f"{DOTS.get(row.light, '')} {claim}".strip()])
         before = name
     kept = [column for column in range(len(lines[0])) if any(line[column] for line in lines[1:])]
-    head, *body = (_line(line[column] for column in kept) for line in lines)
+    head, *body = (markdown_line(line[column] for column in kept) for line in lines)
     return [head, "|" + "---|" * len(kept), *body]
 
 
@@ -114,12 +124,8 @@ def _name(row: Compared) -> tuple[str, str, str]:
     return row.cell.row, row.cell.column, row.cell.change
 
 
-def _line(words: Iterable[str]) -> str:
-    return "| " + " | ".join(" ".join(word.split()).replace("|", "\\|") for word in words) + " |"
-
-
 def _left_out(rows: list[Compared]) -> list[str]:
-    """Cells that were not run, counted by row."""
+    """Cells that were not run, by row."""
     missing = [row for row in rows if not row.values and row.light not in (FAILED, NOT, CONTRADICTED)]
     if not missing:
         return []
@@ -129,9 +135,9 @@ def _left_out(rows: list[Compared]) -> list[str]:
 
 
 def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: dict[str, str]) -> str:
-    """A line a table: its seeds, and how many of its figures and of its claims about epsilon stand how."""
+    """A line a table: its seeds, and counts of verdicts on its figures and on its claimed epsilons."""
     headings = ("table", "seeds", "measured", "by its recipe", "epsilon claimed, for what was run", "in short")
-    lines = [_line(headings), "|" + "---|" * len(headings)]
+    lines = [markdown_line(headings), "|" + "---|" * len(headings)]
     total: Counter[tuple[str, str]] = Counter()
     for name, rows in found.items():
         if name not in places or name.startswith("beyond"):
@@ -139,13 +145,14 @@ def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: d
         counted = Counter((_kind(row), DOTS[row.light]) for row in rows if row.light and not row.cell.change)
         total += counted
         numbers = [_dots(counted, kind) for kind in KINDS]
-        lines.append(_line([f"[{name}]({places[name]}#{name})", _seeds(rows), *numbers, shorts.get(name, "")]))
-    lines.append(_line(["**all**", "", *(_dots(total, kind) for kind in KINDS), ""]))
+        link = f"[{name}]({places[name]}#{name})"
+        lines.append(markdown_line([link, _seeds(rows), *numbers, shorts.get(name, "")]))
+    lines.append(markdown_line(["**all**", "", *(_dots(total, kind) for kind in KINDS), ""]))
     return "\n".join([*lines, ""])
 
 
 def _seeds(rows: list[Compared]) -> str:
-    """How many seeds its measured figures have: the least and the greatest number."""
+    """How many seeds its figures have: the least and the greatest number."""
     numbers = sorted({len(row.values) for row in rows if row.values and row.cell.work.seeded})
     return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 

@@ -1,4 +1,6 @@
-"""002, PFL: Tables 2 to 5. Each client draws a tenth of the records; batches of 64, clip 1, lr .3, momentum .5.
+"""Bhaskar et al. (2025), Optimal Strategies for Federated Learning Maintaining Client Privacy (arXiv 2501.14453).
+
+Tables 2 to 5. Each client draws a tenth of the records; batches of 64, clip 1, lr 0.3, momentum 0.5.
 
 The noise is what Opacus finds for 20 epochs (PRV). One client alone (Table 5) has all records. Quick versions are
 digits, with networks that fit them, and a batch of 16.
@@ -78,13 +80,12 @@ def pfl(
 
 
 def claim_of(data: str, epsilon: str, noise: float, clients: int = 10) -> Claim:
-    """True for a record that comes or goes, if it lies on one client only."""
+    """True under add-or-remove, if a record lies on one client only."""
     records = RECORDS[data] * (1.0 if clients == 1 else 0.1)
     proven = partial(own_data, noise, math.ceil(records / BATCH))
     if clients == 1:
-        return Claim("example", "server", float(epsilon), comes=proven)
-    word = "disjoint data, for a record that comes or goes"
-    return Claim("example", "server", float(epsilon), mended=(word, proven))
+        return Claim("example", "server", float(epsilon), add_or_remove=proven)
+    return Claim("example", "server", float(epsilon), amended=("disjoint data, under add-or-remove", proven))
 
 
 @cache
@@ -104,9 +105,9 @@ def by_split(name: str) -> Table:
                 work = pfl(data, model, noise, epochs, rounds)
                 cells.append(Cell(f"({epochs}, {rounds})", f"{method} {model}", work, claim=claim))
                 if (data, noise, epochs) == ("CIFAR-10", None, 1) and MODELS[model][1] == "none":
-                    # with lr .3 and no clip they stay on a plateau; this is the authors' script for such networks
+                    # with lr 0.3 and no clip they stay on a plateau; this is the authors' script for such networks
                     steeper = pfl(data, model, noise, lr=0.1, momentum=0.9)
-                    cells.append(replace(cells[-1], work=steeper, change="lr .1, momentum .9"))
+                    cells.append(replace(cells[-1], work=steeper, change="lr 0.1, momentum 0.9"))
     minutes = 60 if data == "CIFAR-10" else 15
     return Table(name, (DATA[data],), minutes, tuple(cells))
 
@@ -123,7 +124,7 @@ def by_clients() -> Table:
                 cells.append(Cell(str(clients), f"{data} {model}", work, claim=claim))
                 if clients == 1 and data != "CIFAR-10":  # nobody's noise cancels its own: a smaller step
                     slow = pfl(data, model, sigma, clients=1, lr=0.03)
-                    cells.append(Cell("1", f"{data} {model}", slow, change="lr .03", claim=claim))
+                    cells.append(Cell("1", f"{data} {model}", slow, change="lr 0.03", claim=claim))
     return Table("pfl-table5", tuple(DATA.values()), 60, tuple(cells))
 
 

@@ -1,4 +1,4 @@
-"""A comparison as text, Markdown, CSV or a page, and the curves of a figure as a picture."""
+"""A comparison as Markdown, CSV or HTML, and the curves of a figure as a PNG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from shoal.accounting.rounding import up
+from shoal.accounting.rounding import epsilon, plain, up
 from shoal.papers.base import Line, Table
 from shoal.papers.comparing import (
     CONTRADICTED,
@@ -32,11 +32,11 @@ NUMBERS = (
 )
 COLOURS = {REPRODUCED: "green", EXCEEDED: "green", WITH: "yellow", NOT: "red", CONTRADICTED: "red", FAILED: "magenta"}
 LEGEND = 2.5  # inches, on the right of a figure's curves
-QUICK = "quick version: small data, few clients and rounds; the published figures are not what it should reach"
+QUICK = "quick version: small data, few clients and rounds; it is not expected to reach the published figures"
 
 
 def cells(row: Compared) -> list[str]:
-    """One line of the table, in words."""
+    """One row of the table, as text."""
     name = f"{row.cell.row}/{row.cell.column}" + (f" ({row.cell.change})" if row.cell.change else "")
     claim = f"{row.light} {row.note}" if row.light == WITH else ": ".join(filter(None, (row.light, row.note)))
     return [
@@ -53,8 +53,11 @@ def cells(row: Compared) -> list[str]:
 
 
 def figure(value: float | None, measure: str) -> str:
+    """A figure as text; the measure decides on its digits."""
     if value is None:
         return ""
+    if measure == PROVEN:
+        return epsilon(value)
     if math.isinf(value):
         return "never"
     if measure == "resilient":
@@ -63,11 +66,11 @@ def figure(value: float | None, measure: str) -> str:
         return f"{value:.4f}"
     if measure == PROVEN:
         return up(value) if value < 1e4 else str(math.ceil(value))
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return plain(value, 4) if abs(value) < 1e4 else f"{value:.0f}"
 
 
 def _ours(row: Compared) -> str:
-    """The mean of the seeds, and from the least to the greatest of them; of what is proven the greatest."""
+    """The mean over seeds and their range; of proven bounds the greatest."""
     if row.ours is None:
         return "none" if row.measure == PROVEN else ""
     mean = figure(row.ours, row.measure)
@@ -89,7 +92,7 @@ def _signed(row: Compared) -> str:
 
 
 def _times(row: Compared) -> str:
-    """How much faster ours is: seconds of another machine are no figure to be near to."""
+    """How much faster ours is."""
     if not row.published or not row.ours:
         return ""
     ratio = row.published / row.ours
@@ -98,25 +101,29 @@ def _times(row: Compared) -> str:
 
 
 def summary(rows: Iterable[Compared]) -> str:
+    """The counts of all verdicts, in one line."""
     counted = lights(rows)
     return ", ".join(
         f"{counted[light]} {light}" + (" a change" * (light == WITH)) for light in LIGHTS if counted[light]
     )
 
 
-def to_markdown(table: Table, rows: list[Compared]) -> str:
-    def line(words: Iterable[str]) -> str:
-        return "| " + " | ".join(" ".join(word.split()).replace("|", "\\|") for word in words) + " |"
+def markdown_line(words: Iterable[str]) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(" ".join(word.split()).replace("|", "\\|") for word in words) + " |"
 
-    head = [f"## {table.name}: {table.title}", ""]
+
+def to_markdown(table: Table, rows: list[Compared]) -> str:
+    """The comparison as a section of Markdown."""
+    head = [f"## {table.name}, {table.paper}: {table.title}", ""]
     head += [f"*Published:* {table.about}", ""] if table.about else []
     head += [f"*{QUICK}*", ""] if any(row.quick for row in rows) else []
-    body = [line(HEADINGS), "|" + "---|" * len(HEADINGS), *(line(cells(row)) for row in rows)]
+    body = [markdown_line(HEADINGS), "|" + "---|" * len(HEADINGS), *(markdown_line(cells(row)) for row in rows)]
     return "\n".join([*head, *body, "", f"{summary(rows)}", ""])
 
 
 def to_csv(rows: list[Compared]) -> str:
-    """Plain numbers, for other programs."""
+    """The comparison as numbers, for other programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(NUMBERS)
@@ -163,7 +170,7 @@ img {{ max-width: 100%; }}
 
 
 def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | None:
-    """A figure's quantities over the rounds, one line a cell (its first seed)."""
+    """Plot a figure's quantities over rounds, one curve a cell (its first seed); None where nothing was measured."""
     panels = _panels(table, any(row.quick for row in rows), lines)
     if not panels:
         return None
@@ -188,17 +195,22 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
 
 
 def _panels(table: Table, quick: bool, lines: list[Line]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Of each panel the quantity, a title, and curves by name.
+    """Each panel's quantity, title, and curves by name.
 
-    Columns with several curves each have panels of their own, where it is one quantity alone.
+    A column with several curves of a single quantity has its own panel.
     """
+    columns = _curves_by_column(table, quick, lines)
+    if len(table.plots) == 1 and all(len(drawn) > 1 for drawn in columns.values()):
+        return [(table.plots[0], column, drawn) for column, drawn in columns.items()]
+    together = {f"{name}/{column}": curve for column, drawn in columns.items() for name, curve in drawn.items()}
+    return [(quantity, "", together) for quantity in table.plots] if together else []
+
+
+def _curves_by_column(table: Table, quick: bool, lines: list[Line]) -> dict[str, dict[str, Any]]:
     found = {line.get("key", line.get("cell")): line for line in reversed(lines) if "curve" in line}
     columns: dict[str, dict[str, Any]] = {}
     for cell in table.cells:
         if line := found.get(cell.work.key(quick)) or found.get(cell.attacked):
             name = f"{cell.row} ({cell.change})" if cell.change else cell.row
             columns.setdefault(cell.column, {})[name] = line["curve"]
-    if len(table.plots) == 1 and all(len(drawn) > 1 for drawn in columns.values()):
-        return [(table.plots[0], column, drawn) for column, drawn in columns.items()]
-    together = {f"{name}/{column}": curve for column, drawn in columns.items() for name, curve in drawn.items()}
-    return [(quantity, "", together) for quantity in table.plots] if together else []
+    return columns

@@ -1,6 +1,6 @@
-"""Measuring a table, cell by cell: a line is appended as soon as a cell ends, and what is there is not run again.
+"""Measure a table cell by cell: a line is appended as soon as a cell ends, and what is there is not run again.
 
-A cell that crashes becomes a line that says so; the others go on, and it is tried again the next time.
+A cell that fails leaves a line with the reason; the others go on, and the next call tries it again.
 """
 
 from __future__ import annotations
@@ -18,37 +18,43 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 
 from shoal.engine.settings import cores
 from shoal.errors import ConfigError, RunError, ShoalError
-from shoal.papers.base import Cell, Job, Line, Table, begun
+from shoal.papers.base import Cell, Job, Line, Table, unfinished_folder
 
 KEPT = Path("docs/results")
-SEEDS = 5  # fewer say little about how far seeds lie apart
+SEEDS = 5  # fewer say little about the spread
 KILLED = "its process was killed, perhaps for memory: try fewer --jobs"
-ROOM = 1 << 20  # bytes that the disk must have, more than any line has
-Told = Callable[[str, int, float], None]
-"""(cell, cells done, cells done with a part of the running one)"""
+ROOM = 1 << 20  # bytes that the disk must have free, more than any line needs
+Progress = Callable[[str, int, float], None]
+"""(cell, cells done, the same with the part of the running one)"""
 
 
 def results_file(table: str, quick: bool, given: Path | None = None) -> Path:
+    """Where a table's lines are appended: `given`, or `papers/NAME.jsonl`."""
     return given or Path("papers") / (f"{table}-quick.jsonl" if quick else f"{table}.jsonl")
 
 
 def known_files(table: str, quick: bool) -> list[Path]:
-    """Where `compare` looks unless it is told: what the repository keeps (run from its root), then what was run here.
+    """The results that `compare` reads by default: those that the repository keeps, then those of this folder.
 
-    All tables are looked at, since tables repeat each other's cells.
+    Those of all tables, since tables repeat each other's cells.
     """
     own = results_file(table, quick)
     return [own] if quick else [*sorted(KEPT.glob("*.jsonl")), own]
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a results file; a last one that was torn by a crash is left out."""
+    """The lines of a results file, without a last one that a crash left half written.
+
+    Raises:
+        RunError: Where the file or one of its lines cannot be read.
+    """
     try:
         written = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -61,48 +67,76 @@ def read_lines(path: Path) -> list[Line]:
             lines.append(dict(json.loads(text)))
         except (ValueError, TypeError):
             if number < len(written):
-                raise RunError(f"line {number} of {path} is no result in JSON; mend it or take it out") from None
+                raise RunError(f"line {number} of {path} is not valid JSON; correct or remove it") from None
     return lines
 
 
 def chosen(table: Table, rows: str = "") -> list[Cell]:
-    """The cells whose names match, case aside; if none does, those whose data set (or TABLE/DATA) matches."""
+    """Select cells of a table.
+
+    Args:
+        table: The table.
+        rows: A regular expression, case aside, for names; if none matches, for data sets or TABLE/DATA.
+
+    Raises:
+        ConfigError: Where it is no regular expression, or nothing matches.
+    """
     try:
         pattern = re.compile(rows, re.IGNORECASE)
     except re.error as error:
-        raise ConfigError(f"--rows '{rows}' is no regular expression: {error}") from None
-    cells = [cell for cell in table.cells if pattern.search(cell.name)]
-    for place in ("", f"{table.name}/"):
-        named = ((cell, cell.work.needs(False)) for cell in table.cells)
-        cells = cells or [cell for cell, data in named if data and pattern.search(place + data)]
-    if not cells and table.cells:
-        raise ConfigError(
-            f"no cell of {table.name} matches '{rows}'; they are called for example '{table.cells[0].name}'"
-        )
-    return cells
+        raise ConfigError(f"--rows '{rows}' is not a regular expression: {error}") from None
+    names: tuple[Callable[[Cell], str], ...] = (
+        lambda cell: cell.name,
+        lambda cell: cell.work.needs(False),
+        lambda cell: f"{table.name}/{cell.work.needs(False)}" if cell.work.needs(False) else "",
+    )
+    for name in names:
+        if cells := [cell for cell in table.cells if name(cell) and pattern.search(name(cell))]:
+            return cells
+    if table.cells:
+        raise ConfigError(f"no cell of {table.name} matches '{rows}'; an example is '{table.cells[0].name}'")
+    return []
 
 
 def plan(cells: Iterable[Cell], seeds: int, quick: bool, lines: Iterable[Line]) -> list[tuple[Cell, int]]:
-    """The measurements that are still to be made; one that several cells show is made once.
+    """The measurements still to be made, as (cell, seed); those that several cells share are made once.
 
-    A line counts for a cell that finds all its measures in it.
+    A line counts for a cell if it has all the cell's measures.
     """
     found = {(line["key"], line.get("seed", 0)): line for line in lines if "key" in line and "failed" not in line}
     todo: dict[tuple[str, int], tuple[Cell, int]] = {}
-    for seed in range(seeds):
-        for cell in cells:
-            one = (cell.work.key(quick), seed)
-            if cell.work.instant or (seed and not cell.work.seeded):
-                continue
-            if one not in found or not set(cell.measures) <= cell.work.figures(found[one]).keys():
-                todo.setdefault(one, (cell, seed))
+    for seed, cell in product(range(seeds), cells):
+        one = (cell.work.key(quick), seed)
+        if cell.work.instant or (seed and not cell.work.seeded):
+            continue
+        if one not in found or not set(cell.measures) <= cell.work.figures(found[one]).keys():
+            todo.setdefault(one, (cell, seed))
     return list(todo.values())
 
 
 def play(
-    todo: list[tuple[Cell, int]], table: Table, results: Path, device: str, quick: bool, told: Told, jobs: int = 1
+    todo: list[tuple[Cell, int]],
+    table: Table,
+    results: Path,
+    device: str,
+    quick: bool,
+    progress: Progress,
+    jobs: int = 1,
 ) -> list[Line]:
-    """Measure and write; the lines that were written. `jobs`: cells at a time, each in a process of its own."""
+    """Measure cells and append their lines to a results file.
+
+    Args:
+        todo: Cells and seeds, from `plan`.
+        table: Their table.
+        results: The file.
+        device: `auto`, `cpu` or `cuda`.
+        quick: Whether to measure small versions.
+        progress: Called as cells go on.
+        jobs: Cells at a time, each in its own process.
+
+    Returns:
+        The lines that were written.
+    """
     unfinished = results.parent / "unfinished"
     if todo:
         _refuse_unfit(todo, device, quick, jobs)
@@ -110,19 +144,19 @@ def play(
     jobs = min(jobs, len(todo))
     work = [(cell, Job(seed, device, quick, unfinished)) for cell, seed in todo]
     written = []
-    for line in _side_by_side(work, table.name, told, jobs) if jobs > 1 else _one_by_one(work, table.name, told):
+    for line in _in_parallel(work, table.name, progress, jobs) if jobs > 1 else _in_order(work, table.name, progress):
         _append(results, line)
         written.append(line)
-        if line.get("failed") != KILLED:  # that one goes on from its checkpoint
-            shutil.rmtree(begun(unfinished, line["key"], line["seed"]), ignore_errors=True)
-    with suppress(OSError):  # not empty where another process is at work there
+        if line.get("failed") != KILLED:  # which resumes from its checkpoint
+            shutil.rmtree(unfinished_folder(unfinished, line["key"], line["seed"]), ignore_errors=True)
+    with suppress(OSError):  # not empty while another process uses it
         unfinished.rmdir()
-    told("", len(todo), len(todo))
+    progress("", len(todo), len(todo))
     return written
 
 
 def _refuse_unfit(todo: list[tuple[Cell, int]], device: str, quick: bool, jobs: int) -> None:
-    """What would fail in every cell is said once, before the first."""
+    """Raise once, before the first cell, what would fail in all of them."""
     from shoal.data import load
     from shoal.engine.stage import pick_device
 
@@ -130,15 +164,14 @@ def _refuse_unfit(todo: list[tuple[Cell, int]], device: str, quick: bool, jobs: 
     timed = next((cell for cell, _ in todo if "step_seconds" in cell.measures), None)
     if timed and min(jobs, len(todo)) > 1:
         raise ConfigError(
-            f"--jobs {jobs}: '{timed.name}' measures the time of a step, which needs the machine for itself; "
-            "give --jobs 1"
+            f"--jobs {jobs}: '{timed.name}' measures the time of a step and must run alone; give --jobs 1"
         )
     for name in sorted({cell.work.needs(quick) for cell, _ in todo} - {""}):
         load(name)
 
 
 def _refuse_unwritable(results: Path, unfinished: Path) -> None:
-    """A results file that cannot be written is found before hours are spent on its lines."""
+    """Raise before hours are spent on lines that cannot be written."""
     try:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.open("ab").close()
@@ -153,31 +186,31 @@ def _unwritable(results: Path, error: OSError) -> RunError:
     return RunError(f"results file {results} cannot be written: {error.strerror or error}; choose another --results")
 
 
-def _one_by_one(work: list[tuple[Cell, Job]], table: str, told: Told) -> Iterator[Line]:
+def _in_order(work: list[tuple[Cell, Job]], table: str, progress: Progress) -> Iterator[Line]:
     for done, (cell, job) in enumerate(work):
-        told(cell.name, done, done)
+        progress(cell.name, done, done)
 
         def part(share: float, name: str = cell.name, done: int = done) -> None:
-            told(name, done, done + share)
+            progress(name, done, done + share)
 
-        yield _line(table, cell, replace(job, told=part))
+        yield _line(table, cell, replace(job, progress=part))
 
 
-def _side_by_side(work: list[tuple[Cell, Job]], table: str, told: Told, jobs: int) -> Iterator[Line]:
-    """Lines as they come. Where a process is killed, whatever was not done yet becomes lines that say so."""
+def _in_parallel(work: list[tuple[Cell, Job]], table: str, progress: Progress, jobs: int) -> Iterator[Line]:
+    """Lines as cells end. Where a process is killed, all cells that are left become failures."""
     threads = max(1, cores() // jobs)
-    told(f"{jobs} at a time", 0, 0)
+    progress(f"{jobs} at a time", 0, 0)
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         try:
-            begun = {pool.submit(_line, table, cell, job): (cell, job) for cell, job in work}
-            for done, future in enumerate(as_completed(begun), 1):
-                cell, job = begun[future]
+            started = {pool.submit(_line, table, cell, job): (cell, job) for cell, job in work}
+            for done, future in enumerate(as_completed(started), 1):
+                cell, job = started[future]
                 killed = isinstance(future.exception(), BrokenProcessPool)
                 line = _head(table, cell, job) | {"failed": KILLED} if killed else future.result()
-                line.pop("step_seconds", None)  # a time belongs to a cell that had the machine for itself
+                line.pop("step_seconds", None)  # only a cell that runs alone has a valid time
                 yield line
-                told(cell.name, done, done)
-        except BaseException:  # also Ctrl-C: a run that is stopped goes on from its checkpoint the next time
+                progress(cell.name, done, done)
+        except BaseException:  # Ctrl-C too: an interrupted run resumes from its checkpoint
             pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():
                 child.terminate()
@@ -185,7 +218,7 @@ def _side_by_side(work: list[tuple[Cell, Job]], table: str, told: Told, jobs: in
 
 
 def _begin(threads: int) -> None:
-    """Ctrl-C reaches these processes too, and they have nothing to say to it."""
+    """Ctrl-C reaches these processes too: they end without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()
     import torch
@@ -194,7 +227,7 @@ def _begin(threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed (kill -9) leaves nobody behind."""
+    """End when the parent is killed (kill -9)."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -216,13 +249,13 @@ def _line(table: str, cell: Cell, job: Job) -> Line:
         line |= cell.work.measure(job)
     except ShoalError as error:
         line["failed"] = str(error)
-    except Exception as error:  # whatever it is, the other cells go on
+    except Exception as error:  # the other cells go on
         line["failed"] = f"{type(error).__name__}: {error}"
     return line | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def _append(path: Path, line: Line) -> None:
-    """A torn last line (a crash while it was written) is ended first, so that it spoils no other."""
+    """Append a line; a last one that a crash left half written is removed first."""
     try:
         with path.open("a+b") as file:
             if file.tell():

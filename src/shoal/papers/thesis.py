@@ -1,7 +1,7 @@
-"""000, the thesis: Tables 4.1 to 4.6 and Figures 4.1 to 4.7, all on MNIST.
+"""Thesis: Tables 4.1 to 4.6 and Figures 4.1 to 4.7, all on MNIST.
 
-Not stated there and chosen here: no clip decay (its values were not released), S = .4 for the naive method as for the
-curator. Quick versions are digits with a tenth of the records, batches and noise.
+Not stated there and chosen here: no clip decay (its values were not released), S = 0.4 for the naive method as for
+the curator. Quick versions are digits with a tenth of the records, batches and noise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.accounting.events import Gaussian, Repeat, Sampled
 from shoal.papers.base import Cell, Claim, Table, published
 from shoal.papers.work import Account, Run
 
-FALLING = "decay:0.4:0.005:0.05"  # Algorithm 6 with values of ours: none are stated
+DECAYING = "decay:0.4:0.005:0.05"  # Algorithm 6 with values of ours: none are stated
 SPLITS = {"IID": "iid", "non-IID": "shards"}
 STEPS = 6  # local steps of a round: 600 records, batches of 100
 SIZES = {  # table: clients, cohort, sigma, rounds, delta for a client
@@ -24,7 +24,7 @@ SIZES = {  # table: clients, cohort, sigma, rounds, delta for a client
     "thesis-table4.5": (1000, 50, 4.0, 1740, 1e-5),
     "thesis-table4.6": (10_000, 50, 1.85, 15_000, 1e-5),
 }
-DROPS_B = "Theorem 1 drops a factor B: the noise in the steps is 100 times too small to hide a client"
+DROPS_B = "Theorem 1 drops a factor B: the noise of the local steps is 100 times too small for a client"
 QUICK_CLIENTS = {1: 1, 100: 10, 1000: 30, 10_000: 60}
 
 
@@ -44,7 +44,7 @@ def fedavg(model: str, split: str) -> dict[str, Any]:
 
 
 def central(noise: float, epochs: int) -> dict[str, Any]:
-    """DP-SGD on all data in one place, an epoch of 100 steps a round."""
+    """Central DP-SGD, an epoch of 100 steps a round."""
     return {
         "algorithm": "dp-sgd",
         "model": "thesis-mlp",
@@ -56,8 +56,8 @@ def central(noise: float, epochs: int) -> dict[str, Any]:
 
 
 @cache
-def comes_or_goes(noise: float, epochs: int) -> float:
-    """What PLD proves of central DP-SGD for a record that comes or goes, which is what the paper means."""
+def add_or_remove(noise: float, epochs: int) -> float:
+    """What PLD proves of central DP-SGD under add-or-remove, which is what the thesis means."""
     event = Repeat(Sampled("poisson", 0.01, Gaussian(noise)), 100 * epochs)
     epsilon = prove("example", "release", event, 1e-5, neighbours="add-remove").epsilon
     assert epsilon is not None
@@ -66,7 +66,7 @@ def comes_or_goes(noise: float, epochs: int) -> float:
 
 @cache
 def poisson_clients(noise: float, rate: float, rounds: int, delta: float) -> float:
-    """What PLD proves for a client that is drawn by lot, which the paper accounts for; it draws a fixed number."""
+    """What PLD proves under Poisson sampling of clients, which the thesis accounts for; it samples a fixed number."""
     event = Repeat(Sampled("poisson", rate, Gaussian(noise)), rounds)
     epsilon = prove("client", "release", event, delta, neighbours="add-remove").epsilon
     assert epsilon is not None
@@ -137,7 +137,7 @@ def table42() -> Table:
     cells = []
     for noise, epochs, epsilon in ((8.0, 51, 0.5), (4.0, 247, 2.0), (2.0, 730, 8.0)):
         row = f"sigma {noise:g}"
-        claim = Claim("example", "release", epsilon, comes=partial(comes_or_goes, noise, epochs))
+        claim = Claim("example", "release", epsilon, add_or_remove=partial(add_or_remove, noise, epochs))
         cells.append(Cell(row, "MNIST", run(central(noise, epochs)), claim=claim))
         cells.append(
             Cell(row, "MNIST", Account("rounds", recipes.central_epochs, (noise, epsilon)), measures=("rounds",))
@@ -163,8 +163,8 @@ def compared(name: str, minutes: float) -> Table:
     for row, algorithm in (("end to end", "end-to-end"), ("trusted curator", "trusted-curator"), ("naive", "naive")):
         claim = Claim("client", "release", 8, DROPS_B)
         if algorithm != "end-to-end":
-            lots = partial(poisson_clients, recovered(noise), cohort / clients, rounds, delta)
-            claim = Claim("client", "release", 8, mended=("Poisson clients", lots))
+            poisson = partial(poisson_clients, recovered(noise), cohort / clients, rounds, delta)
+            claim = Claim("client", "release", 8, amended=("Poisson clients", poisson))
         for split, kind in SPLITS.items():
             if (row, split) == ("naive", "non-IID"):
                 continue
@@ -172,15 +172,15 @@ def compared(name: str, minutes: float) -> Table:
             cells.append(Cell(row, split, run(config), claim=claim))
             if row == "trusted curator" and clients < 10_000:  # with those it agrees as stated
                 own = config | {"local.lr": 0.1}
-                cells.append(Cell(row, split, run(own), change="lr .1", claim=claim))
-                falling = own | {"per_update.clip": FALLING}
-                cells.append(Cell(row, split, run(falling), change="lr .1, falling clip", claim=claim))
+                cells.append(Cell(row, split, run(own), change="lr 0.1", claim=claim))
+                decaying = own | {"per_update.clip": DECAYING}
+                cells.append(Cell(row, split, run(decaying), change="lr 0.1, decaying clip", claim=claim))
         cells += _deltas(name, row, noise, cohort / clients, rounds, delta)
     return Table(name, ("mnist",), minutes, tuple(cells))
 
 
 def _deltas(name: str, row: str, noise: float, rate: float, rounds: int, delta: float) -> list[Cell]:
-    """What the paper's own accountant says, beside what it printed."""
+    """The deltas of the thesis's own accountant, to compare with those printed."""
     arguments = (noise, rate, rounds)
     works = (
         Account("example_delta", recipes.end_to_end_example_delta, arguments),
@@ -197,7 +197,7 @@ def _deltas(name: str, row: str, noise: float, rate: float, rounds: int, delta: 
 
 def figure44() -> Table:
     """Which thresholds were drawn is not stated: these are ours."""
-    clips = {"clip 1": 1.0, "clip 2": 2.0, "clip 4": 4.0, "clip 8": 8.0, "clip 8, falling": "decay:8:0.005:1"}
+    clips = {"clip 1": 1.0, "clip 2": 2.0, "clip 4": 4.0, "clip 8": 8.0, "clip 8, decaying": "decay:8:0.005:1"}
     plain = federated("end-to-end", 100, 10, 4.0, 635, 1e-3, "iid")
     cells = [Cell(row, "IID", run(plain | {"per_example.clip": clip})) for row, clip in clips.items()]
     return Table("thesis-figure4.4", ("mnist",), 3, tuple(cells), plots=("accuracy",))

@@ -1,26 +1,31 @@
-"""The three ways to measure a cell: a normal run, a published recipe for epsilon, an attack."""
+"""The three ways to measure a cell: a run, a paper's own recipe for epsilon, an attack."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from shoal.papers.base import Job, Line, begun
+from shoal.papers.base import Job, Line, unfinished_folder
 
-EVALUATIONS = 20  # over a long run; each costs as much as a round
-EVERY_ROUND = 100  # runs up to this long are evaluated in every round: some figures are about a certain one
+EVALUATIONS = 20  # of a long run; each costs as much as a round
+EVERY_ROUND = 100  # runs up to this long are evaluated in every round, since some figures need a certain one
 QUICK_VICTIMS, VICTIMS = 2, 100
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of this configuration (flat keys); `small` are the changes of its quick version.
+    """A training run.
 
-    `at`: the accuracy after that round. `target`: the rounds until that accuracy.
+    Attributes:
+        config: Its configuration, as flat keys.
+        small: What its quick version changes.
+        at: The round whose accuracy counts; the last by default.
+        target: The accuracy up to which rounds are counted.
     """
 
     config: Mapping[str, Any]
@@ -30,19 +35,19 @@ class Run:
     seeded, instant = True, False
 
     def settings(self, quick: bool) -> dict[str, Any]:
+        """The configuration, of the quick version where asked."""
         return dict(self.config) | (dict(self.small) if quick else {})
 
     def key(self, quick: bool) -> str:
+        """A digest of the configuration."""
         return _digest(self.settings(quick))
 
     def needs(self, quick: bool) -> str:
+        """The data set."""
         return str(self.settings(quick).get("data.name", ""))
 
     def measure(self, job: Job) -> Line:
-        """The run; one that was stopped half way goes on from its checkpoint.
-
-        Its folder is for the caller to remove, once the line is written.
-        """
+        """Run it, or resume it from its checkpoint; the caller removes its folder once the line is written."""
         import shoal
 
         given = self.settings(job.quick)
@@ -50,7 +55,7 @@ class Run:
         often = 1 if rounds <= EVERY_ROUND else rounds // EVALUATIONS
         given |= {"seed": job.seed, "engine.evaluate_every": often}
         given |= {"engine.checkpoint_every": max(1, rounds // EVALUATIONS)}
-        folder = begun(job.unfinished, self.key(job.quick), job.seed)
+        folder = unfinished_folder(job.unfinished, self.key(job.quick), job.seed)
         kept = sorted(path.parent for path in folder.glob("*/checkpoint"))
         source: dict[str, Any] = {"resume": kept[-1]} if kept else {"config": given}
         result = shoal.run(
@@ -58,27 +63,31 @@ class Run:
             device=job.device,
             runs=folder,
             no_guarantee=True,
-            on_round=lambda line: job.told(line["round"] / rounds),
+            on_round=lambda line: job.progress(line["round"] / rounds),
         )
-        return _kept(result, given.get("local.steps"))
+        return _line(result, given.get("local.steps"))
 
     def figures(self, line: Line) -> dict[str, float]:
+        """Accuracy, rounds, communication and the seconds of a step, where the line has them."""
         found: dict[str, float] = {
             name: line[name] for name in ("accuracy", "rounds", "communication", "step_seconds") if name in line
         }
         curve = [point for point in line.get("curve", ()) if point[1] is not None]
-        if self.at is not None:
-            within = [accuracy for number, accuracy, *_ in curve if number <= self.at]
-            found |= {"accuracy": within[-1]} if within else {}
-        if self.target is not None:
-            reached = [number for number, accuracy, *_ in curve if accuracy >= self.target]
-            found["rounds"] = reached[0] if reached else float("inf")
-        return found
+        return found | self._accuracy_at(curve) | self._rounds_to(curve)
+
+    def _accuracy_at(self, curve: list[list[float]]) -> dict[str, float]:
+        within = [accuracy for number, accuracy, *_ in curve if self.at is not None and number <= self.at]
+        return {"accuracy": within[-1]} if within else {}
+
+    def _rounds_to(self, curve: list[list[float]]) -> dict[str, float]:
+        if self.target is None:
+            return {}
+        return {"rounds": next((number for number, accuracy, *_ in curve if accuracy >= self.target), math.inf)}
 
 
-def _kept(result: Any, local_steps: int | None) -> Line:
+def _line(result: Any, local_steps: int | None) -> Line:
     metrics = result.metrics
-    updates = sum(line["clients"] for line in metrics)
+    updates = sum(each["clients"] for each in metrics)
     line: Line = {
         "accuracy": result.accuracy,
         "rounds": result.rounds,
@@ -93,19 +102,24 @@ def _kept(result: Any, local_steps: int | None) -> Line:
         ],
     }
     if local_steps and updates:
-        usual = median(each["seconds"] for each in metrics)
-        line["step_seconds"] = usual * len(metrics) / (updates * local_steps)
+        line["step_seconds"] = median(each["seconds"] for each in metrics) * len(metrics) / (updates * local_steps)
     return line
 
 
 def _short(value: float | None) -> float | None:
-    """Enough digits for a picture: a file of results stays small."""
+    """Enough digits for a plot, which keeps results files small."""
     return None if value is None else float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
 class Account:
-    """A figure that a paper's own recipe gives: arithmetic, the same every time, and no proof."""
+    """A figure by a paper's own recipe: arithmetic, and no proof.
+
+    Attributes:
+        measure_name: The measure.
+        recipe: The function that computes it.
+        arguments: What it is called with.
+    """
 
     measure_name: str
     recipe: Callable[..., float]
@@ -113,21 +127,33 @@ class Account:
     seeded, instant = False, True
 
     def key(self, quick: bool) -> str:
+        """The recipe's name and arguments."""
         return f"{self.recipe.__name__}{self.arguments}"
 
     def needs(self, quick: bool) -> str:
+        """No data set."""
         return ""
 
     def measure(self, job: Job | None = None) -> Line:
+        """Compute it."""
         return {self.measure_name: float(self.recipe(*self.arguments))}
 
     def figures(self, line: Line) -> dict[str, float]:
+        """The one figure."""
         return {self.measure_name: line[self.measure_name]}
 
 
 @dataclass(frozen=True)
 class Leak:
-    """An attack on 100 victims (004 Tables 1 and 3, Figure 3); its quick version on two digits."""
+    """An attack on 100 victims (Wei et al. (2023), Tables 1 and 3, Figure 3); the quick version attacks two digits.
+
+    Attributes:
+        attack: The attack's name.
+        algorithm: The method attacked.
+        changes: Its settings, as `key=value`.
+        data: The data set.
+        kind: The attack type, 0 to 2.
+    """
 
     attack: str
     algorithm: str
@@ -137,13 +163,16 @@ class Leak:
     seeded, instant = False, False
 
     def key(self, quick: bool) -> str:
+        """A digest of attack, method and data set."""
         given = [self.attack, self.algorithm, *self.changes, self.needs(quick), self.kind]
         return _digest({"attack": given})
 
     def needs(self, quick: bool) -> str:
+        """The data set."""
         return "digits" if quick else self.data
 
     def measure(self, job: Job) -> Line:
+        """Attack."""
         from shoal.attacks import Aim, attack, recipe
         from shoal.config import configure
 
@@ -154,7 +183,7 @@ class Leak:
         return outcome.row()
 
     def figures(self, line: Line) -> dict[str, float]:
-        """As 004 counts: error and iterations of those that succeeded; where none did, all, and the limit."""
+        """As the paper counts: error and iterations of successes; where there is none, of all, and the limit."""
         from shoal.attacks import recipe
         from shoal.attacks.matrix import LEAKS
 

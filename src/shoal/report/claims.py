@@ -1,22 +1,33 @@
-"""What is proven of a run and what its paper claims, in rows and in words."""
+"""The claims of a run as rows of a table and as sentences; the command line and the page print the same."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from shoal.accounting.rounding import up
+from shoal.accounting.rounding import IN_NAME_ONLY, plain, up
 from shoal.report.folder import Run, number
 from shoal.report.plots import OBSERVERS, UNITS, observers_in_words, whose
 from shoal.report.series import figure
 
 WEAK = 10.0
-"""An epsilon above this is proven, but nothing to be shown in green."""
-IN_NAME_ONLY = 100.0
+"""An epsilon above this is proven, but not shown in green."""
+TESTER = {
+    "release": "Someone who sees the released models",
+    "server": "The server, who sees every client's message",
+    "inside": "Someone inside the client process, who sees every noisy local step,",
+}
 
 
 def proven_rows(proven: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What is proven of whom against whom, then what is not, because ...; who learns the same shares a row."""
+    """Claims as rows: first the bounds, then what is not proven and why; equal claims share a row.
+
+    Args:
+        proven: Claims as `Proven.to_json` writes them.
+
+    Returns:
+        Rows with unit, observer, epsilon, delta, note and tone (`yes`, `weak`, `void`, `no`).
+    """
     proving = [claim for claim in proven if number(claim.get("epsilon")) is not None]
     return [*_bounds(proving), *_reasons([claim for claim in proven if claim not in proving], len(proven))]
 
@@ -24,23 +35,28 @@ def proven_rows(proven: list[dict[str, Any]]) -> list[dict[str, str]]:
 def _bounds(proving: list[dict[str, Any]]) -> list[dict[str, str]]:
     same: dict[tuple[str, float, str, str], list[str]] = {}
     for claim in proving:
-        note = f"by {str(claim.get('accountant') or 'rdp').upper()}"
-        if sampler := number(claim.get("sampler_delta")):
-            note = f"{note}; {up(sampler, 1)} of delta is for the noise sampler"
-        note = f"{note}; {claim['because']}" if claim.get("because") else note
-        key = (whose(claim), float(claim["epsilon"]), up(claim.get("delta") or 0, 6), note)
+        key = (whose(claim), float(claim["epsilon"]), up(claim.get("delta") or 0, 6), _note(claim))
         same.setdefault(key, []).append(str(claim.get("observer")))
     return [
         {
             "unit": unit,
             "observer": observers_in_words(observers),
-            "epsilon": figure(epsilon),
+            "epsilon": up(epsilon, 2) if epsilon > IN_NAME_ONLY else figure(epsilon),
             "delta": delta,
-            "note": f"{note}; a bound in name only" if epsilon > IN_NAME_ONLY else note,
-            "tone": "yes" if epsilon <= WEAK else "weak",
+            "note": note,
+            "tone": "yes" if epsilon <= WEAK else "weak" if epsilon <= IN_NAME_ONLY else "void",
         }
         for (unit, epsilon, delta, note), observers in same.items()
     ]
+
+
+def _note(claim: dict[str, Any]) -> str:
+    """The accountant, the sampler's part of delta, and the assumptions."""
+    sampler = number(claim.get("sampler_delta"))
+    parts = [str(claim.get("accountant") or "rdp").upper()]
+    parts += [f"{up(sampler, 1)} of delta is for the noise sampler"] if sampler else []
+    parts += [str(claim["because"])] if claim.get("because") else []
+    return "; ".join(parts)
 
 
 def _reasons(unproven: list[dict[str, Any]], of: int) -> list[dict[str, str]]:
@@ -52,18 +68,18 @@ def _reasons(unproven: list[dict[str, Any]], of: int) -> list[dict[str, str]]:
     for because, pairs in reasons.items():
         units = " and ".join(dict.fromkeys(UNITS.get(unit, unit) for unit, _ in pairs))
         observers = ", ".join(dict.fromkeys(OBSERVERS.get(who, who) for _, who in pairs))
-        whom = "anybody" if len(pairs) == of else observers
-        row = {"unit": units, "observer": whom, "epsilon": "", "delta": ""}
-        rows.append(row | {"note": f"because {because}", "tone": "no"})
+        row = {"unit": units, "observer": "all" if len(pairs) == of else observers, "epsilon": "", "delta": ""}
+        rows.append(row | {"note": because, "tone": "no"})
     return rows
 
 
 def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What the method's paper claims, as rows with unit, epsilon, delta and recipe."""
     return [
         {
             "unit": UNITS.get(str(claim.get("unit")), str(claim.get("unit"))),
-            "epsilon": f"{number(claim.get('epsilon')) or 0:.3g}",
-            "delta": f"{claim.get('delta') or 0:g}",
+            "epsilon": plain(number(claim.get("epsilon")) or 0.0, 3),
+            "delta": plain(claim.get("delta") or 0.0),
             "recipe": str(claim.get("recipe")),
         }
         for claim in published
@@ -71,12 +87,12 @@ def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def at_least(bound: float) -> str:
-    """A lower bound in two digits: never rounded up."""
+    """A lower bound with two decimals, rounded down."""
     return f"{math.floor(100 * bound) / 100:.2f}" if math.isfinite(bound) else str(bound)
 
 
 def audit_rows(audit: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What an audit of the run's method measured, in a small setting of its own."""
+    """What an audit of the run's method measured, as rows of a table."""
     tones = {"consistent": "yes", "VIOLATED": "no"}
     return [
         {
@@ -93,7 +109,7 @@ def audit_rows(audit: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def main_claim(run: Run) -> dict[str, Any] | None:
-    """The claim of the headline: the one that the budget is about, else the first that is more than a name."""
+    """The claim of the headline: the budget's, or else the one with the least epsilon."""
     proving = [claim for claim in run.proven if number(claim.get("epsilon")) is not None]
     asked = (run.budget.get("unit", "client"), run.budget.get("observer", "release"))
     about = [claim for claim in proving if (claim.get("unit"), claim.get("observer")) == asked]
@@ -103,21 +119,25 @@ def main_claim(run: Run) -> dict[str, Any] | None:
 
 
 def in_words(run: Run) -> str:
-    """What the headline's (epsilon, delta) means, for people who do not read Greek."""
+    """What the headline's (epsilon, delta) means, in a sentence."""
     claim = main_claim(run)
-    if claim is None:
-        if run.state == "running" and not run.metrics:
-            return "Nothing is known yet."
-        because = next((str(each["because"]) for each in run.proven if each.get("because")), "")
-        return "Nothing is proven about what this model reveals" + (f": {because}." if because else ".")
+    return _unproven(run) if claim is None else _meaning(claim)
+
+
+def _unproven(run: Run) -> str:
+    if run.state == "running" and not run.metrics:
+        return "Nothing is known yet."
+    because = next((str(each["because"]) for each in run.proven if each.get("because")), "")
+    return "Nothing is proven about what this model reveals" + (f": {because}." if because else ".")
+
+
+def _meaning(claim: dict[str, Any]) -> str:
     epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     times = up(math.exp(epsilon), 3) if epsilon < 9 else f"10{power}"
-    simulated = "simulated " if claim.get("simulated") else ""
-    asked = f"whether one {simulated}client's data were there"
-    asked = asked if claim["unit"] == "client" else "which of two records was there"
-    who = OBSERVERS.get(str(claim["observer"]), str(claim["observer"]))
+    client = "simulated client" if claim.get("simulated") else "client"
+    asked = {"client": f"whether one {client}'s data were used", "example": "which of two records was used"}
     return (
-        f"Whatever test {who} makes of {asked}: its rate of true positives is at most {times} times its rate of "
-        f"false positives, plus {up(delta, 6)}."
+        f"{TESTER[str(claim['observer'])]} and tests {asked[claim['unit']]} has a true-positive rate of at most "
+        f"{times} times the false-positive rate, plus {up(delta, 6)}."
     )

@@ -1,13 +1,15 @@
-"""Several runs on one page: accuracy against proven epsilon, one point a run, and a table that sorts."""
+"""Several runs on one page: accuracy against proven epsilon, and a sortable table."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.accounting.rounding import IN_NAME_ONLY, plain
+from shoal.accounting.rounding import epsilon as epsilon_words
 from shoal.errors import RunError
 from shoal.report.folder import REPORT, Run, number
 from shoal.report.page import render, write_page
@@ -15,14 +17,22 @@ from shoal.report.plots import OBSERVERS, PLAIN, UNITS
 from shoal.report.series import Plot, build, column, figure, in_seconds, percent
 
 MOST_LINES = 6
-"""Runs whose accuracy is drawn over rounds: more cannot be told apart."""
+"""The most runs whose accuracy is plotted over rounds: more cannot be distinguished."""
 MOST_KEYS = 8
 _NOT_A_CHOICE = {"noise_seed", "log", "engine.device", "budget.calibrate"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in a comparison; `run` is None where it came to nothing, and `failed` says why."""
+    """A run in a comparison.
+
+    Attributes:
+        name: How it is called in the table.
+        run: None where it has not run or has failed.
+        choice: The settings in which it differs from the others.
+        failed: Why it failed.
+        best: Whether it is highlighted.
+    """
 
     name: str
     run: Run | None
@@ -32,14 +42,14 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """What was chosen for it in a few words, or nothing where that takes too many."""
-        said = ", ".join(f"{key.rpartition('.')[2]} {word(value)}" for key, value in self.choice.items())
-        return said if len(said) < 30 else ""
+        """Its choice in a few words; empty where that takes too many."""
+        words = ", ".join(f"{key.rpartition('.')[2]} {word(value)}" for key, value in self.choice.items())
+        return words if len(words) < 30 else ""
 
 
 @dataclass(frozen=True)
 class Words:
-    """What a comparison says besides its figures."""
+    """The headings and texts of a comparison."""
 
     title: str
     heading: str
@@ -53,7 +63,17 @@ class Words:
 
 
 def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", observer: str = "release") -> Path:
-    """Compare finished and unfinished runs; where the page is."""
+    """Write the page that compares these runs.
+
+    Args:
+        path: Where to write it.
+        runs: Finished or unfinished runs.
+        unit: The unit of the epsilon in the plot.
+        observer: Its observer.
+
+    Returns:
+        The path.
+    """
     keys = differing(runs)
     entries = [Entry(run.name, run, {key: run.flat_config().get(key) for key in keys}) for run in runs]
     words = Words(
@@ -62,26 +82,30 @@ def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", obse
         state="finished",
         stopped=", ".join(sorted({run.dataset for run in runs})),
         warnings=[
-            "Not a release: accuracy is a figure without noise. Choosing one of these runs by looking at it costs "
-            "privacy that no single run's ledger knows of."
+            "Not for release: accuracies are computed without noise. Choosing among these runs by their results "
+            "costs privacy that no single ledger records."
         ],
     )
     return write_page(path, comparison_page(path, entries, words, unit, observer))
 
 
 def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: str, observer: str) -> str:
-    """The whole page; links to the runs' own pages are relative to where it will lie."""
+    """The page as HTML, with links relative to `path`.
+
+    Raises:
+        RunError: Where there is nothing to compare.
+    """
     if not entries:
-        raise RunError("there is nothing to compare: name at least one run's folder")
+        raise RunError("nothing to compare: name at least one run folder")
     points = [_point(entry, unit, observer) for entry in entries if entry.run and entry.run.accuracy is not None]
-    whom = f"{UNITS.get(unit, unit)}, against {OBSERVERS.get(observer, observer)}"
+    whom = f"{UNITS.get(unit, unit)}; observer: {OBSERVERS.get(observer, observer)}"
     plots: list[dict[str, Any]] = []
     if len(points) > 1:
         plots.append(
             {
                 "id": "frontier",
                 "title": f"Proven for {whom}",
-                "note": "One point a run. The line joins the best accuracy that each epsilon buys.",
+                "note": "One point a run. The line is the best accuracy at each epsilon.",
                 "about": _about(points),
                 "points": points,
             }
@@ -109,7 +133,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The keys in which the runs' configurations differ, but for those that the table shows anyway."""
+    """The keys in which the runs' configurations differ, without those that have their own column."""
     flat = [run.flat_config() for run in runs]
     names: dict[str, None] = {}
     for one in flat:
@@ -129,7 +153,7 @@ def _point(entry: Entry, unit: str, observer: str) -> dict[str, Any]:
         ("data", run.dataset),
         ("accuracy", percent(run.accuracy)),
         ("proven epsilon", "none" if epsilon is None else figure(epsilon)),
-        ("adjacency", run.adjacency(unit, observer) or "not named"),
+        ("adjacency", run.adjacency(unit, observer) or "not recorded"),
         ("rounds", f"{run.done:,}"),
         *((key, word(value)) for key, value in entry.choice.items()),
     ]
@@ -144,20 +168,13 @@ def _point(entry: Entry, unit: str, observer: str) -> dict[str, Any]:
 
 
 def _over_rounds(entries: Sequence[Entry]) -> Plot | None:
-    shown = [entry for entry in entries if entry.run and column(entry.run.metrics, "accuracy")]
+    shown = [(entry, entry.run) for entry in entries if entry.run and column(entry.run.metrics, "accuracy")]
     if not 1 < len(shown) <= MOST_LINES:
         return None
-    methods = {entry.run.algorithm for entry in shown if entry.run}
-    by_method = len(methods) == len(shown)
+    by_method = len({run.algorithm for _, run in shown}) == len(shown)
     columns = [
-        (
-            entry.label or (entry.run.algorithm if by_method else entry.name),
-            column(entry.run.metrics, "accuracy"),
-            tone,
-            False,
-        )
-        for tone, entry in enumerate(shown, start=1)
-        if entry.run
+        (entry.label or (run.algorithm if by_method else entry.name), column(run.metrics, "accuracy"), tone, False)
+        for tone, (entry, run) in enumerate(shown, start=1)
     ]
     return build("over-rounds", "Accuracy over rounds", columns, format="share")
 
@@ -165,59 +182,64 @@ def _over_rounds(entries: Sequence[Entry]) -> Plot | None:
 def _table(
     entries: Sequence[Entry], page: Path, choices_first: bool
 ) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
-    """The columns (name, numeric) and the rows; a column that says nothing is left out."""
+    """The columns (name, numeric) and the rows."""
     rows = [_cells(entry, choices_first) for entry in entries]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    told = [name for name in names if any(name in row and row[name]["text"] for row in rows)]
-    if choices_first:  # a sweep, where these are mostly the same
-        told = [
-            name for name in told if name not in _SAME or len({row[name]["text"] for row in rows if name in row}) > 1
-        ]
-    numeric = {name for name in told if any(name in row and row[name]["value"] is not None for row in rows)}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name, _cell("")) for row in rows] for name in names}
+    shown = {name: cells for name, cells in columns.items() if _informative(name, cells, choices_first)}
     made = [
         {
-            "cells": [row.get(name, _cell("")) for name in told],
+            "cells": [cells[place] for cells in shown.values()],
             "href": _link(entry.run, page) if entry.run else "",
             "best": entry.best,
         }
-        for entry, row in zip(entries, rows, strict=True)
+        for place, entry in enumerate(entries)
     ]
-    return [(name, name in numeric) for name in told], made
+    return [(name, any(cell["value"] is not None for cell in cells)) for name, cells in shown.items()], made
 
 
-_SAME = ("Method", "Data")
+def _informative(name: str, cells: list[dict[str, Any]], sweep: bool) -> bool:
+    """Whether a column is shown: not if it is empty, nor if it is the same for all cells of a sweep."""
+    texts = {cell["text"] for cell in cells} - {""}
+    return len(texts) > 1 if sweep and name in ("Method", "Data") else bool(texts)
 
 
 def _cells(entry: Entry, choices_first: bool) -> dict[str, dict[str, Any]]:
-    run = entry.run
     choice = {key: _cell(word(value), value) for key, value in entry.choice.items()}
-    state = entry.failed or (run.state if run else "not run yet")
     head = {"Run": _cell(entry.name)} | (choice if choices_first else {})
-    if run is None:
-        return head | {"State": _cell(state)}
+    results = {} if entry.run is None else _results(entry.run) | ({} if choices_first else choice)
+    state = entry.failed or (entry.run.state if entry.run else "not run yet")
+    return head | results | {"State": _cell(state)}
+
+
+def _results(run: Run) -> dict[str, dict[str, Any]]:
     delta = min((claim["delta"] for claim in run.proven if claim.get("delta")), default=None)
     published = next((number(claim.get("epsilon")) for claim in run.published), None)
-    client, record = run.epsilon("client", "release"), run.epsilon("example", "release")
-    made_up = " (simulated)" if run.simulated else ""
-    told = {
+    client = "ε a simulated client" if run.simulated else "ε a client"
+    return {
         "Method": _cell(run.algorithm),
         "Data": _cell(run.dataset),
-        "Accuracy": _cell("" if run.accuracy is None else percent(run.accuracy), run.accuracy),
-        PLAIN.capitalize(): _cell(
-            "" if run.plain_accuracy is None else percent(run.plain_accuracy), run.plain_accuracy
-        ),
-        "ε a client": _cell("none" if client is None else figure(client) + made_up, client),
-        "ε a record": _cell("none" if record is None else figure(record), record),
-        "δ": _cell("" if delta is None else f"{delta:g}", delta),
-        "ε published": _cell("" if published is None else f"{published:.3g}", published),
+        "Accuracy": _optional(run.accuracy, percent),
+        PLAIN.capitalize(): _optional(run.plain_accuracy, percent),
+        client: _optional(run.epsilon("client", "release"), _epsilon, "none"),
+        "ε a record": _optional(run.epsilon("example", "release"), _epsilon, "none"),
+        "δ": _optional(delta, plain),
+        "ε published": _optional(published, lambda value: plain(value, 3)),
         "Rounds": _cell(f"{run.done:,}", run.done),
-        "Time": _cell("" if run.seconds is None else in_seconds(run.seconds), run.seconds),
+        "Time": _optional(run.seconds, in_seconds),
     }
-    return head | told | ({} if choices_first else choice) | {"State": _cell(state)}
+
+
+def _optional(value: float | None, text: Callable[[float], str], missing: str = "") -> dict[str, Any]:
+    return _cell(missing if value is None else text(value), value)
+
+
+def _epsilon(value: float) -> str:
+    return epsilon_words(value) if value > IN_NAME_ONLY else figure(value)
 
 
 def _link(run: Run, page: Path) -> str:
-    """From the page to the run's own, for a reader of both on the same disk."""
+    """The relative link from the page to the run's own; empty where that has no page."""
     if not (run.path / REPORT).is_file():
         return ""
     from urllib.parse import quote
@@ -232,18 +254,18 @@ def _cell(text: str, value: Any = None) -> dict[str, Any]:
 
 
 def word(value: Any) -> str:
-    """A value of the configuration as people write it."""
+    """A configuration value as text."""
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return plain(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _about(points: Sequence[dict[str, Any]]) -> str:
-    said = []
+    words = []
     for point in points[:20]:
         epsilon = "nothing proven" if point["x"] is None else f"epsilon {figure(point['x'])}"
-        said.append(f"{point['name']}: accuracy {percent(point['y'])}, {epsilon}")
+        words.append(f"{point['name']}: accuracy {percent(point['y'])}, {epsilon}")
     more = f"; and {len(points) - 20} more" if len(points) > 20 else ""
-    return "; ".join(said) + more + "."
+    return "; ".join(words) + more + "."

@@ -1,4 +1,4 @@
-"""Runs on the disk: found by folder, name, method, data set and date; deleted on purpose only."""
+"""Find runs by folder, name, method, data set and date; delete them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ def find(
     since: date | None = None,
     until: date | None = None,
 ) -> list[Run]:
-    """The runs that fit, the newest last. A folder that cannot be read is passed over."""
+    """The runs that match, the newest last; a folder that cannot be read is skipped.
+
+    Args:
+        root: The folder with run folders.
+        algorithm: Only runs of this method.
+        dataset: Only runs on this data set.
+        since: Only runs from this day on.
+        until: Only runs up to this day.
+    """
     found = []
     for path in folders(root):
         try:
@@ -48,7 +56,15 @@ def find(
 
 
 def one(name: str | Path, root: Path) -> Path:
-    """The run folder of this path, or of this name or its beginning under `root`."""
+    """Find one run folder.
+
+    Args:
+        name: Its path, or its name under `root`, or the beginning of that name.
+        root: The folder with run folders.
+
+    Raises:
+        RunError: Where there is none, or more than one.
+    """
     if (Path(name) / "config.toml").is_file():
         return Path(name)
     known = {path.name: path for path in folders(root)}
@@ -57,7 +73,7 @@ def one(name: str | Path, root: Path) -> Path:
         return fitting[0]
     if fitting:
         raise RunError(
-            f"'{name}' may be any of {', '.join(path.name for path in fitting[:5])}; write more of its name"
+            f"'{name}' is ambiguous: {', '.join(path.name for path in fitting[:5])}; give more of the name"
         )
     raise RunError(f"there is no run '{name}' in {root}{nearest(str(name), list(known)[-8:])}")
 
@@ -70,13 +86,17 @@ def expand(name: str | Path, root: Path) -> list[Path]:
 
 
 def delete(path: Path) -> None:
-    """Remove a run's folder with all that is in it, its ledger too; never one that goes on."""
+    """Delete a run's folder, its ledger included.
+
+    Raises:
+        RunError: Where it is no run folder, is in use, is a link, or cannot be deleted.
+    """
     if not (path / "config.toml").is_file():
-        raise RunError(f"{path} is no run folder: it has no config.toml; nothing was deleted")
+        raise RunError(f"{path} is not a run folder: it has no config.toml; nothing was deleted")
     if is_running(path):
         raise RunError(f"{path} is in use by another process; stop that run first")
     if path.is_symlink():
-        raise RunError(f"{path} is a link; delete what it points to, by its own name")
+        raise RunError(f"{path} is a link; delete its target instead")
     try:
         shutil.rmtree(path)
     except OSError as error:

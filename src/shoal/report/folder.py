@@ -1,4 +1,4 @@
-"""A run's folder as a report reads it: no lock is taken, nothing is changed, a run that goes on may be read too."""
+"""A run's folder as a report reads it: without a lock and without changes, also while the run goes on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,18 @@ AUDIT = "audit/audit.json"
 
 @dataclass(frozen=True)
 class Run:
-    """All that is known of a run.
+    """What is known of a run.
 
-    `result` is what it wrote at its end, None before; `proof` what its ledger says, None only in the process that
-    writes that ledger.
+    Attributes:
+        path: Its folder.
+        state: `finished`, `running` or `stopped`.
+        config: Its configuration, as in config.toml.
+        metrics: One entry a round.
+        baseline: The same of the run without clipping and noise.
+        result: What it wrote at its end; None before.
+        environment: Versions and device.
+        proof: What its ledger says; None only in the process that writes the ledger.
+        audit: Rows of `shoal audit --run`.
     """
 
     path: Path
@@ -42,93 +50,99 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The folder's name."""
         return self.path.resolve().name
 
     @property
     def algorithm(self) -> str:
+        """The method's name."""
         return str(self.config.get("algorithm", "?"))
 
     @property
     def dataset(self) -> str:
+        """The data set's name."""
         return str(_table(self.config, "data").get("name", "?"))
 
     @property
     def budget(self) -> dict[str, Any]:
+        """The privacy budget in the configuration."""
         return _table(self.config, "budget")
 
     @property
     def rounds(self) -> int:
-        """How many rounds were to be played."""
+        """The number of rounds in the configuration."""
         rounds = self.config.get("rounds", 0)
         return rounds if isinstance(rounds, int) else 0
 
     @property
     def done(self) -> int:
+        """The number of rounds completed."""
         if self.result is not None:
             return int(self.result["rounds"])
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
     @property
     def accuracy(self) -> float | None:
-        """Of the model that was given out, or of the last round that was evaluated."""
+        """The accuracy of the released model, or of the last evaluation."""
         if self.result is not None:
             return number(self.result.get("accuracy"))
         return next((number(line["accuracy"]) for line in reversed(self.metrics) if "accuracy" in line), None)
 
     @property
     def plain_accuracy(self) -> float | None:
-        """Of the same training with neither clip nor noise, where that was asked for."""
+        """The accuracy without clipping and noise, where that was asked for."""
         return number((self.result or {}).get("baseline"))
 
     @property
     def ledger(self) -> Verification | None:
-        """What a check of the ledger found."""
+        """The verification of the ledger."""
         return None if self.proof is None else self.proof.ledger
 
     @property
     def proven(self) -> list[dict[str, Any]]:
-        """For every unit and observer, from the ledger; in the process that plays the run, by RDP, from its metrics.
+        """Claims for every unit and observer, from the ledger; in the running process by RDP, from its metrics.
 
-        Of a run that a private selection chose, what holds is what that says, which is more. Nothing is proven from
-        a ledger that is broken.
+        For a run that a private selection chose, those of the selection. A broken ledger proves nothing.
         """
         if self.proof is not None:
             return self.proof.proven
-        so_far = self.metrics[-1].get("proven", []) if self.metrics else []
-        return [{"accountant": "rdp", "because": None} | claim for claim in so_far]
+        current = self.metrics[-1].get("proven", []) if self.metrics else []
+        return [{"accountant": "rdp", "because": None} | claim for claim in current]
 
     @property
     def by_client(self) -> dict[str, Any] | None:
-        """What a record of each client costs, where the ledger bears that out."""
-        told = (self.result or {}).get("by_client")
-        borne_out = self.proof is not None and self.proof.by_client
-        return told if borne_out and isinstance(told, dict) else None
+        """Record-level epsilon by client, where the ledger confirms it."""
+        costs = (self.result or {}).get("by_client")
+        confirmed = self.proof is not None and self.proof.by_client
+        return costs if confirmed and isinstance(costs, dict) else None
 
     @property
     def selected(self) -> bool:
-        """Did a private selection choose this run?"""
+        """Whether a private selection chose this run."""
         return self.proof is not None and self.proof.selected
 
     @property
     def simulated(self) -> bool:
-        """Were records dealt to clients that do not exist?"""
+        """Whether its clients are simulated: records of one data set were assigned to them."""
         known = self.proof is not None and self.proof.simulated
         claimed = any(claim.get("simulated") for claim in self.proven)
         return known or claimed or bool((self.result or {}).get("simulated_clients"))
 
     @property
     def published(self) -> list[dict[str, Any]]:
+        """What the method's paper claims for this setting."""
         return list((self.result or {}).get("published", []))
 
     @property
     def seconds(self) -> float | None:
+        """How long it took."""
         if self.result is not None:
             return number(self.result.get("seconds"))
         return sum(number(line.get("seconds")) or 0.0 for line in self.metrics) if self.metrics else None
 
     @property
     def started(self) -> datetime:
-        """As its name says, else as its configuration's file does."""
+        """When it started: from its name, else from config.toml's time stamp."""
         try:
             return datetime.strptime("-".join(self.name.split("-")[:2]), "%Y%m%d-%H%M%S")
         except ValueError:
@@ -136,11 +150,11 @@ class Run:
             return datetime.fromtimestamp(path.stat().st_mtime if path.exists() else 0)
 
     def epsilon(self, unit: str, observer: str) -> float | None:
-        """What is proven for that unit against that observer, if anything is."""
+        """The epsilon proven for a unit and an observer; None where there is none."""
         return number(self._claim(unit, observer).get("epsilon"))
 
     def adjacency(self, unit: str, observer: str) -> str | None:
-        """By what neighbours differ in that claim; older runs do not say."""
+        """The adjacency of that claim; None in older runs."""
         return self._claim(unit, observer).get("adjacency")
 
     def _claim(self, unit: str, observer: str) -> dict[str, Any]:
@@ -159,7 +173,16 @@ class Run:
 
 
 def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True) -> Run:
-    """The run in this folder; without `every_round` a finished one is known by result and ledger, which is quick."""
+    """Read a run.
+
+    Args:
+        path: Its folder.
+        check_ledger: Whether to verify the ledger and read the claims from it.
+        every_round: Whether to read the metrics of a finished run, which takes longer.
+
+    Raises:
+        RunError: Where it is no run folder.
+    """
     result = read_result(path)
     rounds = every_round or result is None
     return Run(
@@ -176,24 +199,28 @@ def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True)
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in a run's folder.
+
+    Raises:
+        RunError: Where there is none, or it cannot be read.
+    """
     try:
         return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunError(
-            f"{path} is no run folder: it has no config.toml; `shoal runs list` shows those there are"
-        ) from None
+        raise RunError(f"{path} is not a run folder: it has no config.toml; `shoal runs list` lists them") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path / 'config.toml'} cannot be read: {error}") from None
 
 
 def state_of(path: Path) -> State:
+    """Whether the run in this folder is running, finished or stopped."""
     if is_running(path):
         return "running"
     return "finished" if (path / RESULT).is_file() else "stopped"
 
 
 def is_running(path: Path) -> bool:
-    """Does a process hold the folder's lock?"""
+    """Whether a process holds the folder's lock."""
     try:
         handle = os.open(path / ".lock", os.O_RDONLY)
     except OSError:
@@ -210,7 +237,7 @@ def is_running(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Rounds of a file of JSON lines; a line that is not whole is left out."""
+    """The rounds in a file of JSON lines; malformed lines are skipped."""
     found: list[dict[str, Any]] = []
     if not path.is_file():  # a device, say, has no end
         return found
@@ -234,7 +261,7 @@ def number(value: Any) -> float | None:
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """What the run in this folder wrote at its end, None where there is nothing that can be read."""
+    """The result.json in a run's folder; None where there is none that can be read."""
     path = path / RESULT
     try:
         read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -244,7 +271,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def _read_audit(path: Path) -> list[dict[str, Any]]:
-    """What `shoal audit --run` found, a row a claim."""
+    """The rows of `shoal audit --run`, one a claim."""
     try:
         read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError):

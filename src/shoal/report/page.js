@@ -296,7 +296,7 @@
     const body = html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map((v) => html("td", {}, v === null ? "" : String(v))))));
     const made = [html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${plot.title}: table` }, html("table", {}, head, body))];
     for (const extra of [...(plot.lines || []), ...(plot.marks || [])]) made.push(html("p", { class: "aside" }, `${extra.label}: ${extra.y}`));
-    if (plot.of > rows.length) made.push(html("p", { class: "aside" }, `${rows.length.toLocaleString("en")} of ${plot.of.toLocaleString("en")} rounds: the first, the last, and the least and the greatest of each stretch. All of them are in metrics.jsonl.`));
+    if (plot.of > rows.length) made.push(html("p", { class: "aside" }, `${rows.length.toLocaleString("en")} of ${plot.of.toLocaleString("en")} rounds: the first, the last, and the extremes of each stretch. All are in metrics.jsonl.`));
     return made;
   }
 

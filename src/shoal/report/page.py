@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that opens offline, made from its folder by one template."""
+"""The page of a run: one HTML file that opens offline, made from the run's folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import __version__, release
+from shoal.accounting.rounding import plain
 from shoal.errors import RunError
 from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows
 from shoal.report.folder import REPORT, Run, number, read_run
@@ -19,15 +20,15 @@ from shoal.report.series import figure, in_seconds, percent
 
 HERE = Path(__file__).parent
 CHOSEN = (
-    "This run was chosen as the best of several by a private selection. What is proven here counts that in. How many "
-    "others there were, and how they did, must not be told."
+    "A private selection chose this run as the best of several; the claims here include its cost. The number of "
+    "trials and their results must stay secret."
 )
 MOST_IN_MATRIX = 24
-"""Classes that a confusion matrix shows; beyond that only the table by class is legible."""
+"""The most classes that a confusion matrix shows; with more only the table by class is legible."""
 
 
 def write_report(path: Path) -> Path:
-    """Make the page of the run in this folder; where it is."""
+    """Make the page of the run in this folder and return its path."""
     return write_page(path / REPORT, run_page(read_run(path)))
 
 
@@ -45,7 +46,7 @@ def run_page(run: Run) -> str:
 
 
 def render(**context: Any) -> str:
-    """Fill the template. The script's hash is all that may run, and nothing may be fetched (CSP)."""
+    """Fill the template; its CSP allows this one script, by hash, and no fetching."""
     script = _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = json.dumps(_finite(context["data"]), separators=(",", ":"), allow_nan=False)
@@ -56,14 +57,25 @@ def render(**context: Any) -> str:
 
 
 def write_page(path: Path, page: str) -> Path:
-    """Write the file whole or not at all; it can be made again, so that nothing waits for the disk."""
+    """Write a file whole or not at all, without fsync: it can be made again.
+
+    Args:
+        path: Where to write.
+        page: The text.
+
+    Returns:
+        The path.
+
+    Raises:
+        RunError: Where it cannot be written.
+    """
     temporary = path.with_name(path.name + ".part")
     try:
         temporary.write_bytes(page.encode("utf-8", errors="replace"))
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another place") from None
+        raise RunError(f"{path} cannot be written: {error.strerror or error}; choose another path") from None
     return path
 
 
@@ -88,22 +100,22 @@ def _context(run: Run) -> dict[str, Any]:
 
 
 def _headline(run: Run) -> dict[str, str]:
-    told = {"accuracy": "–" if run.accuracy is None else percent(run.accuracy), "tone": "bad"}
+    shown = {"accuracy": "–" if run.accuracy is None else percent(run.accuracy), "tone": "bad"}
     if run.plain_accuracy is not None:
-        told["plain"] = percent(run.plain_accuracy)
+        shown["plain"] = percent(run.plain_accuracy)
     claim = main_claim(run)
     if claim is not None:
         observer = str(claim.get("observer"))
-        told["epsilon"] = figure(float(claim["epsilon"]))
-        told["tone"] = "good" if float(claim["epsilon"]) <= WEAK else ""
-        told["delta"] = f"{claim.get('delta') or 0:g}"
-        told["whom"] = f"{whose(claim)}, against {OBSERVERS.get(observer, observer)}"
+        shown["epsilon"] = figure(float(claim["epsilon"]))
+        shown["tone"] = "good" if float(claim["epsilon"]) <= WEAK else ""
+        shown["delta"] = plain(claim.get("delta") or 0.0)
+        shown["whom"] = f"{whose(claim)}; observer: {OBSERVERS.get(observer, observer)}"
     budget = number(run.budget.get("epsilon"))
-    if budget is not None and not run.selected:  # what a selection costs is beside each run's own budget
-        told["budget"] = f"{budget:g}"
+    if budget is not None and not run.selected:  # the cost of a selection is not part of a run's budget
+        shown["budget"] = f"{budget:g}"
     if run.seconds is not None:
-        told["time"] = in_seconds(run.seconds)
-    return told
+        shown["time"] = in_seconds(run.seconds)
+    return shown
 
 
 def _ending(run: Run) -> str:
@@ -112,7 +124,7 @@ def _ending(run: Run) -> str:
     if run.result is None:
         return f"stopped after round {run.done} of {run.rounds}; it can be resumed"
     if run.result.get("stopped") == "budget":
-        return f"ended after round {run.done}: the budget pays for no more"
+        return f"ended after round {run.done}: the budget is spent"
     return f"finished: {run.done} rounds" if run.done != 1 else "finished: 1 round"
 
 
@@ -126,7 +138,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("held-out records", result.get("test_rows")),
         ("model", run.config.get("model")),
         ("parameters", result.get("parameters")),
-        ("random numbers", dict(run.environment).get("random", run.config.get("random"))),  # as they were in truth
+        ("random numbers", dict(run.environment).get("random", run.config.get("random"))),  # the mode that was used
         ("started", run.started.strftime("%Y-%m-%d %H:%M")),
     ]
     return [
@@ -134,60 +146,61 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def _by_client(told: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What is proven of a record by the client that holds it, the worst first; bars show how far apart they are."""
-    if told is None or not told.get("clients"):
+def _by_client(costs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Record-level epsilon by client, the greatest first."""
+    if costs is None or not costs.get("clients"):
         return None
-    rows = [(str(row["client"]), row["records"], number(row["epsilon"])) for row in told["clients"]]
-    most = max((epsilon or 0.0 for _, _, epsilon in rows), default=0.0) or 1.0
+    most = max(number(row["epsilon"]) or 0.0 for row in costs["clients"]) or 1.0
     return {
-        "release": told.get("release", ""),
-        "delta": f"{told.get('delta') or 0:g}",
-        "more": int(told.get("more") or 0),
-        "rows": [
-            {
-                "name": name,
-                "records": records,
-                "value": -1 if epsilon is None else epsilon,
-                "epsilon": "none" if epsilon is None else figure(epsilon),
-                "share": (epsilon or 0.0) / most,
-            }
-            for name, records, epsilon in rows
-        ],
+        "release": costs.get("release", ""),
+        "delta": plain(costs.get("delta") or 0.0),
+        "more": int(costs.get("more") or 0),
+        "rows": [_client_row(row, most) for row in costs["clients"]],
+    }
+
+
+def _client_row(row: dict[str, Any], most: float) -> dict[str, Any]:
+    epsilon = number(row["epsilon"])
+    return {
+        "name": str(row["client"]),
+        "records": row["records"],
+        "value": -1 if epsilon is None else epsilon,
+        "epsilon": "none" if epsilon is None else figure(epsilon),
+        "share": (epsilon or 0.0) / most,
     }
 
 
 def _confusion(result: dict[str, Any]) -> dict[str, Any] | None:
-    """By class: how much of it there was to learn from, how often it was mistaken, and mostly for what."""
+    """The confusion matrix, and by class its training records, its errors, and the class it is mostly taken for."""
     classes, matrix = result.get("classes"), result.get("confusion")
     if not classes or not matrix:
         return None
     names = [str(name) for name in classes]
     numbered = any(len(name) > 5 for name in names)  # too long for the head of a column
     trained = result.get("train_classes") or [None] * len(names)
-    rows = []
-    for place, (name, counts) in enumerate(zip(names, matrix, strict=True)):
-        total, right = sum(counts), counts[place]
-        wrong = [(count, names[other]) for other, count in enumerate(counts) if other != place and count]
-        most = max(wrong, default=(0, ""))
-        rows.append(
-            {
-                "name": name,
-                "label": f"{place + 1} {name}" if numbered else name,
-                "trained": trained[place],
-                "total": total,
-                "wrong": total - right,
-                "share": (total - right) / total if total else None,
-                "mostly": f"{most[1]} ({most[0]})" if most[0] else "",
-                "cells": [
-                    {"count": count, "share": count / total if total else 0.0, "right": other == place}
-                    for other, count in enumerate(counts)
-                ],
-            }
-        )
-    wrong_in_all = sum(row["wrong"] for row in rows)
+    rows = [_class_row(names, place, counts) for place, counts in enumerate(matrix)]
+    for place, row in enumerate(rows):
+        row |= {"label": f"{place + 1} {row['name']}" if numbered else row["name"], "trained": trained[place]}
     columns = [(str(place) if numbered else name, name) for place, name in enumerate(names, start=1)]
-    return {"columns": columns, "rows": rows, "matrix": len(names) <= MOST_IN_MATRIX, "wrong": wrong_in_all}
+    wrong = sum(row["wrong"] for row in rows)
+    return {"columns": columns, "rows": rows, "matrix": len(names) <= MOST_IN_MATRIX, "wrong": wrong}
+
+
+def _class_row(names: list[str], place: int, counts: list[int]) -> dict[str, Any]:
+    total, wrong = sum(counts), sum(counts) - counts[place]
+    others = [(count, names[other]) for other, count in enumerate(counts) if other != place and count]
+    most, mostly = max(others, default=(0, ""))
+    return {
+        "name": names[place],
+        "total": total,
+        "wrong": wrong,
+        "share": wrong / total if total else None,
+        "mostly": f"{mostly} ({most})" if most else "",
+        "cells": [
+            {"count": count, "share": count / total if total else 0.0, "right": other == place}
+            for other, count in enumerate(counts)
+        ],
+    }
 
 
 def _word(value: Any) -> str:
@@ -195,7 +208,7 @@ def _word(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON does not know."""
+    """The same with None for NaN and infinities, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

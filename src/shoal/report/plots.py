@@ -1,4 +1,4 @@
-"""Which plots the page of a run holds, and what each of them shows."""
+"""The plots on the page of a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shoal.report.series import Plot, build, column, figure, in_bytes
 
 UNITS = {"client": "a client", "example": "a record"}
 OBSERVERS = {
-    "release": "whoever sees the model",
-    "server": "the server",
-    "inside": "whoever sees every noisy local step",  # but not which records each one drew
+    "release": "released models",
+    "server": "server",
+    "inside": "client process",  # sees every noisy local step, but not which records each one sampled
 }
 
 
 def whose(claim: Mapping[str, Any]) -> str:
-    """`a simulated client (zero-out)`: the unit, and by what its neighbours differ, if the claim says so."""
+    """The unit of a claim and its adjacency: `a simulated client (zero-out)`."""
     unit, adjacency = str(claim.get("unit")), claim.get("adjacency")
     said = "a simulated client" if claim.get("simulated") else UNITS.get(unit, unit)
     return f"{said} ({adjacency})" if adjacency else said
@@ -31,7 +31,7 @@ _MOST_OTHERS = 8
 
 
 def plots_of(run: Run) -> list[Plot]:
-    """The plots, in the order of the page; what a method does not have is left out."""
+    """The plots of a run in the order of the page; a plot without data is left out."""
     lines = run.metrics
     own = "this run" if run.baseline else "accuracy"
     drawn = [
@@ -59,14 +59,14 @@ def plots_of(run: Run) -> list[Plot]:
             "clipped",
             "Updates clipped",
             [("share clipped", column(lines, "clipped"), 1, False)],
-            note="The share of updates that were longer than the clip bound.",
+            note="The share of updates whose norm was above the clip norm.",
             format="share",
         ),
         build(
             "snr",
             "Signal to noise",
             [("signal / noise", column(lines, "snr"), 1, False)],
-            note="The norm of the sum of clipped updates over that of the noise it is hidden in.",
+            note="The norm of the sum of clipped updates, divided by the norm of the noise.",
             may_log=True,
             lines=[{"y": 1, "label": "as much noise as signal"}],
         ),
@@ -74,17 +74,17 @@ def plots_of(run: Run) -> list[Plot]:
             "clipped-records",
             "Records clipped",
             [("share clipped", column(lines, "clipped_records"), 1, False)],
-            note="The share of records whose gradient was longer than its clip bound.",
+            note="The share of records whose gradient norm was above the clip norm.",
             format="share",
         ),
         build(
             "steps",
-            "Clip bound and noise of a local step",
+            "Clip norm and noise of a local step",
             [
-                ("clip bound", column(lines, "example_clip"), 1, False),
+                ("clip norm", column(lines, "example_clip"), 1, False),
                 ("noise", column(lines, "step_noise"), 2, False),
             ],
-            note="The longest a record's gradient may be, and the standard deviation of the noise on a batch's sum.",
+            note="The clip norm of a record's gradient, and the standard deviation of the noise on a batch's sum.",
             may_log=True,
         ),
         build(
@@ -102,7 +102,7 @@ def plots_of(run: Run) -> list[Plot]:
 
 
 def _epsilon(run: Run) -> Plot | None:
-    """What is spent, for each unit and observer, with the budget, and what the paper's recipe says."""
+    """Epsilon by round for each unit and observer, with the budget and the published figure."""
     lines = _spent(run)
     columns = [
         (f"{_unit(run, unit)}, {observers_in_words(observers)}", dict(values), tone, False)
@@ -113,32 +113,38 @@ def _epsilon(run: Run) -> Plot | None:
         for tone, ((unit, _), observers) in enumerate(lines.items(), start=1)
         for observer in observers
     }
-    levels, marks = [], {}
     budget = number(run.budget.get("epsilon"))
-    if budget is not None:
-        levels.append({"y": budget, "label": f"budget {budget:g}"})
-    for claim in run.proven if run.result is not None else []:
-        pair = (str(claim.get("unit")), str(claim.get("observer")))
-        value = number(claim.get("epsilon"))
-        if value is not None and pair in tones:
-            said = {"text": figure(value), "label": f"proven for {whose(claim)}", "hollow": False}
-            marks[tones[pair]] = {"x": run.done, "y": value, "tone": tones[pair]} | said
-    published = [
-        {"x": run.done, "y": value, "text": f"{value:.3g}", "tone": 0, "hollow": True}
-        | {"label": f"published for {UNITS.get(str(claim.get('unit')), '')}, not proven"}
-        for claim in run.published
-        if columns and (value := number(claim.get("epsilon"))) is not None
-    ]
     return build(
         "epsilon",
         "Epsilon spent",
         columns,
-        note="Counted by RDP while the run goes on; full dots are what is reported in the end, by PLD.",
+        note="By RDP during the run; the full dot at the end is the reported figure, by PLD.",
         format="epsilon",
         may_log=True,
-        lines=levels,
-        marks=[*marks.values(), *published],
+        lines=[] if budget is None else [{"y": budget, "label": f"budget {budget:g}"}],
+        marks=[*_proven_marks(run, tones), *(_published_marks(run) if columns else [])],
     )
+
+
+def _proven_marks(run: Run, tones: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+    """The reported epsilon at the end of each line."""
+    marks = {}
+    for claim in run.proven if run.result is not None else []:
+        tone = tones.get((str(claim.get("unit")), str(claim.get("observer"))))
+        value = number(claim.get("epsilon"))
+        if value is not None and tone is not None:
+            label = {"text": figure(value), "label": f"proven for {whose(claim)}", "hollow": False}
+            marks[tone] = {"x": run.done, "y": value, "tone": tone} | label
+    return list(marks.values())
+
+
+def _published_marks(run: Run) -> list[dict[str, Any]]:
+    return [
+        {"x": run.done, "y": value, "text": f"{value:.3g}", "tone": 0, "hollow": True}
+        | {"label": f"published for {UNITS.get(str(claim.get('unit')), '')}, not proven"}
+        for claim in run.published
+        if (value := number(claim.get("epsilon"))) is not None
+    ]
 
 
 def _unit(run: Run, unit: str) -> str:
@@ -146,7 +152,7 @@ def _unit(run: Run, unit: str) -> str:
 
 
 def _spent(run: Run) -> dict[tuple[str, tuple[tuple[int, float], ...]], list[str]]:
-    """What is spent of a unit, by round, and all the observers against whom it is the same."""
+    """Epsilon by round for each unit, and the observers for whom it is the same."""
     spent: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for line in run.metrics:
         for claim in line.get("proven", []):
@@ -162,24 +168,25 @@ def _spent(run: Run) -> dict[tuple[str, tuple[tuple[int, float], ...]], list[str
 
 
 def observers_in_words(observers: Sequence[str]) -> str:
+    """The observers of one claim: `all`, or `released models, server`."""
     if set(observers) == set(OBSERVERS):
-        return "anybody"
-    return " or ".join(OBSERVERS.get(each, each) for each in observers)
+        return "all"
+    return ", ".join(OBSERVERS.get(each, each) for each in observers)
 
 
 def _clip_and_noise(run: Run) -> Plot | None:
     clip, noise = column(run.metrics, "clip"), column(run.metrics, "noise")
     drawn_on_sum = any(noise.values())
     on_updates = run.flat_config().get("per_update.noise")
-    note = "The longest an update may be"
+    note = "The clip norm of an update"
     if drawn_on_sum:
-        note += ", and the standard deviation of the noise on the sum of them"
+        note += ", and the standard deviation of the noise on their sum"
     elif on_updates is not None:
-        note += f"; noise of {on_updates} times that is added to each of them"
+        note += f"; each update gets noise of {on_updates} times that"
     return build(
         "clip",
-        "Clip bound and noise" if drawn_on_sum else "Clip bound",
-        [("clip bound", clip, 1, False), ("noise on the sum", noise if drawn_on_sum else {}, 2, False)],
+        "Clip norm and noise" if drawn_on_sum else "Clip norm",
+        [("clip norm", clip, 1, False), ("noise on the sum", noise if drawn_on_sum else {}, 2, False)],
         note=f"{note}.",
         may_log=True,
     )
@@ -191,7 +198,7 @@ def _communication(run: Run) -> Plot | None:
         "bytes",
         "Communication",
         [("sent by clients", sent, 1, False)],
-        note=f"What the clients of a round send to the server; {in_bytes(sum(sent.values()))} in all.",
+        note=f"Bytes that clients send to the server in a round; {in_bytes(sum(sent.values()))} in total.",
         format="bytes",
     )
 
@@ -207,12 +214,12 @@ def _clients(run: Run) -> Plot | None:
             ("expected", column(run.metrics, "expected_clients"), 0, True),
             ("updates refused", bad if any(bad.values()) else {}, 2, False),
         ],
-        note="Sums are divided by the expected number, which is public, not by how many came." if equal else "",
+        note="Sums are divided by the expected number, which is public, not by the actual one." if equal else "",
     )
 
 
 def _others(run: Run) -> list[Plot | None]:
-    """A plot for each number that a method tells of besides."""
+    """A plot for each further metric of a method."""
     names: dict[str, Any] = {}
     for line in run.metrics:
         names |= {name: None for name, value in line.items() if number(value) is not None}

@@ -1,4 +1,4 @@
-"""What may be printed as proven of a run: what its ledger says, and nothing that another file says instead."""
+"""What may be printed as proven of a run: what its ledger says, and no other file."""
 
 from __future__ import annotations
 
@@ -14,28 +14,40 @@ from safetensors import SafetensorError, safe_open
 from shoal.accounting.chain import Verification
 from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
 from shoal.accounting.ledger import FILE, Record
-from shoal.accounting.theorems import ADJACENCY
+from shoal.accounting.theorems import ADJACENCY, Neighbours
 from shoal.errors import LedgerError
 
 CHECKPOINT = "checkpoint/state.safetensors"
 _AFTERWARDS = "the run was charged again after a private selection had chosen it"
 _TOO_LITTLE = "the ledger, of an earlier version, names no delta or adjacency; resume the run to its end"
-_NEIGHBOURS = {adjacency: neighbours for neighbours, adjacency in ADJACENCY.items()}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The check of a run's ledger, None where there is none, and the claims that follow from it."""
+    """The check of a run's ledger, and the claims that follow from it.
+
+    Attributes:
+        ledger: None where there is no ledger.
+        proven: Claims for every unit and observer.
+        selected: Whether a private selection chose the run.
+        simulated: Whether its clients are simulated.
+        by_client: Whether the ledger confirms the result's figures by client.
+    """
 
     ledger: Verification | None
     proven: list[dict[str, Any]] = field(default_factory=list)
     selected: bool = False
     simulated: bool = False
-    by_client: bool = False  # the ledger bears out the result's figures by client
+    by_client: bool = False
 
 
 def proof_of(path: Path, result: Mapping[str, Any] | None) -> Proof:
-    """Read the claims from the ledger: from its end, or, of a run that has not ended, from what was charged."""
+    """Read the claims from the ledger: from its last line or, for an unfinished run, from what was charged.
+
+    Args:
+        path: The run's folder.
+        result: Its result.json, which must agree with the ledger; None before the run has ended.
+    """
     found, record = _read(path, result)
     if found is None or not found.whole:
         because = "there is no ledger" if found is None else "the ledger is broken"
@@ -50,14 +62,14 @@ def proof_of(path: Path, result: Mapping[str, Any] | None) -> Proof:
 
 
 def check(path: Path, result: Mapping[str, Any] | None) -> Verification | None:
-    """Is the ledger whole, and does the result say what it says? None where there is none."""
+    """Verify the ledger, and that the result agrees with it; None where there is no ledger."""
     return _read(path, result)[0]
 
 
 def checkpoint_head(path: Path) -> str | None:
-    """The hash of the ledger's line after which the run's checkpoint was written: it must be there still.
+    """The ledger's head when the checkpoint was written, which must still be in the ledger.
 
-    None where there is no checkpoint that can be read.
+    None where no checkpoint can be read.
     """
     checkpoint = path / CHECKPOINT
     if not checkpoint.is_file():
@@ -81,22 +93,23 @@ def _read(path: Path, result: Mapping[str, Any] | None) -> tuple[Verification | 
 
 
 def _contradiction(record: Record, result: Mapping[str, Any]) -> str | None:
-    """What result.json says that the ledger does not, if anything: the result is written after the ledger's end."""
-    if "proven" in result and record.closed is None:
-        return "result.json says that the run has ended, and the line that says so is gone"
+    """Where result.json, which is written after the ledger's closing line, disagrees with the ledger."""
     closed = record.closed or {}
-    if "proven" in result and result["proven"] != closed.get("proven", result["proven"]):
-        return "result.json says something else is proven than the ledger's last line does"
+    if "proven" in result:
+        if record.closed is None:
+            return "result.json says that the run has ended, but the ledger has no closing line"
+        if result["proven"] != closed.get("proven", result["proven"]):
+            return "result.json and the ledger's closing line disagree on what is proven"
     if "selected" in result and result["selected"] != {"proven": record.selected}:
-        return "result.json tells of a private selection, and the ledger of none, or of another; resume the sweep"
-    if "by_client" in result and "by_client" in closed and _by_client(result["by_client"]) != closed["by_client"]:
-        return "result.json says something else of each client's records than the ledger's last line does"
+        return "result.json names a private selection that the ledger does not; resume the sweep"
+    if {"by_client"} <= result.keys() & closed.keys() and _by_client(result["by_client"]) != closed["by_client"]:
+        return "result.json and the ledger's closing line disagree on the clients' epsilons"
     return None
 
 
-def _by_client(told: Any) -> list[list[Any]] | None:
+def _by_client(costs: Any) -> list[list[Any]] | None:
     try:
-        return [[row["records"], row["epsilon"]] for row in told["clients"]]
+        return [[row["records"], row["epsilon"]] for row in costs["clients"]]
     except (KeyError, TypeError):
         return None
 
@@ -110,18 +123,24 @@ def _claims(record: Record) -> list[dict[str, Any]]:
 
 
 def _charged(record: Record, unit: Unit, observer: Observer) -> Proven:
-    """What follows from all that was charged, whether it was committed or not."""
+    """What follows from everything that was charged, committed or not."""
     opened = record.opened or {}
     delta = (opened.get("budget") or {}).get("delta")
-    charges = [charge for intent in record.charged for charge in intent.charges]
-    named = {each.adjacency for each in charges if (each.unit, each.observer) == (unit, observer)} - {None}
-    neighbours = _NEIGHBOURS.get(named.pop() or "") if len(named) == 1 else None
+    neighbours = _neighbours(record, unit, observer)
     if neighbours is None or not isinstance(delta, float):
         return Proven(unit, observer, None, None, None, _TOO_LITTLE)
     event = record.charged_event(unit, observer)
     found = prove(unit, observer, event, delta, neighbours=neighbours, clients=opened.get("clients"))
     found = of_research(found) if opened.get("random") == "research" else found
     return replace(found, simulated=unit == "client" and bool(opened.get("simulated")))
+
+
+def _neighbours(record: Record, unit: Unit, observer: Observer) -> Neighbours | None:
+    """The one adjacency of all charges for this unit and observer."""
+    charges = [charge for intent in record.charged for charge in intent.charges]
+    named = {each.adjacency for each in charges if (each.unit, each.observer) == (unit, observer)} - {None}
+    found = [neighbours for neighbours in get_args(Neighbours) if named == {ADJACENCY[neighbours]}]
+    return found[0] if found else None
 
 
 def _nothing(because: str) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What a run shows of itself while it goes on: its page, refreshed now and then, and event files where asked for.
+"""What a run shows while it goes on: its page, refreshed now and then, and event files where asked for.
 
-A page that cannot be written is told of once, and the run goes on: nothing here may cost a run or its ledger.
+A page that cannot be written is logged once and the run goes on: nothing here may cost a run or its ledger.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ def _noted(line: dict[str, Any]) -> str:
 
 
 class Recorder:
-    """Follows one run; `round` for each round, then `end`, or `stop` where it did not come to its end."""
+    """Records one run: `round` for each round, then `end`, or `stop` where it did not finish."""
 
     def __init__(self, path: Path, board: Board | None = None) -> None:
         self._path, self._board = path, board
         self._run: Run | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._next = 0.0
         self._guard("result", lambda: (path / RESULT).unlink(missing_ok=True))
         self._guard("page", self._first)
 
     def round(self, line: dict[str, Any]) -> None:
+        """Add a round's metrics, and refresh the page if it is time."""
         board = self._board
         if board is not None:
             self._guard("event file", lambda: board.add(line))
@@ -51,20 +52,20 @@ class Recorder:
             self._guard("page", self._refresh)
 
     def keep(self, name: str, make: Callable[[], str]) -> None:
-        """Write a file that the page is made from."""
+        """Write a file that the page needs."""
         from shoal.report.page import write_page
 
         self._guard(name, lambda: write_page(self._path / name, make()))
 
     def end(self, result: Callable[[], dict[str, Any]], baseline: list[dict[str, Any]]) -> None:
-        """The run has ended: keep what the page needs, and make it for good, from the folder."""
+        """Finish: write the result, and the final page from the folder."""
         if baseline:
             self.keep(BASELINE, lambda: "".join(_noted(line) for line in baseline))
         self.keep(RESULT, lambda: json.dumps(result(), indent=1) + "\n")
         self._close("finished")
 
     def stop(self) -> None:
-        """The run has been stopped, or has failed."""
+        """Write the page of a run that was stopped or has failed."""
         self._close("stopped")
 
     def _first(self) -> None:
@@ -96,6 +97,6 @@ class Recorder:
         try:
             act()
         except Exception as error:
-            if what not in self._told:
-                self._told.add(what)
+            if what not in self._warned:
+                self._warned.add(what)
                 _log.warning("the %s of %s could not be written: %s; the run goes on", what, self._path, error)

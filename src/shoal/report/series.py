@@ -1,4 +1,4 @@
-"""Series over rounds, thinned so that a page of 15,000 rounds stays small and its plots keep their shape."""
+"""Series over rounds, thinned so that a page with 15,000 rounds stays small and plots keep their shape."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from shoal.accounting.rounding import up
+from shoal.accounting.rounding import plain, up
 from shoal.report.folder import number
 
 MOST_POINTS = 800
-"""Rounds that a plot keeps, about: each stretch gives those where a series is least and greatest."""
+"""About how many rounds a plot keeps: each stretch gives the minimum and the maximum of every series."""
 
 Format = Literal["share", "number", "epsilon", "bytes", "seconds"]
 
@@ -28,9 +28,20 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot as the page's script draws it, and what it says in words.
+    """A plot as the page's script draws it.
 
-    `lines` are levels, such as a budget; `marks` single points, such as a figure that is only published.
+    Attributes:
+        id: The element's id.
+        title: Its heading.
+        note: A line below the heading.
+        about: The plot in words, for screen readers.
+        format: How values are written.
+        x: Rounds.
+        series: One value a round each.
+        log: Whether the y axis is logarithmic.
+        lines: Horizontal lines, such as a budget.
+        marks: Single points, such as a published figure.
+        of: How many rounds there were before thinning.
     """
 
     id: str
@@ -46,11 +57,12 @@ class Plot:
     of: int = 0
 
     def to_json(self) -> dict[str, Any]:
+        """The plot as JSON."""
         return asdict(self)
 
 
 def column(lines: Iterable[dict[str, Any]], name: str) -> dict[int, float]:
-    """The finite values of one name, by round."""
+    """The finite values of one metric, by round."""
     found = ((line["round"], number(line.get(name))) for line in lines)
     return {round: value for round, value in found if value is not None}
 
@@ -66,7 +78,7 @@ def build(
     lines: Sequence[dict[str, Any]] = (),
     marks: Sequence[dict[str, Any]] = (),
 ) -> Plot | None:
-    """The plot of those columns (name, values by round, tone, plain) that hold something; None where none does."""
+    """Build a plot from columns (name, values by round, tone, plain); None where all of them are empty."""
     full = [each for each in columns if each[1]]
     if not full:
         return None
@@ -89,7 +101,7 @@ def build(
 
 
 def thinned(rounds: list[int], columns: Sequence[dict[int, float]], most: int = MOST_POINTS) -> list[int]:
-    """The rounds to keep: all where they are few, else the first, the last, and the extremes of each stretch."""
+    """The rounds to keep: all if they are few, else the first, the last, and the extremes of each stretch."""
     if len(rounds) <= most:
         return rounds
     stretches = max(1, most // (2 * len(columns)))
@@ -104,22 +116,25 @@ def thinned(rounds: list[int], columns: Sequence[dict[int, float]], most: int = 
 
 
 def percent(value: float) -> str:
+    """0.953 as `95.3 %`."""
     return f"{100 * value:.1f} %"
 
 
 def short(value: float) -> str:
-    return f"{value:.4g}"
+    """Four digits."""
+    return plain(value, 4)
 
 
 def figure(epsilon: float) -> str:
-    """An epsilon for people: three digits, never rounded to less than it is."""
-    if epsilon == 0:
-        return "0"
+    """An epsilon with three digits, rounded up."""
+    if epsilon == 0 or epsilon >= 1e5:
+        return up(epsilon, 3)
     said = float(up(epsilon, 3))
     return f"{said:.{max(2 - math.floor(math.log10(said)), 0)}f}"
 
 
 def in_bytes(value: float) -> str:
+    """A number of bytes: `1.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
             return f"{value:.3g} {unit}"
@@ -128,6 +143,7 @@ def in_bytes(value: float) -> str:
 
 
 def in_seconds(value: float) -> str:
+    """A duration: `3 min 20 s`."""
     if value < 60:
         return f"{value:.3g} s"
     minutes, seconds = divmod(round(value), 60)
@@ -145,18 +161,18 @@ _WORDS: dict[str, Callable[[float], str]] = {
 
 
 def _in_words(columns: Sequence[tuple[str, dict[int, float], int, bool]], say: Callable[[float], str]) -> str:
-    """The plot for who cannot see it: where each line begins and ends, its least and its greatest."""
-    told = []
+    """The plot in words, for screen readers: first and last value, minimum and maximum of each series."""
+    words = []
     for name, values, _, _ in columns:
         first, last = min(values), max(values)
         if first == last:
-            told.append(f"{name}: {say(values[last])} in round {last}")
+            words.append(f"{name}: {say(values[last])} in round {last}")
         else:
-            told.append(
+            words.append(
                 f"{name}: from {say(values[first])} in round {first} to {say(values[last])} in round {last}, "
                 f"between {say(min(values.values()))} and {say(max(values.values()))}"
             )
-    return "; ".join(told) + "."
+    return "; ".join(words) + "."
 
 
 def _spans_decades(columns: Sequence[tuple[str, dict[int, float], int, bool]]) -> bool:

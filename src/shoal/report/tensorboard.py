@@ -13,7 +13,11 @@ FOLDER = "tensorboard"
 
 
 def require() -> Any:
-    """The writer's class; a ConfigError that names the mend where the package is missing."""
+    """The writer's class.
+
+    Raises:
+        ConfigError: Where tensorboard is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -25,17 +29,19 @@ def require() -> Any:
 
 
 class Board:
-    """Writes what is told of each round; rounds that are played again replace those of before."""
+    """Writes the metrics of each round; a replayed round replaces its earlier one."""
 
     def __init__(self, run: Path, done: int) -> None:
         self._writer = require()(str(run / FOLDER), purge_step=done + 1 if done else None)
         self._writer.add_text(release.KEY, release.METRICS, done)
 
     def add(self, line: dict[str, Any]) -> None:
+        """Write a round's scalars."""
         for name, value in scalars(line).items():
             self._writer.add_scalar(name, value, line["round"])
 
     def close(self) -> None:
+        """Flush and close the file."""
         self._writer.close()
 
 

@@ -1,4 +1,4 @@
-"""Cells in processes of their own, side by side: one that crashes is told of, and the others go on.
+"""Run cells in parallel, each in its own process; one that fails does not stop the others.
 
 A cell's folder is `cells/0001/`: its configuration, its log, and its run's folder, from which it can be resumed.
 """
@@ -23,14 +23,15 @@ from shoal.report.folder import METRICS, RESULT
 from shoal.sweep.plan import Plan
 
 MEMORY_OF_A_CELL = 1.5 * 2**30
-_PATIENCE = 60.0  # seconds that a cell gets to come to a checkpoint
-_BETWEEN_LOOKS = 0.2
+_PATIENCE = 60.0  # seconds that a cell gets to reach a checkpoint
+_POLL = 0.2  # seconds
 
-OnLook = Callable[[int, int, float], None]
-"""(cells done, cells failed, cells done with parts of running ones)"""
+Progress = Callable[[int, int, float], None]
+"""(cells done, cells failed, cells done with the parts of running ones)"""
 
 
 def cell_folder(sweep: Path, number: int) -> Path:
+    """The folder of a cell."""
     return sweep / "cells" / f"{number + 1:04d}"
 
 
@@ -41,25 +42,26 @@ def run_folder(sweep: Path, number: int) -> Path | None:
 
 
 def is_done(sweep: Path, number: int) -> bool:
+    """Whether a cell has finished."""
     run = run_folder(sweep, number)
     return run is not None and (run / RESULT).is_file()
 
 
 def why_failed(sweep: Path, number: int) -> str | None:
-    """What a cell that came to nothing said last."""
+    """The last message of a cell that failed; None where it did not."""
     path = cell_folder(sweep, number) / "failed.txt"
     return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else None
 
 
 def sensible_jobs(cells: int, device: str = "auto") -> int:
-    """As many cells at once as there are cores and memory for; one where they would share a GPU."""
+    """How many cells to run at once: as cores and memory allow; one where they would share a GPU."""
     if device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi")):
         return 1
     return max(1, min(cells, cores(), int(_free_memory() // MEMORY_OF_A_CELL)))
 
 
 def _free_memory() -> float:
-    """Bytes that could be had, those of the disk cache too."""
+    """Available bytes, the disk cache included."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -77,29 +79,33 @@ class _Running:
 
 
 class Pool:
-    """Plays the cells that are left, `jobs` at a time, each with its share of the cores."""
+    """Runs the unfinished cells, `jobs` at a time, each with its share of the cores."""
 
     def __init__(self, sweep: Path, plan: Plan, jobs: int) -> None:
         self._sweep, self._plan, self._jobs = sweep, plan, max(1, jobs)
         self._threads = max(1, cores() // self._jobs)
         self._running: list[_Running] = []
 
-    def run(self, on_look: OnLook | None = None) -> None:
-        """Play them all; Ctrl-C lets those that run come to a checkpoint, then goes on as KeyboardInterrupt."""
+    def run(self, progress: Progress | None = None) -> None:
+        """Run all cells; Ctrl-C lets running ones reach a checkpoint, then raises KeyboardInterrupt."""
         waiting = [n for n in range(len(self._plan.cells)) if not is_done(self._sweep, n)]
         done, failed = len(self._plan.cells) - len(waiting), 0
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self._jobs:
                     self._start(waiting.pop(0))
-                for cell in [cell for cell in self._running if cell.process.poll() is not None]:
-                    self._running.remove(cell)
+                for cell in self._take_ended():
                     done, failed = done + 1, failed + (not self._ended(cell))
-                if on_look:
-                    on_look(done, failed, done + sum(map(self._share, self._running)))
-                time.sleep(_BETWEEN_LOOKS)
+                if progress:
+                    progress(done, failed, done + sum(map(self._share, self._running)))
+                time.sleep(_POLL)
         finally:
             self._stop()
+
+    def _take_ended(self) -> list[_Running]:
+        ended = [cell for cell in self._running if cell.process.poll() is not None]
+        self._running = [cell for cell in self._running if cell not in ended]
+        return ended
 
     def _start(self, number: int) -> None:
         folder = cell_folder(self._sweep, number)
@@ -127,23 +133,23 @@ class Pool:
         self._running.append(_Running(number, process, config.rounds))
 
     def _ended(self, cell: _Running) -> bool:
-        """Did it come to its end? If not, say why in its folder."""
+        """Whether it finished; if not, write the reason to its folder."""
         code = cell.process.returncode
         if code == 0 and is_done(self._sweep, cell.number):
             return True
         folder = cell_folder(self._sweep, cell.number)
         lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
+        messages = [line.strip() for line in lines if line.strip()]
         if code < 0:
             name = next((each.name for each in signal.Signals if each == -code), str(-code))
-            because = f"it was killed ({name}); is there enough memory? fewer --jobs need less"
+            because = f"killed ({name}), perhaps for memory: try fewer --jobs"
         else:
-            because = (said[-1] if said else f"it ended with code {code}").removeprefix("shoal: ")
+            because = (messages[-1] if messages else f"exit code {code}").removeprefix("shoal: ")
         (folder / "failed.txt").write_text(f"{because[:500]}\n{release.KEY}: {release.LOG}\n", encoding="utf-8")
         return False
 
     def _share(self, cell: _Running) -> float:
-        """How much of a running cell is done, by the rounds that it has written."""
+        """The share of a running cell that is done, by the rounds in its metrics."""
         run = run_folder(self._sweep, cell.number)
         try:
             with ((run or self._sweep) / METRICS).open("rb") as file:

@@ -19,30 +19,30 @@ from shoal.sweep.plan import Plan
 Pair = tuple[Unit, Observer]
 ALONE = "of the best trial alone"
 EVERY_TRIAL = (
-    "a private selection is proven against whoever sees the chosen model alone, and this observer sees every trial"
+    "a private selection is proven for an observer of the chosen model alone, and this observer sees every trial"
 )
 THEIR_ROWS = (
-    "the score is the accuracy on held-out rows of these same clients, and a private selection protects nobody whose "
-    "rows give the score"
+    "the score is the accuracy on held-out rows of these same clients, and a private selection does not protect the "
+    "rows that it scores on"
 )
 
 
 OTHER_ROWS = (
-    "the cells hold out different rows, and a private selection protects no record that gives the score of another "
-    "cell; leave data.name, data.label, data.client and data.test_fraction the same in all cells"
+    "the cells hold out different rows, and a private selection does not protect records that score another cell; "
+    "use the same data.name, data.label, data.client and data.test_fraction in all cells"
 )
 
 
 def charged(run: Path) -> dict[Pair, Event]:
-    """Everything that a run's ledger was charged, whether it came to its end or not."""
+    """Everything that a run's ledger was charged, finished or not."""
     events: dict[Pair, list[Event]] = {pair: [] for pair in PAIRS}
 
     def take(line: chain.Line) -> None:
         if line.kind != "intent":
             return
-        said = {(charge["unit"], charge["observer"]): charge["event"] for charge in line.body["charges"]}
+        charges = {(charge["unit"], charge["observer"]): charge["event"] for charge in line.body["charges"]}
         for pair, found in events.items():
-            found.append(from_json(said[pair]) if pair in said else Unbounded("a ledger does not say what was done"))
+            found.append(from_json(charges[pair]) if pair in charges else Unbounded("a ledger lacks a charge"))
 
     try:
         with (run / "ledger.jsonl").open("rb") as file:
@@ -56,61 +56,67 @@ def charged(run: Path) -> dict[Pair, Event]:
 
 
 def runs_of(sweep: Path, plan: Plan) -> list[Path]:
-    """The folders of all runs of all cells; one that failed has been paid for all the same."""
+    """The folders of all runs of all cells; failed ones were charged too."""
     folders = (cell_folder(sweep, number) for number in range(len(plan.cells)))
     return [path.parent for folder in folders for path in sorted(folder.glob("*/config.toml"))]
 
 
 def all_together(sweep: Path, plan: Plan) -> list[Proven]:
-    """What is proven of all cells together: who sees every one of them sees the sum."""
+    """What is proven for an observer who sees all cells: their composition."""
     runs = runs_of(sweep, plan)
     configs = [configure(run / "config.toml") for run in runs]
     spent = [charged(run) for run in runs]
     delta = min((config.budget.delta for config in configs), default=1e-5)
+    clients = configs[0].data.clients if configs else None
+    other_clients = _other_clients(configs)
     found = []
     for unit, observer in PAIRS:
-        reason = _shared_noise(configs) or (_other_clients(configs) if unit == "client" else None)
+        reason = _shared_noise(configs) or (other_clients if unit == "client" else None)
         if reason is not None:
             found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
-        else:
-            event = Compose(tuple(run[unit, observer] for run in spent))
-            if _other_clients(configs) or _other_rows(configs):  # a record's client has another size in every cell
-                event = apart(event)
-            clients = configs[0].data.clients if configs else None
-            found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit], clients=clients))
-    return _of_whom(found, configs)
+            continue
+        event: Event = Compose(tuple(run[unit, observer] for run in spent))
+        if other_clients or _other_rows(configs):  # a record's client has another size in every cell
+            event = apart(event)
+        found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit], clients=clients))
+    return _mark_simulated(found, configs)
 
 
 def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
-    """What is proven where only the best trial is released (Papernot & Steinke 2022).
+    """What is proven where only the best trial is released (Papernot & Steinke (2022)).
 
-    The theorem is about who sees that one alone, and about data that the score is not computed from.
+    The theorem holds for an observer of that trial alone, and for data that the score is not computed from.
     """
     assert plan.selection is not None
     planned = planned_cells(plan)
     configs = [config for config, _ in planned]
     runs = runs_of(sweep, plan)
-    # A trial that was killed and resumed was charged for more than was planned: its ledger counts then.
+    # A trial that was killed and resumed was charged more than planned; its ledger says how much.
     events = [event for _, event in planned] + [charged(run) for run in runs]
     delta = min(config.budget.delta for config in configs)
     shared = _shared_noise([configure(run / "config.toml") for run in runs])
     found = []
     for unit, observer in PAIRS:
-        reason = _other_rows(configs) if observer == "release" else EVERY_TRIAL
-        if unit == "client" and reason is None:
-            reason = _other_clients(configs) or _scored_by_clients(configs)
+        if (reason := shared or _unprotected(configs, unit, observer)) is not None:
+            found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
+            continue
         costs = [each[unit, observer] for each in events]
         answer = selection.epsilon(costs, plan.selection.trials, delta, NEIGHBOURS[unit])
-        if (reason := shared or reason) is not None:
-            found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
-        else:
-            said = replace(answer, because=answer.because or ALONE)
-            found.append(claim(unit, observer, said, NEIGHBOURS[unit], configs[0].data.clients))
-    return _of_whom(found, configs)
+        answer = replace(answer, because=answer.because or ALONE)
+        found.append(claim(unit, observer, answer, NEIGHBOURS[unit], configs[0].data.clients))
+    return _mark_simulated(found, configs)
 
 
-def _of_whom(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
-    """The claims, those for clients to whom records were dealt marked as such, those of research mode as its own."""
+def _unprotected(configs: Sequence[Config], unit: Unit, observer: Observer) -> str | None:
+    """Why a private selection proves nothing for a unit and an observer."""
+    reason = _other_rows(configs) if observer == "release" else EVERY_TRIAL
+    if unit == "client":
+        reason = reason or _other_clients(configs) or _scored_by_clients(configs)
+    return reason
+
+
+def _mark_simulated(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
+    """The claims, with those for simulated clients and those of research mode marked."""
     if any(config.random != "secure" for config in configs):
         claims = [of_research(claim) for claim in claims]
     simulated = any(config.data.partition != "column" and config.data.clients > 1 for config in configs)
@@ -118,16 +124,16 @@ def _of_whom(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
 
 
 def planned_cells(plan: Plan) -> list[tuple[Config, dict[Pair, Event]]]:
-    """Every cell that a trial may choose, made ready: one that cannot be played is found before any is."""
+    """Every cell that a trial may choose, and its planned cost; fails where a cell cannot run."""
     return [_planned(plan, cell) for cell in (plan.selection.cells if plan.selection else [])]
 
 
 def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Event]]:
-    """What a trial of this cell would be charged, whether it was drawn or not."""
+    """What a trial of this cell would be charged."""
     from shoal.prepare import limit_of, prepare
 
     config, simulator = prepare(configure(plan.base | dict(cell)), None, None)
-    setting = replace(simulator.setting, secure=config.random == "secure")  # a run's own streams say so later
+    setting = replace(simulator.setting, secure=config.random == "secure")  # set later by a run's own streams
     algorithm, limit = config.algorithm, limit_of(config)
     simulator.close()
     rounds, budget = config.rounds, limit.budget()
@@ -144,22 +150,22 @@ def _shared_noise(configs: Sequence[Config]) -> str | None:
     seeds = [config.seed if config.noise_seed is None else config.noise_seed for config in repeatable]
     if len(set(seeds)) == len(seeds):
         return None
-    return "two cells draw the same noise (noise_seed), so that together they tell more than their sum"
+    return "two cells draw the same noise (noise_seed), so that together they reveal more than their composition"
 
 
 def _scored_by_clients(configs: Sequence[Config]) -> str | None:
-    """Where the data name their clients, rows of each are held out, and the best trial is chosen by them."""
+    """Why clients are not protected: where the data name them, rows of each are held out to score trials."""
     return THEIR_ROWS if any(config.data.partition == "column" for config in configs) else None
 
 
 def _other_rows(configs: Sequence[Config]) -> str | None:
-    """Why a record may be trained on in one cell and give the score in another."""
+    """Why a record may be trained on in one cell and score another."""
     held_out = {(data.name, data.label, data.client, data.test_fraction) for data in (each.data for each in configs)}
     return None if len(held_out) < 2 else OTHER_ROWS
 
 
 def _other_clients(configs: Sequence[Config]) -> str | None:
-    """Why there is no client to add it up for: a sweep may split the data over clients anew in each cell."""
+    """Why cells do not compose at client level: they may split the data over clients differently."""
     splits = set()
     for config in configs:
         data = replace(config.data, scale="unit", features="none")

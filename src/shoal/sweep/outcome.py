@@ -1,4 +1,4 @@
-"""What a sweep came to: its cells, those that no other beats, what they cost together, and its page."""
+"""The outcome of a sweep: its cells, its frontier, its cost, and its page."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from shoal.sweep.plan import Plan
 
 PAGE = "sweep.html"
 LOOKING_COSTS = (
-    "Each cell's epsilon holds for that cell alone. Choosing the best one by looking at what came out of private "
-    "data costs more: all cells together (--charge), or what a private selection says (--private-selection)."
+    "Each cell's epsilon holds for that cell alone. Choosing the best by its results on private data costs more: the "
+    "sum of all cells (--charge), or the price of a private selection (--private-selection)."
 )
 ONLY_THE_BEST = (
-    "Only the chosen model is covered. How many trials there were (its folder's number tells), and what the others "
-    "gave, must not be told; records that accuracy is measured on are not protected."
+    "Only the chosen model is covered. The number of trials (visible in its folder's name) and the results of the "
+    "others must stay secret; records that accuracy is measured on are not protected."
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The cells in their order, the best of them, and what is proven of all or of the chosen one."""
+    """A sweep's cells and claims.
+
+    Attributes:
+        folder: The sweep's folder.
+        plan: Its plan.
+        entries: Its cells in order.
+        best: The most accurate cell; None where none has finished.
+        proven: What is proven of all cells together, or of the chosen one.
+    """
 
     folder: Path
     plan: Plan
@@ -40,10 +48,12 @@ class Outcome:
 
     @property
     def failed(self) -> list[Entry]:
+        """The cells that failed."""
         return [entry for entry in self.entries if entry.failed]
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        """The outcome as JSON; after a private selection without the other trials."""
+        summary = {
             "sweep": str(self.folder),
             "page": str(self.folder / PAGE),
             "best": None if self.best is None else self.entries[self.best].name,
@@ -52,19 +62,14 @@ class Outcome:
         claims = [claim.to_json() for claim in self.proven]
         if self.plan.selection:
             chosen = [] if self.best is None else [self.entries[self.best]]
-            return told | {"cells": [_told(entry) for entry in chosen], "selected": claims}
-        return told | {"cells": [_told(entry) for entry in self.entries], "charged": claims}
+            return summary | {"cells": [_cell(entry) for entry in chosen], "selected": claims}
+        return summary | {"cells": [_cell(entry) for entry in self.entries], "charged": claims}
 
 
 def outcome_of(folder: Path, plan: Plan) -> Outcome:
-    """Read what there is; the costs are counted where they are asked for."""
+    """Read a sweep's cells, and compute the cost where it is asked for."""
     entries = [_entry(folder, plan, number) for number in range(len(plan.cells))]
-    scores = {
-        place: entry.run.accuracy
-        for place, entry in enumerate(entries)
-        if entry.run is not None and entry.run.state == "finished" and entry.run.accuracy is not None
-    }
-    best = max(scores, key=lambda place: scores[place], default=None)
+    best = _best(entries)
     proven: list[Proven] = []
     if plan.selection is not None:
         proven = cost.of_the_best(folder, plan)
@@ -77,8 +82,18 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
     return Outcome(folder, plan, entries, best, proven)
 
 
+def _best(entries: list[Entry]) -> int | None:
+    """The finished cell with the highest accuracy."""
+    scores = {
+        place: entry.run.accuracy
+        for place, entry in enumerate(entries)
+        if entry.run is not None and entry.run.state == "finished" and entry.run.accuracy is not None
+    }
+    return max(scores, key=lambda place: scores[place], default=None)
+
+
 def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
-    """The trial that was chosen: what is proven of it from now on is what the selection says."""
+    """The chosen trial; its claims are now those of the selection."""
     assert entry.run is not None
     claims = [claim.to_json() for claim in proven]
     path = entry.run.path
@@ -91,7 +106,7 @@ def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
 
 
 def write_sweep_page(outcome: Outcome) -> Path:
-    """The page with the frontier; under private selection it shows the chosen one alone."""
+    """Write the sweep's page; after a private selection it shows the chosen cell alone."""
     plan, folder = outcome.plan, outcome.folder
     private = plan.selection is not None
     entries = outcome.entries
@@ -115,7 +130,7 @@ def write_sweep_page(outcome: Outcome) -> Path:
 
 
 def frontier(outcome: Outcome) -> list[Entry]:
-    """Cells that no other beats in both accuracy and proven epsilon."""
+    """The Pareto frontier of accuracy and proven epsilon."""
     unit, observer = _whom(outcome.plan)
     scored = [
         (epsilon, -entry.run.accuracy, place)
@@ -143,19 +158,18 @@ def _entry(folder: Path, plan: Plan, number: int) -> Entry:
     few = len(plan.cells) <= MOST_LINES
     run: Run | None = read_run(path, every_round=few) if path is not None else None
     failed = None if is_done(folder, number) else why_failed(folder, number)
-    said = f"failed: {failed}" if failed else None
-    return Entry(f"{number + 1:04d}", run, plan.cells[number], said)
+    return Entry(f"{number + 1:04d}", run, plan.cells[number], f"failed: {failed}" if failed else None)
 
 
 def _progress(outcome: Outcome) -> str:
     if outcome.plan.selection is not None:
-        return "finished: one model was chosen" if outcome.best is not None else "no trial came to an end"
+        return "finished: one model was chosen" if outcome.best is not None else "no trial finished"
     done = sum(entry.run is not None and entry.run.state == "finished" for entry in outcome.entries)
     failed = f", {len(outcome.failed)} failed" if outcome.failed else ""
     return f"{done} of {len(outcome.entries)} cells finished{failed}"
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _cell(entry: Entry) -> dict[str, Any]:
     run = entry.run
     return {
         "cell": entry.name,

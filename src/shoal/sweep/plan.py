@@ -1,7 +1,7 @@
-"""Which cells a sweep has: a grid, or random draws from it, or the trials of a private selection.
+"""The cells of a sweep: a grid, random draws from it, or the trials of a private selection.
 
-The plan stands in `sweep.json` before anything runs, so that a sweep that was stopped goes on with the same cells.
-Each cell draws noise of its own (`noise_seed`): cells that shared it would tell more together than their sum.
+The plan is written to `sweep.json` before anything runs, so that a resumed sweep has the same cells. Each cell draws
+its own noise (`noise_seed`): cells that share noise reveal more than their composition.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ MOST_CELLS = 100_000
 
 @dataclass(frozen=True)
 class Range:
-    """Values between two ends, for random cells: evenly on a log scale where both are above 0."""
+    """A range of values for random cells: uniform, on a log scale where both ends are above 0."""
 
     low: float
     high: float
 
     def draw(self, generator: np.random.Generator) -> Any:
+        """A random value."""
         share = float(generator.random())
         if isinstance(self.low, int) and isinstance(self.high, int):
             return self.low + int(share * (self.high - self.low + 1))
@@ -45,7 +46,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Selection:
-    """A private selection: the distribution of the number of trials, and the cells that a trial chooses from."""
+    """A private selection: the distribution of the number of trials, and the cells that trials choose from."""
 
     shape: float
     gamma: float
@@ -53,12 +54,22 @@ class Selection:
 
     @property
     def trials(self) -> Trials:
+        """The distribution of the number of trials."""
         return Trials(self.shape, self.gamma)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that all cells share, and those of each cell; under private selection a cell is a trial."""
+    """A sweep before it runs.
+
+    Attributes:
+        base: The settings that all cells share.
+        cells: The settings of each cell; in a private selection a cell is a trial.
+        seeds: The noise seed of each cell.
+        no_guarantee: Whether methods without a proof are allowed.
+        charge: Whether to compute what all cells together cost.
+        selection: The private selection, if it is one.
+    """
 
     base: dict[str, Any]
     cells: list[dict[str, Any]]
@@ -70,13 +81,15 @@ class Plan:
     def settings(self, number: int) -> dict[str, Any]:
         """The configuration of a cell, as `configure` takes it."""
         given = self.base | self.cells[number]
-        secure = given.get("random") == "secure"  # which draws noise of its own anyway
+        secure = given.get("random") == "secure"  # which draws its own noise
         return given if secure or "noise_seed" in given else given | {"noise_seed": self.seeds[number]}
 
     def config(self, number: int) -> Config:
+        """The configuration of a cell."""
         return configure(self.settings(number))
 
     def write(self, folder: Path) -> None:
+        """Write sweep.json."""
         text = json.dumps({release.KEY: release.SWEEP, "version": 1, **asdict(self)}, indent=1) + "\n"
         temporary = folder / f"{FILE}.part"
         temporary.write_text(text, encoding="utf-8")
@@ -84,6 +97,11 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
+        """Read sweep.json.
+
+        Raises:
+            RunError: Where there is none, or it cannot be read.
+        """
         try:
             held = json.loads((folder / FILE).read_text(encoding="utf-8"))
             held.pop("version")
@@ -91,15 +109,18 @@ class Plan:
             selection = held.pop("selection")
             return cls(**held, selection=Selection(**selection) if selection else None)
         except FileNotFoundError:
-            raise RunError(f"{folder} is no sweep's folder: it has no {FILE}") from None
+            raise RunError(f"{folder} is not a sweep's folder: it has no {FILE}") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{folder / FILE} cannot be read: {error}") from None
 
 
 def base_settings(config: Path | None, changes: Sequence[str], varied: Iterable[str] = ()) -> dict[str, Any]:
-    """What the cells share. A sweep trains without privacy beside each cell only where that is asked for.
+    """The settings that all cells share; no baseline unless asked for.
 
-    `varied`: the grid's keys. As in `configure`, the default experiment is that of one method, for no other.
+    Args:
+        config: A TOML file; None for the default experiment.
+        changes: Settings as `key=value`.
+        varied: The grid's keys; one that names the algorithm replaces the default experiment.
     """
     given = read_toml(config) if config is not None else {}
     given |= dict(override(word) for word in changes)
@@ -109,16 +130,14 @@ def base_settings(config: Path | None, changes: Sequence[str], varied: Iterable[
 
 
 def grid_of(words: Sequence[str]) -> dict[str, list[Any] | Range]:
-    """`key=a,b,c` (or `key=low..high`, for random cells), each key once."""
+    """Parse `key=a,b,c`, or `key=low..high` for random cells; each key once."""
     found: dict[str, list[Any] | Range] = {}
     for word in words:
         key, equals, text = (part.strip() for part in word.partition("="))
         if not equals or not text:
-            raise ConfigError(f"'--grid {word}' names no values; write key=a,b,c, for example --grid local.lr=.05,.1")
+            raise ConfigError(f"'--grid {word}' names no values; an example is --grid local.lr=0.05,0.1")
         if key in found:
-            raise ConfigError(
-                f"'--grid {word}': the key {key} is there already; write all its values behind one --grid"
-            )
+            raise ConfigError(f"'--grid {word}': {key} was given before; put all its values into one --grid")
         found[key] = _range(key, text) if ".." in text and "," not in text else _values(key, text)
     return found
 
@@ -140,7 +159,7 @@ def _range(key: str, text: str) -> list[Any] | Range:
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
         return _values(key, text)  # a path such as ../patients.csv
     if not low < high:
-        raise ConfigError(f"'--grid {key}={text}': the range must go up")
+        raise ConfigError(f"'--grid {key}={text}': the range must be increasing")
     return Range(low, high)
 
 
@@ -158,7 +177,7 @@ def product_of(grid: Mapping[str, list[Any] | Range]) -> list[dict[str, Any]]:
 def random_cells(
     grid: Mapping[str, list[Any] | Range], count: int, generator: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """So many cells, drawn evenly; none twice, as long as there are others."""
+    """Draw cells uniformly, from a finite grid without replacement."""
     if not 1 <= count <= MOST_CELLS:
         raise ConfigError(f"--random must be in 1 to {MOST_CELLS:,}, got {count}")
     if not any(isinstance(values, Range) for values in grid.values()):
@@ -185,13 +204,27 @@ def make_plan(
     shape: float = 0.0,
     private: bool = False,
 ) -> Plan:
-    """All cells, each of them checked: what is wrong with one is found before any has run."""
+    """Plan a sweep and check every cell.
+
+    Args:
+        base: The settings that all cells share.
+        grid: The values of each key.
+        random: How many cells to draw from the grid; None for all.
+        no_guarantee: Whether methods without a proof are allowed.
+        charge: Whether to compute what all cells together cost.
+        expected_trials: Expected trials of a private selection; by default one a cell.
+        shape: The shape of their distribution.
+        private: Whether it is a private selection.
+
+    Raises:
+        ConfigError: Where a cell's configuration is invalid.
+    """
     seed = base.get("seed", 0)
     streams = Streams(seed if isinstance(seed, int) else 0)
     cells = product_of(grid) if random is None else random_cells(grid, random, streams.generator("sweep"))
     selection = None
     if private:
-        # Nobody may know how many trials there were, nor their noise: from the system's entropy, not the seed.
+        # The number of trials and their noise must be secret: from the system's entropy, not the seed.
         streams = Streams(secrets.randbits(62))
         trials = Trials.expecting(float(len(cells)) if expected_trials is None else expected_trials, shape)
         selection = Selection(trials.shape, trials.gamma, cells)

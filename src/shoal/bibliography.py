@@ -1,0 +1,97 @@
+"""The papers that Shoal implements or compares with: short citation, authors, title, link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One paper; `short` is how tables and messages cite it.
+
+    Attributes:
+        short: Authors and year, such as `Geyer et al. (2017)`.
+        authors: All authors.
+        title: The full title.
+        link: Where it can be read; empty where there is no public copy.
+    """
+
+    short: str
+    authors: str
+    title: str
+    link: str = ""
+
+    def __str__(self) -> str:
+        return ". ".join(filter(None, (f"{self.short}: {self.authors}", self.title, self.link)))
+
+
+THESIS = Reference(
+    "Thesis", "a thesis whose title page is not in our copy", "End-to-end differential privacy in federated learning"
+)
+GEYER = Reference(
+    "Geyer et al. (2017)",
+    "R. C. Geyer, T. Klein, M. Nabi",
+    "Differentially Private Federated Learning: A Client Level Perspective",
+    "https://arxiv.org/abs/1712.07557",
+)
+PFL = Reference(
+    "Bhaskar et al. (2025)",
+    "U. Bhaskar, V. Srivastava, A. Manjunatha Vummintala, N. Manwani, S. Gujar",
+    "Optimal Strategies for Federated Learning Maintaining Client Privacy",
+    "https://arxiv.org/abs/2501.14453",
+)
+WEI = Reference(
+    "Wei et al. (2023)",
+    "W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu",
+    "Securing Distributed SGD against Gradient Leakage Threats",
+    "https://arxiv.org/abs/2305.06473",
+)
+_OTHERS = (
+    ("Abadi et al. (2016)", "M. Abadi et al.", "Deep Learning with Differential Privacy", "1607.00133"),
+    ("Andrew et al. (2021)", "G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy",
+     "Differentially Private Learning with Adaptive Clipping", "1905.03871"),
+    ("Carlini et al. (2022)", "N. Carlini et al.",
+     "Membership Inference Attacks From First Principles", "2112.03570"),
+    ("Choquette-Choo et al. (2023)", "C. A. Choquette-Choo et al.",
+     "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", "2306.08153"),
+    ("Geiping et al. (2020)", "J. Geiping, H. Bauermeister, H. Dröge, M. Moeller",
+     "Inverting Gradients: How Easy Is It to Break Privacy in Federated Learning?", "2003.14053"),
+    ("Kairouz et al. (2021)", "P. Kairouz et al.",
+     "Practical and Private (Deep) Learning without Sampling or Shuffling", "2103.00039"),
+    ("McMahan et al. (2017)", "H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas",
+     "Communication-Efficient Learning of Deep Networks from Decentralized Data", "1602.05629"),
+    ("Papernot & Steinke (2022)", "N. Papernot, T. Steinke",
+     "Hyperparameter Tuning with Renyi Differential Privacy", "2110.03620"),
+    ("Pichapati et al. (2019)", "V. Pichapati, A. T. Suresh, F. X. Yu, S. J. Reddi, S. Kumar",
+     "AdaCliP: Adaptive Clipping for Private SGD", "1908.07643"),
+    ("Tramèr & Boneh (2021)", "F. Tramèr, D. Boneh",
+     "Differentially Private Learning Needs Better Features (or Much More Data)", "2011.11660"),
+    ("Wei et al. (2020)", "W. Wei et al.",
+     "A Framework for Evaluating Gradient Leakage Attacks in Federated Learning", "2004.10397"),
+    ("Yeom et al. (2018)", "S. Yeom, I. Giacomelli, M. Fredrikson, S. Jha",
+     "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", "1709.01604"),
+    ("Zhao et al. (2020)", "B. Zhao, K. R. Mopuri, H. Bilen",
+     "iDLG: Improved Deep Leakage from Gradients", "2001.02610"),
+    ("Zhu et al. (2019)", "L. Zhu, Z. Liu, S. Han", "Deep Leakage from Gradients", "1906.08935"),
+)  # fmt: skip
+SHOKRI = Reference(
+    "Shokri & Shmatikov (2015)",
+    "R. Shokri, V. Shmatikov",
+    "Privacy-Preserving Deep Learning",
+    "https://doi.org/10.1145/2810103.2813687",
+)
+BIBLIOGRAPHY = (
+    *(THESIS, GEYER, PFL, WEI, SHOKRI),
+    *(Reference(*words, f"https://arxiv.org/abs/{number}") for *words, number in _OTHERS),
+)
+
+
+def cited(text: str) -> list[Reference]:
+    """The references whose short citations occur in a text, in the order of the bibliography."""
+    return [reference for reference in BIBLIOGRAPHY if reference.short in text]
+
+
+def markdown() -> str:
+    """The bibliography as a table for the documentation."""
+    rows = [f"| {each.short} | {each.authors} | {each.title} | {each.link} |" for each in BIBLIOGRAPHY]
+    return "\n".join(["| paper | authors | title | link |", "|---|---|---|---|", *rows, ""])
