@@ -29,7 +29,7 @@ setup-dev: $(VENV)/.ready-dev
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[plots,tables,scattering,lfw]"
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

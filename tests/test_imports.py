@@ -13,7 +13,9 @@ import shoal
 SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "errors": 0,
-    "kernels": 0,
+    "cache": 0,
+    "extras": 0.5,
+    "kernels": 0.5,
     "precision": 0,
     "privacy": 1,
     "accounting": 1,

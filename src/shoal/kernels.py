@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shoal.cache import cache_folder
+
 __all__ = ["compiled", "libdevice", "tl", "triton"]
 
 COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
@@ -52,7 +54,7 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
     key = "\n".join([source.read_text(encoding="utf-8"), COMPILER, *FLAGS, _processor()])
     name = f"{source.stem}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.so"
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
+        folder = cache_folder() / "kernels"
         library = folder / name
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)

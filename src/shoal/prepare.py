@@ -11,11 +11,11 @@ from torch import nn
 
 from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import calibrated
+from shoal.cache import cache_folder
 from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
-from shoal.data.sources import writable_folder
 from shoal.engine.simulator import Simulator, public_facts
 from shoal.engine.spending import Limit
 from shoal.errors import ConfigError
@@ -110,7 +110,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     """The data set with public features, computed once and kept in the user's cache."""
     if name == "none":
         return dataset
-    folder = writable_folder() / "features"
+    folder = cache_folder() / "features"
     train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
     return replace(dataset, train_x=train_x, test_x=test_x, rows=dataset.digest())
 

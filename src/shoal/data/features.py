@@ -30,6 +30,7 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from shoal.errors import DataError, nearest
+from shoal.extras import optional
 
 CELLS = 7
 CHUNK = 400_000  # pixels that are worked on at once
@@ -145,9 +146,8 @@ def _scattering(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """kymatio's transform for pictures of this size; its top-level import fails with scipy 1.17 or newer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
-
-        transform = ScatteringTorch2D(J=2, shape=tuple(x.shape[-2:]), L=8).to(x.device)
+        kymatio = optional("kymatio.scattering2d.frontend.torch_frontend", "data.features=scattering")
+        transform = kymatio.ScatteringTorch2D(J=2, shape=tuple(x.shape[-2:]), L=8).to(x.device)
 
     def scatter(pictures: torch.Tensor) -> torch.Tensor:
         with warnings.catch_warnings():
@@ -248,5 +248,5 @@ def _store(result: torch.Tensor, folder: Path, key: str) -> Path:
                 temporary.unlink(missing_ok=True)
         raise DataError(
             f"features cannot be stored in {folder}: {error.strerror or error}; free some space there, or "
-            "choose another folder for the cache"
+            "set SHOAL_CACHE to another folder"
         ) from error

@@ -19,6 +19,7 @@ from shoal.data.known import LFW_PEOPLE
 from shoal.data.readers import read_npz
 from shoal.data.sources import atomic, find, folders, writable_folder
 from shoal.errors import DataError
+from shoal.extras import optional
 
 PATH = "lfw/lfw62.npz"
 SHAPE = (3023, 32, 32, 3)
@@ -74,9 +75,9 @@ def has_reference_pixels(images: np.ndarray) -> bool:
 
 def make(path: str | Path) -> None:
     """Make lfw62.npz from scikit-learn's LFW (a download of 230 MB, kept only while this runs)."""
-    from PIL import Image
     from sklearn.datasets import fetch_lfw_people
 
+    Image = optional("PIL.Image", f"making {PATH}")
     path = Path(path)
     print(f"making {path} from scikit-learn's LFW (downloads 230 MB)", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="shoal-lfw-") as home:
