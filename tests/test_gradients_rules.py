@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import Layout, network
-from shoal.gradients.apart import ApartNetwork
-from shoal.gradients.together import TogetherNetwork
+from shoal.gradients.apart import SequentialNetwork
+from shoal.gradients.together import BatchedNetwork
 
 
 def gradients(net, params, x, y, weights):
@@ -20,8 +20,8 @@ def gradients(net, params, x, y, weights):
 def assert_both_ways_agree(module, x, classes, clients):
     """In float64, for clients with different parameters, weights and some empty places."""
     module = module.double()
-    fast, apart = network(module), ApartNetwork(module)
-    assert isinstance(fast, TogetherNetwork)
+    fast, apart = network(module), SequentialNetwork(module)
+    assert isinstance(fast, BatchedNetwork)
     start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     params = torch.stack([start * (1 + 0.1 * k) for k in range(clients)])
     y = torch.randint(0, classes, x.shape[:2])

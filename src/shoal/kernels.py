@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,8 @@ libdevice: Any = None
 
 if COMPILER:
     try:
-        import triton
-        import triton.language as tl
-        from triton.language.extra.cuda import libdevice
+        triton, tl = import_module("triton"), import_module("triton.language")
+        libdevice = import_module("triton.language.extra.cuda.libdevice")
     except ImportError:
         triton = None
 
@@ -42,7 +42,14 @@ _compiling = threading.Lock()
 
 
 def compiled(source: Path) -> ctypes.CDLL | None:
-    """A library of a file in C. It is kept in the user's cache, under a name of this source and this processor."""
+    """Compile a file in C, once: the library is kept in the user's cache, by this source and this processor.
+
+    Args:
+        source: The file.
+
+    Returns:
+        The library, or None where it cannot be made or loaded.
+    """
     with _compiling:
         return _compiled(source)
 
@@ -74,5 +81,5 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return "\n".join([platform.machine(), platform.processor(), *sorted(told)])
+    instructions = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(instructions)])

@@ -121,7 +121,8 @@ def _template(bins: int) -> torch.Tensor:
     """[1, bins, 7, 7] of unit norm: a hill over the cells, the same for all directions."""
     hill = torch.exp(-(torch.linspace(-1, 1, CELLS) ** 2) / 1.4)
     template = (hill[:, None] * hill).expand(1, bins, CELLS, CELLS)
-    return template / template.norm()
+    norm: torch.Tensor = template.norm()
+    return template / norm
 
 
 def _smooth(x: torch.Tensor, deviation: float) -> torch.Tensor:
@@ -136,7 +137,8 @@ def _smooth(x: torch.Tensor, deviation: float) -> torch.Tensor:
 def _unit(h: torch.Tensor) -> torch.Tensor:
     """Flat vectors of norm 1; a picture without any edge stays zero."""
     h = h.flatten(1)
-    return h / h.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    norm: torch.Tensor = h.norm(dim=1, keepdim=True)
+    return h / norm.clamp(min=1e-6)
 
 
 # --- scattering -----------------------------------------------------------------------------------------
