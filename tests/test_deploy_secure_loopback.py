@@ -32,7 +32,7 @@ from shoal.engine.round import leaving, trained
 from shoal.errors import ConfigError
 from shoal.prepare import prepare
 from shoal.privacy.secure import grid, toward_zero
-from test_deploy_loopback import NAMED, farthest, served, settings, simulated
+from support.federations import NAMED, farthest, served, settings, simulated
 
 SITES, NOISE = 4, 1.633
 

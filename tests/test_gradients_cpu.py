@@ -11,7 +11,7 @@ from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.gradients.rules import outputs
 from shoal.models import build
-from test_gradients_rules import convolutions
+from support.layers import convolutions
 
 
 def everything(rule, x, params, upstream, factors):

@@ -17,7 +17,7 @@ from shoal.gradients.rules import rule_for
 from shoal.gradients.together import BatchedNetwork
 from shoal.models import NETWORKS, build
 from shoal.privacy.adaclip import AdaClip
-from test_gradients_rules import convolutions
+from support.layers import convolutions
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-13}
 
