@@ -8,7 +8,7 @@ hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapp
 hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions, square
             roots, what all pictures share taken out, unit norm: 392 numbers
 scattering  the wavelet scattering transform (Oyallon & Mallat 2015), J=2, L=8, from kymatio, on pixels from 0
-            to 255 as the public code of 002 has it: (81 per channel, height/4, width/4)
+            to 255 as PFL's public code has it: (81 per channel, height/4, width/4)
 
 Nothing is fitted, but the form of hog2 was chosen by trial on MNIST: there its accuracy is flattered a bit.
 """
@@ -37,7 +37,19 @@ CHUNK = 400_000  # pixels that are worked on at once
 
 
 def features(name: str, x: torch.Tensor) -> torch.Tensor:
-    """The features of pictures [N, channels, height, width], given as bytes or as numbers from 0 to 1."""
+    """The features of pictures.
+
+    Args:
+        name: One of `names()`.
+        x: Pictures [N, channels, height, width], as bytes or as numbers from 0 to 1.
+
+    Returns:
+        Float32 features, one row a picture; `x` itself for `none`.
+
+    Raises:
+        DataError: The name is unknown, or these features cannot be made of such pictures.
+        ConfigError: The extra that they need is not installed.
+    """
     feature = _feature(name)
     if feature is None:
         return x
@@ -54,8 +66,18 @@ def features(name: str, x: torch.Tensor) -> torch.Tensor:
 def cached(name: str, x: torch.Tensor, folder: Path) -> torch.Tensor:
     """As `features`, but computed once: stored in the folder under the SHA-256 of the pictures.
 
-    What comes back is mapped from the file, in CPU memory. The file's name holds the digest of its contents
-    too, so that a damaged one is noticed and computed again.
+    The file's name holds the digest of its contents too, so that a damaged one is noticed and computed again.
+
+    Args:
+        name: One of `names()`.
+        x: Pictures, as for `features`.
+        folder: Where the files are kept; made where it is missing.
+
+    Returns:
+        The features, mapped from the file, in CPU memory.
+
+    Raises:
+        DataError: As for `features`, or the file cannot be written.
     """
     feature = _feature(name)
     if feature is None:

@@ -1,4 +1,4 @@
-"""Labeled Faces in the Wild as 004 uses it: 62 people with 20 pictures or more, 3,023 pictures of 32x32x3.
+"""Labeled Faces in the Wild as Wei et al. (2023) use it: 62 people with 20 pictures or more, 3,023 of 32x32x3.
 
 There is no public file of this form. It is made from scikit-learn's copy of LFW, which checks what it
 downloads; who is on each picture is the same everywhere and is checked here, while the last bits of the
