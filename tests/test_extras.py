@@ -3,11 +3,11 @@
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from shoal.extras import EXTRAS
+from support.paths import ROOT
 
 BLOCKED = (*EXTRAS, "flwr", "tensorboard", "opacus", "prv_accountant")
 WITHOUT = f"""
@@ -63,7 +63,7 @@ def test_making_lfw_names_its_extra(tmp_path):
 
 
 def test_every_extra_that_is_named_is_there_and_all_has_each():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     (everything,) = extras["all"]
     listed = everything.removeprefix("shoal[").removesuffix("]").split(",")

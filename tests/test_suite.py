@@ -2,10 +2,11 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck
+
+from support.paths import TESTS
 
 MOST = 1e-4  # of whole runs that may fail by chance, at most
 
@@ -35,7 +36,7 @@ def test_whoever_compares_with_a_quantile_says_how_often_it_fails_by_chance(requ
 def test_no_test_file_imports_another():
     """What tests share is in tests/support."""
     imports = re.compile(r"^\s*(?:from|import)\s+(?:\w+\.)*test_\w+", re.M)
-    files = Path(__file__).parent.rglob("*.py")
+    files = TESTS.rglob("*.py")
     assert not [path.name for path in files if imports.search(path.read_text(encoding="utf-8"))]
 
 
