@@ -1,21 +1,28 @@
 # Threads that wait for one another sleep (OMP_WAIT_POLICY): on a busy machine spinning costs minutes.
 # make run: set up .venv, run the default experiment.  make test: set up, run the whole test suite.
+# make test-fast: the tests that are not marked slow.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: run test test-browser setup setup-dev lint clean
+.PHONY: run test test-fast test-browser setup setup-dev lint clean
 
 run: setup
 	$(PY) -m shoal run
 
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest
+EACH_CORE := --ignore=tests/browser --numprocesses auto --maxprocesses 4 --dist worksteal
+
 test: setup-dev lint
-	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --ignore=tests/browser --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) $(EACH_CORE)
+
+test-fast: setup-dev
+	$(PYTEST) $(EACH_CORE) -m "not slow"
 
 # The report in a real Chromium; apt brings one where it can, and the tests skip, saying so, where it cannot.
 test-browser: setup-dev
 	command -v chromium >/dev/null || (timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq chromium) >/dev/null 2>&1 || true
-	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -rs tests/browser
+	$(PYTEST) -rs tests/browser
 
 lint: setup-dev
 	$(PY) -m ruff check src tests benchmarks
@@ -29,7 +36,7 @@ setup-dev: $(VENV)/.ready-dev
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[plots,tables,scattering,lfw]"
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

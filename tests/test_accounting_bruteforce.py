@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -36,6 +35,7 @@ from shoal.accounting.events import (
 from shoal.accounting.selection import Trials
 from shoal.accounting.theorems import ADJACENCY, TABLE, Cell, markdown
 from shoal.errors import ConfigError
+from support.paths import ROOT
 
 EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
 Mixture = list[tuple[float, tuple[float, ...]]]
@@ -318,7 +318,7 @@ def test_the_best_of_a_private_selection_is_not_below_the_truth(adjacency: str) 
 
 
 def test_the_documentation_holds_the_table() -> None:
-    docs = Path(__file__).parent.parent / "docs" / "explanation.md"
+    docs = ROOT / "docs" / "explanation.md"
     assert markdown() in docs.read_text(encoding="utf-8")
 
 

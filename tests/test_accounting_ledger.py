@@ -418,12 +418,11 @@ def test_a_full_disk_in_the_middle_of_a_line_leaves_the_ledger_whole(tmp_path: P
     lines = written(tmp_path / "other.jsonl")
     limit = sum(map(len, lines[:3])) + 100
     child = textwrap.dedent(f"""
-        import resource, sys
-        from shoal.accounting.events import Gaussian
-        from shoal.accounting.ledger import Ledger
+        import resource
+        from shoal.accounting.events import Gaussian, Sampled, Unbounded
+        from shoal.accounting.ledger import Charge, Ledger
         from shoal.errors import LedgerError
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_accounting_ledger import CHARGES
+        CHARGES = {CHARGES!r}
         resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
         with Ledger({str(path)!r}) as ledger:
             ledger.begin("runs/1", "geyer-private", "c0ffee", {{"epsilon": 8.0, "delta": 1e-5}})

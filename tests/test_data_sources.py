@@ -78,6 +78,7 @@ def mirror() -> Iterator[Mirror]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SHOAL_DATA", raising=False)
     monkeypatch.delenv("SHOAL_MIRROR", raising=False)
+    monkeypatch.delenv("SHOAL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("no_proxy", "*")
     return tmp_path / "shoal"
@@ -96,6 +97,11 @@ def test_shoal_data_comes_before_the_cache(cache: Path, tmp_path: Path, monkeypa
         (folder / "set").mkdir(parents=True)
         (folder / "set" / "a.bin").write_bytes(CONTENT)
     assert locate(file) == tmp_path / "own" / "set" / "a.bin"
+
+
+def test_shoal_cache_comes_before_xdg(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "mine"))
+    assert folders() == (tmp_path / "mine",)
 
 
 def test_without_xdg_the_cache_is_below_home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,7 @@ from shoal.deploy.site import Owner, Site
 from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
-from test_deploy_loopback import served, settings
-
-
-def curator(rounds, noise=1.633):
-    given = settings("trusted-curator", clients__sampling="all", clients__cohort=4, per_round__noise=noise)
-    return given | {"rounds": rounds, "federation.seeded": False}
+from support.federations import asked, curator, served, settings
 
 
 def charged(folder):
@@ -139,11 +134,6 @@ def test_a_site_is_charged_for_the_records_that_it_has(tmp_path):
 def test_wishes_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ConfigError, match="--require-"):
         Wishes(**wrong)
-
-
-def asked(grid, kind):
-    """The first letter of that kind, to node 100."""
-    return next(parcel for to, node, what, parcel in grid.wire if (to, node, what) == ("to", 100, kind))
 
 
 @pytest.fixture

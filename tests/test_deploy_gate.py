@@ -11,31 +11,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from loopback import with_sites
 from shoal.deploy.parcel import Parcel, Spoilt, pack, unpack
-from shoal.deploy.terms import ROUND
-from test_deploy_loopback import farthest, served, settings
-
-BAD = 101  # the node that misbehaves
-
-
-def curator(**changes):
-    return settings("trusted-curator", clients__sampling="all", clients__cohort=4, **changes) | {"rounds": 2}
-
-
-def with_update(answer, update):
-    return Parcel(answer.values, {"update": update})
+from support.federations import BAD, farthest, full_cohort, in_rounds, named, served, settings, with_update
 
 
 def filled(number):
     return lambda kind, answer: with_update(answer, torch.full_like(answer.vectors["update"], number))
-
-
-def named(**changes):
-    return lambda kind, answer: Parcel(answer.values | changes, answer.vectors)
-
-
-def in_rounds(change):
-    """Tamper with answers to rounds only: a site that agrees like any other."""
-    return lambda kind, answer: change(kind, answer) if kind == ROUND else answer
 
 
 TAMPERED = {
@@ -78,7 +58,7 @@ def silent(tmp_path_factory):
     folder = tmp_path_factory.mktemp("silent")
     grid = with_sites(folder, 4)
     grid.changes[BAD] = in_rounds(lambda kind, answer: Parcel({"refused": "not today"}))
-    return served(folder, curator(), grid)[0]
+    return served(folder, full_cohort(), grid)[0]
 
 
 @pytest.mark.parametrize("what", TAMPERED)
@@ -86,7 +66,7 @@ def test_a_bad_answer_counts_as_zero(tmp_path, silent, what):
     change, why = TAMPERED[what]
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(change)
-    result, _ = served(tmp_path, curator(), grid)
+    result, _ = served(tmp_path, full_cohort(), grid)
     assert farthest(result, silent) == 0
     for line in result.metrics:
         assert line["clients"] == 3
@@ -107,7 +87,7 @@ def test_a_replayed_answer_counts_as_zero(tmp_path, silent):
 
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(replay)
-    result, _ = served(tmp_path, curator(), grid)
+    result, _ = served(tmp_path, full_cohort(), grid)
     assert [line["bad_updates"] for line in result.metrics] == [0, 1]
 
 
@@ -115,7 +95,7 @@ def test_a_site_that_keeps_sending_bad_ones_is_left_out(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(filled(float("nan")))
     told = []
-    result, _ = served(tmp_path, curator() | {"rounds": 5, "federation.strikes": 3}, grid, tell=told.append)
+    result, _ = served(tmp_path, full_cohort() | {"rounds": 5, "federation.strikes": 3}, grid, tell=told.append)
     assert [line["asked"] for line in result.metrics] == [4, 4, 4, 3, 3]
     assert [line["bad_updates"] for line in result.metrics] == [1, 1, 1, 0, 0]
     assert any("site-01 (node 101)" in words and "left out" in words for words in told)
@@ -150,7 +130,7 @@ def test_fedavg_takes_no_update_beyond_all_reason(tmp_path):
 def test_a_round_goes_on_without_those_who_do_not_answer(tmp_path, silent):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(lambda kind, answer: None)
-    result, _ = served(tmp_path, curator() | {"federation.deadline": 0.3}, grid)
+    result, _ = served(tmp_path, full_cohort() | {"federation.deadline": 0.3}, grid)
     assert farthest(result, silent) == 0, "divided by the expected cohort, with the same noise"
     assert [line["reports"][0]["what"] for line in result.metrics] == ["late", "late"]
 
@@ -159,7 +139,7 @@ def test_an_empty_cohort_is_noise_alone(tmp_path):
     grid = with_sites(tmp_path, 4)
     for node in grid.sites:
         grid.changes[node] = in_rounds(lambda kind, answer: None)
-    result, _ = served(tmp_path, curator() | {"federation.deadline": 0.1, "rounds": 1}, grid)
+    result, _ = served(tmp_path, full_cohort() | {"federation.deadline": 0.1, "rounds": 1}, grid)
     assert result.metrics[0]["clients"] == 0
     assert result.metrics[0]["noise"] > 0
 

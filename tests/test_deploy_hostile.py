@@ -32,8 +32,7 @@ from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
 from shoal.privacy.noise import add_to_sum
 from shoal.privacy.secure import SecureStreams, grid, toward_zero
-from test_deploy_consent import asked, curator
-from test_deploy_loopback import served, settings
+from support.federations import asked, curator, served, settings
 
 RECORDS = 200
 SAID = {

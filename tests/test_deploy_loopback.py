@@ -13,13 +13,10 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 import shoal
-from loopback import with_sites
 from shoal.accounting import accountants
-from shoal.algorithms import algorithm
 from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import whole_run
 from shoal.deploy.parcel import Spoilt
-from shoal.deploy.serve import serve
 from shoal.deploy.terms import ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
 from shoal.engine.round import leaving
@@ -28,48 +25,7 @@ from shoal.prepare import prepare
 from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.random import Streams
 from small_federation import IN_TURN, NAMES
-
-SITES, ROUNDS = 4, 2
-NAMED = {"run", "terms", "number", "round", "attempt", "nonce"}
-
-
-def settings(name, **changes):
-    """A method over four sites, so small that a round takes milliseconds."""
-    record = algorithm(name)
-    given = {
-        "algorithm": name,
-        "model": "linear",
-        "rounds": ROUNDS,
-        "data.name": "digits",
-        "data.clients": SITES,
-        "examples.batch": 5,
-        "local.steps": 2,
-        "engine.threads": 1,
-        "engine.device": "cpu",
-        "federation.seeded": True,
-        "federation.deadline": 20.0,
-    }
-    if record.clients.sampling != "all":
-        given["clients.cohort"] = 3
-    if isinstance(record.per_update, QuantileClip):
-        given["per_update.count_noise"] = 3.0  # enough for so small a cohort
-    return given | {key.replace("__", "."): value for key, value in changes.items()}
-
-
-def served(folder, given, grid=None, **changes):
-    grid = grid or with_sites(folder, given["data.clients"])
-    result = serve(grid, given, runs=folder / "served", no_guarantee=True, **changes)
-    for site in grid.sites.values():
-        site.close()
-    return result, grid
-
-
-def simulated(folder, given):
-    return shoal.run(given, runs=folder / "simulated", no_guarantee=True)
-
-
-def farthest(one, other):
-    return max(float((one.model[key] - other.model[key]).abs().max()) for key in one.model)
+from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])

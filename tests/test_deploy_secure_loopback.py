@@ -35,7 +35,7 @@ from shoal.engine.round import leaving
 from shoal.errors import ConfigError
 from shoal.prepare import prepare
 from shoal.privacy.secure import grid, toward_zero
-from test_deploy_loopback import NAMED, farthest, served, settings, simulated
+from support.federations import NAMED, farthest, served, settings, simulated
 
 SITES, NOISE = 4, 1.633
 

@@ -1,13 +1,12 @@
 """Every configuration in examples/ is a right one."""
 
-from pathlib import Path
-
 import pytest
 
 from shoal.config import configure
 from shoal.models import build
+from support.paths import ROOT
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.toml"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
 SHAPES = {
     "digits": ((1, 8, 8), 10),
     "cancer": ((30,), 2),

@@ -7,8 +7,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from loopback import with_sites
-from test_deploy_gate import BAD, curator, in_rounds, named, with_update
-from test_deploy_loopback import served, settings
+from support.federations import BAD, full_cohort, in_rounds, named, served, settings, with_update
 
 
 @pytest.mark.parametrize("records", [10**9, -9, 0, math.nan, 1e9, "many", True], ids=str)
@@ -24,6 +23,6 @@ def test_a_claimed_weight_that_cannot_be_counts_as_zero(tmp_path, records):
 def test_an_update_of_zeros_is_an_honest_one(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(lambda _, answer: with_update(answer, torch.zeros(650)))
-    result, _ = served(tmp_path, curator(), grid)
+    result, _ = served(tmp_path, full_cohort(), grid)
     assert [line["bad_updates"] for line in result.metrics] == [0] * len(result.metrics)
     assert [line["clients"] for line in result.metrics] == [4] * len(result.metrics)

@@ -1,11 +1,11 @@
 """The table of faults in docs/reliability.md stays true: every test that it names is there."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from support.paths import ROOT
+
 PAGE = ROOT / "docs" / "reliability.md"
 NAMED = re.compile(r"`(test_\w+)::(test_\w+)`")
 FAULTS = (

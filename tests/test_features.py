@@ -11,8 +11,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from shoal.data import features as module
+from shoal.data import load
 from shoal.data.features import cached, features, names
 from shoal.errors import DataError
+from shoal.prepare import with_features
 
 
 def pictures(n, *shape):
@@ -225,16 +227,26 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_a_file_is_said(tmp_path):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(DataError, match="choose another folder"):
+    with pytest.raises(DataError, match="set SHOAL_CACHE to another folder"):
         cached("hog", digits(), tmp_path / "taken")
+
+
+def test_features_go_to_the_cache_and_shoal_data_may_be_read_only(tmp_path, monkeypatch):
+    """root may write anywhere, so what is asked is that nothing is written."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o555)
+    monkeypatch.setenv("SHOAL_DATA", str(data))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    dataset = with_features(load("digits"), "hog")
+    assert dataset.train_x.shape[1:] == (441,)
+    assert list(data.iterdir()) == []
+    assert len(list((tmp_path / "cache" / "features").glob("hog-*.npy"))) == 2
 
 
 def test_features_of_mnist_let_a_linear_model_learn():
     folder = os.environ.get("SHOAL_DATA")
     if folder is None or not (Path(folder) / "mnist").is_dir():
         pytest.skip("SHOAL_DATA does not hold mnist")
-    from shoal.data import load
-
     data = load("mnist", scale="unit")
     x, y = features("hog2", data.train_x[:6000]), data.train_y[:6000]
     test_x, test_y = features("hog2", data.test_x[:2000]), data.test_y[:2000]

@@ -1,4 +1,4 @@
-"""What is done otherwise on a CPU, for speed, gives the same: convolutions, and steps that are owed for a while."""
+"""What is done otherwise on a CPU, for speed, gives the same: convolutions and deferred updates."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
 from shoal.gradients.rules import outputs
 from shoal.models import build
-from test_gradients_rules import convolutions
+from support.layers import convolutions
 
 
 def everything(rule, x, params, upstream, factors):
@@ -75,7 +75,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("make", [lambda: build("thesis-mlp", (1, 28, 28), 10, seed=0), Tied], ids=["mlp", "tied"])
 @pytest.mark.parametrize("steps", [1, 4, 60])
-def test_owed_steps_are_paid_in_full(make, steps):
+def test_deferred_updates_are_all_applied(make, steps):
     """60 steps of 5 are more than a layer of 784 x 1000 may owe, so that it pays on the way as well."""
     torch.manual_seed(0)
     module = make().double()
@@ -84,13 +84,13 @@ def test_owed_steps_are_paid_in_full(make, steps):
     x, y = torch.rand(steps, 2, 5, 1, 28, 28, dtype=torch.float64), torch.randint(0, 10, (steps, 2, 5))
     weights = torch.tensor([[0.2] * 5, [0.5, 0.5, 0, 0, 0]], dtype=torch.float64)
     start = net.layout.flatten(module)
-    at_once, owed = start.repeat(2, 1), start.repeat(2, 1)
+    at_once, deferred = start.repeat(2, 1), start.repeat(2, 1)
     for t in range(steps):
         net.backward(at_once, x[t], y[t], weights).accumulate(at_once, -0.1)
-    with net.owing(start, owed, 5):
+    with net.deferred_updates(start, deferred, 5):
         for t in range(steps):
-            net.backward(owed, x[t], y[t], weights).accumulate(owed, -0.1)
-    torch.testing.assert_close(owed, at_once, rtol=1e-9, atol=1e-11)
+            net.backward(deferred, x[t], y[t], weights).accumulate(deferred, -0.1)
+    torch.testing.assert_close(deferred, at_once, rtol=1e-9, atol=1e-11)
 
 
 def test_a_step_of_few_records_does_not_touch_great_weights_before_the_end():
@@ -99,7 +99,7 @@ def test_a_step_of_few_records_does_not_touch_great_weights_before_the_end():
     start = net.layout.flatten(module)
     params = start.repeat(2, 1)
     first = net.layout.entries[0].of(params).clone()
-    with net.owing(start, params, 5):
+    with net.deferred_updates(start, params, 5):
         net.backward(params, torch.rand(2, 5, 1, 28, 28), torch.zeros(2, 5).long(), torch.ones(2, 5)).accumulate(
             params, -0.1
         )

@@ -10,14 +10,14 @@ from torch import nn
 
 from shoal.errors import ModelError
 from shoal.gradients import network
-from shoal.gradients.apart import ExampleNetwork, Examples
+from shoal.gradients.apart import ExampleNetwork, GradientTape
 from shoal.gradients.layout import Layout
 from shoal.gradients.rule import product_squares
 from shoal.gradients.rules import rule_for
-from shoal.gradients.together import TogetherNetwork
+from shoal.gradients.together import BatchedNetwork
 from shoal.models import NETWORKS, build
 from shoal.privacy.adaclip import AdaClip
-from test_gradients_rules import convolutions
+from support.layers import convolutions
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-13}
 
@@ -26,7 +26,7 @@ def both_ways(module, x, classes=3, *, clients=None):
     """The tapes of both ways in float64, for clients with parameters of their own and some empty places."""
     module = module.double()
     fast, slow = network(module, per_example=True), ExampleNetwork(module)
-    assert isinstance(fast, TogetherNetwork)
+    assert isinstance(fast, BatchedNetwork)
     start = fast.layout.flatten(module)
     params = torch.stack([start * (1 + 0.1 * k) for k in range(len(x))])
     y = torch.randint(0, classes, x.shape[:2])
@@ -62,7 +62,7 @@ def test_a_norm_is_not_too_small_where_products_cancel(offset, grain):
     x = offset * torch.rand(1, 200, 1, 1, 1) + grain * torch.rand(1, 200, 3, 8, 8)
     x, y, real = x.expand(1, 200, 3, 8, 8), torch.zeros(1, 200, dtype=torch.int64), torch.ones(1, 200)
     fast = network(module, per_example=True)
-    assert isinstance(fast, TogetherNetwork)
+    assert isinstance(fast, BatchedNetwork)
     tape = fast.backward(fast.layout.flatten(module).unsqueeze(0), x, y, real)
     found, made = tape.squares().flip(0), tape.examples().double()  # the tape runs backwards
     true = torch.stack([made[..., layer].square().sum(2) for layer in fast.layout.layers])
@@ -391,7 +391,7 @@ def by_rule(layer, shape, kind=torch.float32):
 def by_tape(numbers):
     into = torch.zeros(1, 2)
     gradients = numbers.view(1, -1, 1).expand(1, len(numbers), 2)
-    Examples(Layout.of(nn.Linear(1, 1)), gradients).accumulate(into, 1.0, torch.ones(1, 1, len(numbers)))
+    GradientTape(Layout.of(nn.Linear(1, 1)), gradients).accumulate(into, 1.0, torch.ones(1, 1, len(numbers)))
     return into[0, 0]
 
 

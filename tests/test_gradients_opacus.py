@@ -10,7 +10,7 @@ from shoal.gradients import network
 from shoal.models import NETWORKS, build
 from shoal.privacy.clip import MARGIN
 from shoal.privacy.example_clip import ExampleClip
-from test_models_networks import home
+from support.layers import home
 
 CLIP = 0.7
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}

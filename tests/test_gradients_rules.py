@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import Layout, network
-from shoal.gradients.apart import ApartNetwork
-from shoal.gradients.together import TogetherNetwork
+from shoal.gradients.apart import SequentialNetwork
+from shoal.gradients.together import BatchedNetwork
+from support.layers import convolutions
 
 
 def gradients(net, params, x, y, weights):
@@ -20,25 +21,14 @@ def gradients(net, params, x, y, weights):
 def assert_both_ways_agree(module, x, classes, clients):
     """In float64, for clients with different parameters, weights and some empty places."""
     module = module.double()
-    fast, apart = network(module), ApartNetwork(module)
-    assert isinstance(fast, TogetherNetwork)
+    fast, apart = network(module), SequentialNetwork(module)
+    assert isinstance(fast, BatchedNetwork)
     start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     params = torch.stack([start * (1 + 0.1 * k) for k in range(clients)])
     y = torch.randint(0, classes, x.shape[:2])
     weights = torch.rand(x.shape[:2], dtype=torch.float64) * (torch.rand(x.shape[:2]) > 0.2)
     expected = gradients(apart, params, x, y, weights)
     torch.testing.assert_close(gradients(fast, params, x, y, weights), expected, rtol=1e-9, atol=1e-11)
-
-
-@st.composite
-def convolutions(draw):
-    kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
-    stride = draw(st.sampled_from([1, 2, (1, 2), (2, 1)]))
-    dilation = draw(st.sampled_from([1, 2, (2, 1)]))
-    same = stride == 1 and draw(st.booleans())
-    padding = "same" if same else (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
-    channels = draw(st.sampled_from([1, 3, 8, 20])), draw(st.sampled_from([2, 6]))
-    return nn.Conv2d(*channels, kernel, stride, padding, dilation, bias=draw(st.booleans()))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")

@@ -14,7 +14,9 @@ SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "bibliography": 0,
     "errors": 0,
-    "kernels": 0,
+    "cache": 0,
+    "extras": 0.5,
+    "kernels": 0.5,
     "precision": 0,
     "privacy": 1,
     "accounting": 1,

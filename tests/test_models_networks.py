@@ -6,9 +6,10 @@ from torch import nn
 
 from shoal.errors import ModelError
 from shoal.models import NETWORKS, auto, build, check, count, names
+from support.layers import MNIST, SCATTER, home
 
-MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
-SCATTER, SCATTER_CIFAR = (81, 7, 7), (243, 8, 8)
+CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
+SCATTER_CIFAR = (243, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +43,6 @@ def test_a_network_has_the_parameters_its_paper_counts(name, shape, classes, par
     model = build(name, shape, classes)
     assert count(model) == parameters
     assert model(torch.zeros(4, *shape)).shape == (4, classes)
-
-
-def home(name):
-    """A shape at which the network is at home."""
-    if NETWORKS[name].features == "scattering":
-        return SCATTER
-    return (3, 12, 12) if "cifar" in name else MNIST
 
 
 @pytest.mark.parametrize("name", NETWORKS)

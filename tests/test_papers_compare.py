@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +16,9 @@ from shoal.papers.pages import to_block
 from shoal.papers.render import cells, curves, summary, to_csv, to_html, to_markdown
 from shoal.papers.running import plan, read_lines
 from shoal.papers.work import Run
+from support.paths import ROOT
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = ROOT / "docs" / "results"
 ROW, COLUMN, PUBLISHED = "(1, 20)", "PFL 2.93 CNN+RL", 0.9386
 
 

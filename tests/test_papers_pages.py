@@ -1,7 +1,6 @@
 """The pages in docs/results: their tables are those that the kept files give, their sentences stay."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,8 +9,9 @@ from shoal.cli.main import app
 from shoal.papers import tables
 from shoal.papers.pages import BLOCK, SHORT, write
 from shoal.papers.running import read_lines
+from support.paths import ROOT
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = ROOT / "docs" / "results"
 PAGES = ("README.md", "thesis.md", "geyer.md", "pfl.md", "alphacdp.md")
 
 

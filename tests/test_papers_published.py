@@ -2,7 +2,6 @@
 
 import tomllib
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +9,7 @@ from shoal.config import configure
 from shoal.papers import beyond, geyer, table, tables
 from shoal.papers.base import PAPERS, published, read
 from shoal.papers.work import Run
+from support.paths import ROOT
 
 NAMES = {
     *(f"thesis-table4.{number}" for number in range(1, 7)),
@@ -173,9 +173,9 @@ def test_a_quick_version_needs_no_data_that_does_not_come_with_shoal():
     + [("dp-ftrl-1000", beyond.cyclic(8.0))],
 )
 def test_a_preset_is_what_its_table_ran(name, settings):
-    assert configure(Path(__file__).parents[1] / "examples" / f"{name}.toml") == configure(settings)
+    assert configure(ROOT / "examples" / f"{name}.toml") == configure(settings)
 
 
 def test_the_files_of_figures_are_in_the_package():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "papers/published/*.toml" in project["tool"]["setuptools"]["package-data"]["shoal"]

@@ -18,10 +18,10 @@ from torch import nn
 from shoal.algorithms import algorithm
 from shoal.engine.firewall import GREATEST, finite_or_zero
 from shoal.errors import ConfigError
-from shoal.gradients.apart import Examples
+from shoal.gradients.apart import GradientTape
 from shoal.gradients.layout import Layout
 from shoal.gradients.rules import rule_for
-from shoal.gradients.together import Records
+from shoal.gradients.together import LayerTape
 from shoal.privacy.adaclip import AdaClip, Coordinates
 from shoal.privacy.clip import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
@@ -169,7 +169,7 @@ def taped(name, where, kernels, draw):
     entries = {entry.name: entry for entry in layout.entries}
     by_id = {id(p): entries[key] for key, p in module.named_parameters() if key in entries}
     params = torch.zeros(RECORDS, layout.size, device=where)
-    tape = Records(torch.ones(RECORDS, 1, device=where), layout.size, 3)
+    tape = LayerTape(torch.ones(RECORDS, 1, device=where), layout.size, 3)
     for layer, inputs in zip(module, (shape, shape, (3,)), strict=True):
         rule, _ = rule_for(layer, by_id, kernels)
         x = draw(RECORDS, *inputs).to(where)
@@ -288,7 +288,7 @@ def test_nor_where_the_gradient_cancels(device, name, seed, height, bound):
 def test_nor_does_one_whose_gradient_is_made_by_torch_func(device, seed, span, bound, clip):
     layout = Layout.of(nn.Sequential(nn.Linear(7, 5), nn.LSTM(5, 4)))
     with on(device) as where:
-        tape = Examples(layout, wild(seed, span, RECORDS, 1, layout.size).to(where))
+        tape = GradientTape(layout, wild(seed, span, RECORDS, 1, layout.size).to(where))
         params = torch.zeros(RECORDS, layout.size, device=where)
         assert_held(*added(tape, clip, bound, params, 1.0)[:2], bound * clip.excess(2))
 
@@ -312,7 +312,7 @@ def test_adaclip_keeps_every_record_to_1_in_its_coordinates(device, seed, span, 
 def test_the_count_of_short_records_goes_by_the_same_norms(seed, span, bound):
     clip, layout = QuantileExampleClip(), Layout.of(nn.Linear(7, 5))
     rows = wild(seed, span, 1, 6, layout.size)
-    squares = Examples(layout, rows).squares()
+    squares = GradientTape(layout, rows).squares()
     counts = clip.counts(squares, torch.ones(1, 6), torch.tensor(bound))
     true = norms_of(rows[0])
     if (np.abs(true / bound - 1) > 2 * MARGIN).all():

@@ -19,7 +19,7 @@ from shoal.privacy.normals import normals
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.secure import STEPS, SecureGenerator, SecureStreams, grid, toward_zero
 from small_federation import idle, plain_server, simulator, small, twin
-from test_deploy_loopback import served, settings
+from support.federations import served, settings
 from tiny import PRIVATE, go_on, play, stopped_after
 
 ALPHA = 1e-7  # how often a statistical check may fail by chance: what is drawn here differs from run to run

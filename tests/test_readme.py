@@ -1,11 +1,12 @@
 """What the README shows, works as it stands there."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+from support.paths import ROOT
+
+README = ROOT / "README.md"
 
 
 def python_lines():

@@ -25,10 +25,10 @@ from shoal.report.folder import read_run
 from shoal.report.page import run_page, write_report
 from shoal.report.proof import CHECKPOINT
 from shoal.report.series import build, figure, thinned
+from support.pages import HOSTILE, long_run, metrics
 from tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
 
 BUDGET = {"budget.epsilon": 20.0, "budget.delta": 1e-3}
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&"
 
 
 class Text(HTMLParser):
@@ -58,10 +58,6 @@ def embedded(html):
     """The data that the page's script draws."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
     return {plot["id"]: plot for plot in json.loads(found[1])["plots"]}
-
-
-def metrics(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -429,24 +425,6 @@ def test_nothing_is_asked_of_the_network(private):
     policy = next(attrs["content"] for _, attrs in seen.tags if "http-equiv" in attrs)
     assert "default-src 'none'" in policy
     assert "unsafe-inline'; script" not in policy.split("script-src")[1]
-
-
-def long_run(run, rounds):
-    """The same folder with many more rounds in its metrics."""
-    lines = metrics(run)
-    text = "".join(
-        json.dumps(
-            lines[n % len(lines)]
-            | {
-                "round": n + 1,
-                "accuracy": 0.1 + 0.8 * n / rounds + 0.05 * (n * 7919 % 101) / 101,
-                "v_c": 1.0 / (n + 1),
-            }
-        )
-        + "\n"
-        for n in range(rounds)
-    )
-    (run / "metrics.jsonl").write_text(text)
 
 
 def test_a_page_of_15000_rounds_is_under_3_megabytes_and_keeps_the_extremes(tmp_path):

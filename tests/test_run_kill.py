@@ -20,9 +20,10 @@ from shoal.engine.folder import CHECKPOINT, RunFolder
 from shoal.errors import LedgerError, RunError
 from shoal.privacy.random import Streams
 from shoal.report.folder import read_run
+from support.paths import TESTS
 from tiny import FEDAVG, PRIVATE, go_on, play, stopped_after
 
-SCRIPT = Path(__file__).with_name("kill_run.py")
+SCRIPT = TESTS / "kill_run.py"
 
 
 def kill_run(experiment, folder, *options):

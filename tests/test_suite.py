@@ -6,6 +6,8 @@ import re
 import pytest
 from hypothesis import HealthCheck
 
+from support.paths import TESTS
+
 MOST = 1e-4  # of whole runs that may fail by chance, at most
 
 DRAWS = re.compile(r"pvalue|chi_square_fits|far_apart|\bALPHA\b|\bFAR\b|\bchi2\.isf|\bchi2\.ppf|corrcoef")
@@ -29,6 +31,13 @@ def test_whoever_compares_with_a_quantile_says_how_often_it_fails_by_chance(requ
     """Else the sum above is not the suite's."""
     tests = {item.function: item for item in request.session.items if item.path.name != "test_suite.py"}
     assert not [i.nodeid for f, i in tests.items() if DRAWS.search(inspect.getsource(f)) and not rate(i)]
+
+
+def test_no_test_file_imports_another():
+    """What tests share is in tests/support."""
+    imports = re.compile(r"^\s*(?:from|import)\s+(?:\w+\.)*test_\w+", re.M)
+    files = TESTS.rglob("*.py")
+    assert not [path.name for path in files if imports.search(path.read_text(encoding="utf-8"))]
 
 
 def test_no_hypothesis_looks_at_a_clock_or_draws_examples_of_its_own(request):

@@ -151,8 +151,8 @@ class Counted:
         self.seen.append((len(params), int((weights > 0).sum())))
         return self.network.backward(params, x, y, weights)
 
-    def owing(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
-        return self.network.owing(start, params, batch)
+    def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        return self.network.deferred_updates(start, params, batch)
 
 
 @dataclass(frozen=True)

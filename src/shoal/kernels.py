@@ -16,8 +16,11 @@ import subprocess
 import tempfile
 import threading
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from shoal.cache import cache_folder
 
 __all__ = ["compiled", "libdevice", "tl", "triton"]
 
@@ -30,9 +33,8 @@ libdevice: Any = None
 
 if COMPILER:
     try:
-        import triton
-        import triton.language as tl
-        from triton.language.extra.cuda import libdevice
+        triton, tl = import_module("triton"), import_module("triton.language")
+        libdevice = import_module("triton.language.extra.cuda.libdevice")
     except ImportError:
         triton = None
 
@@ -40,7 +42,14 @@ _compiling = threading.Lock()
 
 
 def compiled(source: Path) -> ctypes.CDLL | None:
-    """A library of a file in C. It is kept in the user's cache, under a name of this source and this processor."""
+    """Compile a file in C, once: the library is kept in the user's cache, by this source and this processor.
+
+    Args:
+        source: The file.
+
+    Returns:
+        The library, or None where it cannot be made or loaded.
+    """
     with _compiling:
         return _compiled(source)
 
@@ -52,7 +61,7 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
     key = "\n".join([source.read_text(encoding="utf-8"), COMPILER, *FLAGS, _processor()])
     name = f"{source.stem}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.so"
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "kernels"
+        folder = cache_folder() / "kernels"
         library = folder / name
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -72,5 +81,5 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    told = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return "\n".join([platform.machine(), platform.processor(), *sorted(told)])
+    instructions = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join([platform.machine(), platform.processor(), *sorted(instructions)])

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from shoal.algorithms.charges import calibrated
+from shoal.cache import cache_folder
 from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
-from shoal.data.sources import writable_folder
 from shoal.engine.cohort import Population
 from shoal.engine.round import SimulatedCohort
 from shoal.engine.spending import Limit
@@ -128,7 +128,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     """The data set with public features, computed once and kept in the user's cache."""
     if name == "none":
         return dataset
-    folder = writable_folder() / "features"
+    folder = cache_folder() / "features"
     train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
     return replace(dataset, train_x=train_x, test_x=test_x, rows=dataset.digest())
 

@@ -17,7 +17,7 @@ import shoal
 from shoal.report.compare import write_comparison
 from shoal.report.folder import read_run
 from shoal.report.page import run_page, write_page, write_report
-from test_report_page import HOSTILE, long_run
+from support.pages import HOSTILE, long_run
 from tiny import FEDAVG, PRIVATE, play, stopped_after
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium here: apt-get install chromium")

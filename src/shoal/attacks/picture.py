@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal import release
+from shoal.extras import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
     from shoal.attacks.leakage import Outcome
     from shoal.attacks.matrix import Method
 
+figures = optional("matplotlib.figure", "the picture of an attack")
+
 MOST = 10  # examples in a row
 
 
 def picture(outcome: Outcome) -> bytes:
     """A PNG with two rows: records and their reconstructions."""
-    from matplotlib.figure import Figure
-
     truth, found = outcome.truth.flatten(0, 1)[:MOST], outcome.quality.x.flatten(0, 1)[:MOST]
     errors, good = outcome.quality.rmse.flatten(), outcome.quality.success.flatten()
-    figure = Figure(figsize=(1.05 * len(truth) + 1.0, 2.7), layout="constrained")
+    figure = figures.Figure(figsize=(1.05 * len(truth) + 1.0, 2.7), layout="constrained")
     axes = figure.subplots(2, len(truth), squeeze=False)
     for column, (a, b) in enumerate(zip(truth, found, strict=True)):
         _show(axes[0, column], a)
@@ -39,11 +40,9 @@ def picture(outcome: Outcome) -> bytes:
 
 def grid(cells: list[tuple[Method, Outcome]], victim: int = 0) -> bytes:
     """A PNG like Figure 3 of Wei et al. (2023): methods in columns, types in rows, always the same victim."""
-    from matplotlib.figure import Figure
-
     labels = list(dict.fromkeys(method.label for method, _ in cells))
     kinds = sorted({outcome.aim.kind for _, outcome in cells}, reverse=True)
-    figure = Figure(figsize=(1.15 * (len(labels) + 1), 1.45 * len(kinds) + 0.5), layout="constrained")
+    figure = figures.Figure(figsize=(1.15 * (len(labels) + 1), 1.45 * len(kinds) + 0.5), layout="constrained")
     axes = figure.subplots(len(kinds), len(labels) + 1, squeeze=False)
     for row, kind in enumerate(kinds):
         of_kind = {method.label: outcome for method, outcome in cells if outcome.aim.kind == kind}
@@ -62,9 +61,7 @@ def grid(cells: list[tuple[Method, Outcome]], victim: int = 0) -> bytes:
 
 def curve(rocs: dict[str, list[tuple[float, float]]]) -> bytes:
     """ROC curves of membership inference on log axes, since low false-positive rates matter most."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6, 4.2), layout="constrained")
+    figure = figures.Figure(figsize=(4.6, 4.2), layout="constrained")
     axes = figure.subplots()
     for (name, points), colour in zip(rocs.items(), ("#c2560c", "#1668c7"), strict=False):
         false, true = np.array([point for point in points if point[0] > 0]).T  # log axes have no 0

@@ -13,9 +13,12 @@ from shoal import release
 from shoal.accounting.rounding import up
 from shoal.audit import bounds
 from shoal.audit.auditing import Outcome
+from shoal.extras import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+figures = optional("matplotlib.figure", "the picture of an audit")
 
 COLOURS = {"VIOLATED": "#a63314", "consistent": "#0f6b5c", "too weak to tell": "#8a6d00", "no claim": "#5b6470"}
 MOST_COLUMNS = 3
@@ -23,11 +26,9 @@ MOST_COLUMNS = 3
 
 def picture(outcomes: Sequence[Outcome]) -> bytes:
     """A PNG with a panel a claim: what the adversary reached, with its confidence, against what may be reached."""
-    from matplotlib.figure import Figure
-
     columns = min(MOST_COLUMNS, len(outcomes))
     rows = math.ceil(len(outcomes) / columns)
-    figure = Figure(figsize=(3.4 * columns + 0.4, 3.5 * rows), layout="constrained")
+    figure = figures.Figure(figsize=(3.4 * columns + 0.4, 3.5 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for place, outcome in zip(axes, outcomes, strict=False):
         _panel(place, outcome)

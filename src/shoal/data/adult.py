@@ -1,10 +1,10 @@
-"""UCI Adult as 004 uses it: 48,842 rows, 105 features, 36,631 for training and 12,211 for testing.
+"""UCI Adult as Wei et al. (2023) use it: 48,842 rows, 105 features, 36,631 for training and 12,211 for testing.
 
 Which columns make 105: seven text columns one-hot, with '?' as a category of its own where values are missing
 (workclass 9, education 16, marital-status 7, occupation 15, relationship 6, race 5, native-country 42: 100),
 sex as one column (1 = Male), and 4 numbers: age, capital-gain, capital-loss, hours-per-week. Left out are
 fnlwgt (a weight of the survey, no fact about the person) and education-num (education again, as a number).
-004 does not list its columns. All columns, with a missing value as a row of zeros, would give 105 as well.
+The paper does not list its columns. All columns, with a missing value as a row of zeros, would give 105 as well.
 
 Categories are those of the published adult.names, and numbers are scaled by public constants: age and hours
 by 100, gain and loss (five digits in the survey) as log(1 + v) / log(1 + 99,999); none is computed from rows.

@@ -23,8 +23,17 @@ def first_bad_row(x: torch.Tensor) -> int | None:
 class Dataset:
     """Pictures `[N, C, H, W]` or tables `[N, F]` in float32, labels `[N]` in int64.
 
-    `owners` numbers the owner of each training row; `owner_names[owner]` is what the user calls that owner.
-    `notes` are facts that a reader of results should know, such as a vocabulary that was read from the data.
+    Attributes:
+        name: What messages and reports call it.
+        train_x: Training rows.
+        train_y: Their labels, from 0.
+        test_x: Test rows, which are public or cost nothing that is claimed.
+        test_y: Their labels.
+        classes: The name of each label.
+        owners: The owner of each training row, numbered from 0; None where nobody knows.
+        owner_names: What the user calls each owner.
+        notes: Facts that a reader of results should know, such as a vocabulary that was read from the data.
+        rows: The digest of the training rows that public features were computed from, where they were.
     """
 
     name: str
@@ -36,7 +45,7 @@ class Dataset:
     owners: np.ndarray | None = None
     owner_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    rows: bytes = b""  # the digest of the training rows that public features were computed from, where they were
+    rows: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -97,4 +106,5 @@ class Dataset:
 
     @property
     def class_count(self) -> int:
+        """How many classes there are."""
         return len(self.classes)

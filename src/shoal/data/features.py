@@ -8,7 +8,7 @@ hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapp
 hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions, square
             roots, what all pictures share taken out, unit norm: 392 numbers
 scattering  the wavelet scattering transform (Oyallon & Mallat 2015), J=2, L=8, from kymatio, on pixels from 0
-            to 255 as the public code of 002 has it: (81 per channel, height/4, width/4)
+            to 255 as PFL's public code has it: (81 per channel, height/4, width/4)
 
 Nothing is fitted, but the form of hog2 was chosen by trial on MNIST: there its accuracy is flattered a bit.
 """
@@ -30,13 +30,26 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from shoal.errors import DataError, nearest
+from shoal.extras import optional
 
 CELLS = 7
 CHUNK = 400_000  # pixels that are worked on at once
 
 
 def features(name: str, x: torch.Tensor) -> torch.Tensor:
-    """The features of pictures [N, channels, height, width], given as bytes or as numbers from 0 to 1."""
+    """The features of pictures.
+
+    Args:
+        name: One of `names()`.
+        x: Pictures [N, channels, height, width], as bytes or as numbers from 0 to 1.
+
+    Returns:
+        Float32 features, one row a picture; `x` itself for `none`.
+
+    Raises:
+        DataError: The name is unknown, or these features cannot be made of such pictures.
+        ConfigError: The extra that they need is not installed.
+    """
     feature = _feature(name)
     if feature is None:
         return x
@@ -53,8 +66,18 @@ def features(name: str, x: torch.Tensor) -> torch.Tensor:
 def cached(name: str, x: torch.Tensor, folder: Path) -> torch.Tensor:
     """As `features`, but computed once: stored in the folder under the SHA-256 of the pictures.
 
-    What comes back is mapped from the file, in CPU memory. The file's name holds the digest of its contents
-    too, so that a damaged one is noticed and computed again.
+    The file's name holds the digest of its contents too, so that a damaged one is noticed and computed again.
+
+    Args:
+        name: One of `names()`.
+        x: Pictures, as for `features`.
+        folder: Where the files are kept; made where it is missing.
+
+    Returns:
+        The features, mapped from the file, in CPU memory.
+
+    Raises:
+        DataError: As for `features`, or the file cannot be written.
     """
     feature = _feature(name)
     if feature is None:
@@ -120,7 +143,8 @@ def _template(bins: int) -> torch.Tensor:
     """[1, bins, 7, 7] of unit norm: a hill over the cells, the same for all directions."""
     hill = torch.exp(-(torch.linspace(-1, 1, CELLS) ** 2) / 1.4)
     template = (hill[:, None] * hill).expand(1, bins, CELLS, CELLS)
-    return template / template.norm()
+    norm: torch.Tensor = template.norm()
+    return template / norm
 
 
 def _smooth(x: torch.Tensor, deviation: float) -> torch.Tensor:
@@ -135,7 +159,8 @@ def _smooth(x: torch.Tensor, deviation: float) -> torch.Tensor:
 def _unit(h: torch.Tensor) -> torch.Tensor:
     """Flat vectors of norm 1; a picture without any edge stays zero."""
     h = h.flatten(1)
-    return h / h.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    norm: torch.Tensor = h.norm(dim=1, keepdim=True)
+    return h / norm.clamp(min=1e-6)
 
 
 # --- scattering -----------------------------------------------------------------------------------------
@@ -145,9 +170,8 @@ def _scattering(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """kymatio's transform for pictures of this size; its top-level import fails with scipy 1.17 or newer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
-
-        transform = ScatteringTorch2D(J=2, shape=tuple(x.shape[-2:]), L=8).to(x.device)
+        kymatio = optional("kymatio.scattering2d.frontend.torch_frontend", "data.features=scattering")
+        transform = kymatio.ScatteringTorch2D(J=2, shape=tuple(x.shape[-2:]), L=8).to(x.device)
 
     def scatter(pictures: torch.Tensor) -> torch.Tensor:
         with warnings.catch_warnings():
@@ -248,5 +272,5 @@ def _store(result: torch.Tensor, folder: Path, key: str) -> Path:
                 temporary.unlink(missing_ok=True)
         raise DataError(
             f"features cannot be stored in {folder}: {error.strerror or error}; free some space there, or "
-            "choose another folder for the cache"
+            "set SHOAL_CACHE to another folder"
         ) from error

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
     if not overwrite and (old := find(name)) is not None:
         raise ConfigError(f"data '{name}' is there already ({old}); choose another name, or replace it")
     path = writable_folder() / FOLDER / f"{name}.npz"
-    arrays = {
+    arrays: dict[str, Any] = {
         "train_x": dataset.train_x.numpy(),
         "train_y": dataset.train_y.numpy(),
         "test_x": dataset.test_x.numpy(),

@@ -1,4 +1,4 @@
-"""Labeled Faces in the Wild as 004 uses it: 62 people with 20 pictures or more, 3,023 pictures of 32x32x3.
+"""Labeled Faces in the Wild as Wei et al. (2023) use it: 62 people with 20 pictures or more, 3,023 of 32x32x3.
 
 There is no public file of this form. It is made from scikit-learn's copy of LFW, which checks what it
 downloads; who is on each picture is the same everywhere and is checked here, while the last bits of the
@@ -19,6 +19,7 @@ from shoal.data.known import LFW_PEOPLE
 from shoal.data.readers import read_npz
 from shoal.data.sources import atomic, find, folders, writable_folder
 from shoal.errors import DataError
+from shoal.extras import optional
 
 PATH = "lfw/lfw62.npz"
 SHAPE = (3023, 32, 32, 3)
@@ -74,9 +75,9 @@ def has_reference_pixels(images: np.ndarray) -> bool:
 
 def make(path: str | Path) -> None:
     """Make lfw62.npz from scikit-learn's LFW (a download of 230 MB, kept only while this runs)."""
-    from PIL import Image
     from sklearn.datasets import fetch_lfw_people
 
+    Image = optional("PIL.Image", f"making {PATH}")
     path = Path(path)
     print(f"making {path} from scikit-learn's LFW (downloads 230 MB)", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="shoal-lfw-") as home:

@@ -39,12 +39,28 @@ def from_arrays(
     name: str = "arrays",
     notes: tuple[str, ...] = (),
 ) -> Dataset:
-    """A data set from features, labels and, where known, the owner (`client`) of each row.
+    """A data set from features, labels and, where known, the owner of each row.
 
-    `x` is `[N, F]`, or pictures `[N, H, W]`, `[N, C, H, W]` or `[N, H, W, C]` (where both could be meant, the
-    channels come first). Without `test` a fixed share of the rows is held out: of each client where owners
-    are known, else by the rows' numbers alone, so that no row's label decides where another one goes. Without
-    `classes` the classes are the different labels, in order; with it, labels are numbers from 0 or these names.
+    Args:
+        x: `[N, F]`, or pictures `[N, H, W]`, `[N, C, H, W]` or `[N, H, W, C]` (where both could be meant, the
+            channels come first).
+        y: Labels `[N]`: whole numbers or text.
+        client: The owner of each row: whole numbers or text.
+        test: Test rows and labels. Without them a fixed share of the rows is held out: of each client where owners
+            are known, else by the rows' numbers alone, so that no row's label decides where another one goes.
+        classes: The classes' names; labels are then numbers from 0 or these names. Without them the classes are the
+            different labels, in order.
+        test_fraction: The share that is held out.
+        scale: 'unit', 'standard' or 'raw', for pixels (uint8).
+        name: What messages and reports call the data.
+        notes: Facts that reports repeat.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: Rows or labels are malformed.
+        ConfigError: `scale` or `test_fraction` cannot be used.
     """
     where = f"data '{name}'"
     train_x = _features(x, where, scale)
@@ -82,7 +98,19 @@ def from_clients(
     scale: str = "unit",
     name: str = "clients",
 ) -> Dataset:
-    """A data set from one pair (x, y) a client; `partition='column'` gives each client its rows back."""
+    """A data set from one pair (x, y) a client; `partition='column'` gives each client its rows back.
+
+    Args:
+        clients: Features and labels of each client, as `from_arrays` takes them.
+        names: The clients' names.
+        test, classes, test_fraction, scale, name: As for `from_arrays`.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: A client has no rows, or other rows than the first.
+    """
     if not isinstance(clients, Sequence) or not all(
         isinstance(each, Sequence) and len(each) == 2 for each in clients
     ):
@@ -215,15 +243,15 @@ def _labels(
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Labels of several parts as int64 codes, and the names of the classes."""
     parts = [_label_array(value, count, where) for value, count in zip(values, rows, strict=True)]
-    together = np.concatenate(parts)
+    labels = np.concatenate(parts)
     if classes is None:
-        found, codes = np.unique(together, return_inverse=True)
+        found, codes = np.unique(labels, return_inverse=True)
         if len(found) < 2:
             raise DataError(f"{where}: all labels are {found[0].item()!r}; at least two classes are needed")
         names = tuple(str(value) for value in found)
     else:
         names = tuple(map(str, classes))
-        codes = _given_codes(together, names, where)
+        codes = _given_codes(labels, names, where)
     return np.split(codes.astype(np.int64), np.cumsum(rows)[:-1]), names
 
 

@@ -1,4 +1,4 @@
-"""Who holds which records: iid, shards (000, 001), dirichlet, sample (002) and column.
+"""Who holds which records: iid, shards (the thesis, Geyer et al. 2017), dirichlet, sample (PFL) and column.
 
 A partition is index views into one data set: 10,000 clients of 600 records are 24 MB of numbers.
 No client holds a record twice; a record may sit on several clients, and `multiplicity` says on how many.
@@ -32,6 +32,7 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
+        """How many records each client holds, [K]."""
         return np.diff(self.offsets)
 
     def records(self, client: int) -> np.ndarray:
@@ -61,7 +62,26 @@ def partition(
     owners: np.ndarray | None = None,
     generator: Generator,
 ) -> Partition:
-    """Split the records with these labels over clients; all randomness comes from the generator."""
+    """Split records over clients.
+
+    Args:
+        kind: One of `KINDS`.
+        labels: The label of each record, [N].
+        clients: How many clients; for `column` None, or the number that the data name.
+        shards: Shards a client (`shards`).
+        alpha: Concentration of the proportions (`dirichlet`).
+        fraction: The share of all records that each client draws (`sample`).
+        records: Records a client, repeated over clients where there are too few (`iid`, `shards`).
+        owners: The owner of each record, numbered from 0 (`column`).
+        generator: Where all randomness comes from.
+
+    Returns:
+        The partition.
+
+    Raises:
+        ConfigError: An argument is out of range or does not apply to this kind.
+        DataError: Labels or owners are malformed.
+    """
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
         raise DataError(f"labels must be whole numbers [N], got {labels.dtype} {labels.shape}")
@@ -107,7 +127,7 @@ def iid(rows: int, *, clients: int, records: int | None = None, generator: Gener
 def shards_by_label(
     labels: np.ndarray, *, clients: int, shards: int = 2, records: int | None = None, generator: Generator
 ) -> Partition:
-    """Records sorted by label and cut into shards of one size; each client gets `shards` of them (000, 001).
+    """Records sorted by label and cut into shards of one size; each client gets `shards` of them.
 
     With `records` a shard is records / shards long, and when clients need more shards than there are, every
     shard is given to several clients, as equally often as possible, never twice to the same.
@@ -159,7 +179,7 @@ def dirichlet(labels: np.ndarray, *, clients: int, alpha: float = 0.5, generator
 
 
 def sample(rows: int, *, clients: int, fraction: float = 0.1, generator: Generator) -> Partition:
-    """Each client draws this fraction of all records, independently, so clients overlap (002)."""
+    """Each client draws this fraction of all records, independently, so clients overlap (PFL)."""
     _whole("clients", clients)
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction must be > 0 and at most 1, got {fraction} (partition sample)")

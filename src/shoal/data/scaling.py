@@ -1,7 +1,7 @@
 """Scaling with public constants only: a mean or a range computed from private data would itself be a release.
 
-`unit` puts features into [0, 1], `standard` shifts and divides by the constants that 002 uses (mean .5 and
-deviation .5 where it has none), `raw` leaves them as they are published.
+`unit` puts features into [0, 1], `standard` shifts and divides by the constants that PFL uses (mean 0.5 and
+deviation 0.5 where it has none), `raw` leaves them as they are published.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ STANDARD: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 def check_scale(scale: str) -> None:
+    """ConfigError unless the scale is one of `SCALES`."""
     if scale not in SCALES:
         raise ConfigError(f"scale '{scale}' is not known{nearest(scale, SCALES)}")
 

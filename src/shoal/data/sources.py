@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from shoal.cache import cache_folder
 from shoal.errors import DataError
 
 CHUNK = 1 << 20
@@ -50,9 +51,8 @@ class File:
 
 def folders() -> tuple[Path, ...]:
     """The folders in which files are looked for: SHOAL_DATA where it is set, then the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
     own = os.environ.get("SHOAL_DATA")
-    return (Path(own).expanduser(), cache) if own else (cache,)
+    return (Path(own).expanduser(), cache_folder()) if own else (cache_folder(),)
 
 
 def writable_folder() -> Path:

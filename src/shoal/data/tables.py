@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.errors import ConfigError, DataError, nearest
+from shoal.extras import optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,9 +45,13 @@ class Encoded:
 
 
 def read_table(path: Path) -> pa.Table:
-    """A .csv or .parquet file as an Arrow table with at least one row."""
-    import pyarrow as pa
+    """A .csv or .parquet file as an Arrow table with at least one row.
 
+    Raises:
+        DataError: The file is damaged, has no rows, or two columns of one name.
+        ConfigError: pyarrow is not installed.
+    """
+    pa = optional("pyarrow", f"reading {path.name}")
     try:
         table = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
         table.validate(full=True)
@@ -70,21 +75,28 @@ def encode_table(
     ranges: Mapping[str, tuple[float, float]] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
 ) -> Encoded:
-    """Features, labels and owners of a table; `client=None` takes a column named 'client' if there is one."""
+    """Features, labels and owners of a table.
+
+    Args:
+        table: What `read_table` gave.
+        where: The table's name in messages.
+        label: The column that is to be predicted.
+        client: The column of owners; None takes a column named 'client' if there is one.
+        drop: Columns that are left out.
+        ranges: Public bounds (low, high) of numeric columns, which are scaled to [0, 1] by them.
+        categories: Public lists of the values of columns, which are one-hot encoded.
+
+    Raises:
+        DataError: A column is missing, or holds what cannot be read.
+        ConfigError: `ranges` or `categories` name no feature, or label and client are the same column.
+    """
     ranges, categories = ranges or {}, categories or {}
     names = table.column_names
     if client is None and CLIENT in names and label != CLIENT:
         client = CLIENT
-    for role, wanted in (("label", label), ("client", client), *(("drop", name) for name in drop)):
-        if wanted is not None and wanted not in names:
-            raise DataError(f"{where}: there is no {role} column '{wanted}'{nearest(wanted, names)}")
-    if label == client:
-        raise ConfigError(f"{where}: column '{label}' cannot be both label and client")
+    _check_roles(names, where, label, client, drop)
     columns = [name for name in names if name not in (label, client, *drop)]
-    for option, given in (("ranges", ranges), ("categories", categories)):
-        for name in given:
-            if name not in columns:
-                raise ConfigError(f"{where}: {option} names column '{name}'{nearest(name, columns)}")
+    _check_options(columns, where, ranges, categories)
     if not columns:
         raise DataError(f"{where}: has no feature columns besides {', '.join(names)}")
     blocks, features, notes = [], [], []
@@ -99,6 +111,23 @@ def encode_table(
     y = _plain(table[label], f"{where}: label column '{label}'")
     owners = None if client is None else _plain(table[client], f"{where}: client column '{client}'")
     return Encoded(np.concatenate(blocks, axis=1), y, owners, tuple(features), tuple(notes))
+
+
+def _check_roles(names: list[str], where: str, label: str, client: str | None, drop: Sequence[str]) -> None:
+    for role, wanted in (("label", label), ("client", client), *(("drop", name) for name in drop)):
+        if wanted is not None and wanted not in names:
+            raise DataError(f"{where}: there is no {role} column '{wanted}'{nearest(wanted, names)}")
+    if label == client:
+        raise ConfigError(f"{where}: column '{label}' cannot be both label and client")
+
+
+def _check_options(
+    columns: list[str], where: str, ranges: Mapping[str, object], categories: Mapping[str, object]
+) -> None:
+    for option, given in (("ranges", ranges), ("categories", categories)):
+        for name in given:
+            if name not in columns:
+                raise ConfigError(f"{where}: {option} names column '{name}'{nearest(name, columns)}")
 
 
 def _read_csv(path: Path) -> pa.Table:

@@ -166,7 +166,7 @@ class LocalSteps:
 
     def play(self, inputs: Inputs) -> LocalSteps:
         plain = self.velocity is None and self.sanitiser is None
-        with self.network.owing(self.params, self.client_params, inputs[0].shape[2]) if plain else nullcontext():
+        with self.network.deferred_updates(self.params, self.client_params, inputs[0].shape[2]) if plain else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
         return self

@@ -1,4 +1,4 @@
-"""One client after the other, or one example after the other: any model at all, by autograd and torch.func."""
+"""Sequential: one client, or one example, after the other; any model at all, by autograd and torch.func."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.privacy.clip import row_norms, weighed_sum
 from shoal.privacy.normals import Product
 
 
-class ApartNetwork:
+class SequentialNetwork:
     """One client after the other, by autograd: any model at all, also BatchNorm and Dropout."""
 
     together = False
@@ -24,15 +24,15 @@ class ApartNetwork:
         self.layout = Layout.of(module)
         self._module = copy.deepcopy(module).train()
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Vectors:
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> SumTape:
         total = torch.zeros_like(params)
         for k in range(len(params)):
-            real = weights[k] > 0
-            if real.any():
-                self._one(params[k], x[k][real], y[k][real], weights[k][real], total[k])
-        return Vectors(total)
+            mask = weights[k] > 0
+            if mask.any():
+                self._one(params[k], x[k][mask], y[k][mask], weights[k][mask], total[k])
+        return SumTape(total)
 
-    def owing(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+    def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         return nullcontext()
 
     def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class ApartNetwork:
                 total[entry.start : entry.stop] = grad.reshape(-1)
 
 
-class Vectors:
+class SumTape:
     """A tape of summed gradients, [K, P]."""
 
     def __init__(self, vectors: Tensor) -> None:
@@ -66,7 +66,7 @@ class Vectors:
         into.add_(self._vectors, alpha=scale)
 
 
-class ExampleNetwork(ApartNetwork):
+class ExampleNetwork(SequentialNetwork):
     """Every example's gradient by torch.func: slow, and right for any model that does not mix examples.
 
     Where vmap does not know an operation, one example after the other.
@@ -76,8 +76,8 @@ class ExampleNetwork(ApartNetwork):
         super().__init__(module)
         self._vmapped = True
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Examples:  # type: ignore[override]
-        return Examples(self.layout, self.examples(params, x, y, weights))
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
+        return GradientTape(self.layout, self.examples(params, x, y, weights))
 
     def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         if weights.numel() == 0:
@@ -95,10 +95,11 @@ class ExampleNetwork(ApartNetwork):
             logits = func.functional_call(self._module, self.layout.views(vector), (example.unsqueeze(0),))
             return example_losses(logits, label.unsqueeze(0)).squeeze(0)
 
-        return func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+        gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+        return gradients
 
 
-class Examples:
+class GradientTape:
     """A tape of every example's gradient, [K, B, P]."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:

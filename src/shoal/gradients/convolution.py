@@ -15,6 +15,8 @@ from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, sq
 from shoal.precision import tf32
 from shoal.privacy.clip import PIECE
 
+Saved = Any  # unfolded rows and the padded input's shape; rules for one device keep what they need
+
 
 @contextmanager
 def _products_of(x: Tensor) -> Iterator[None]:
@@ -43,7 +45,7 @@ class Conv2dRule(Rule):
         self.both_ways = thin or module.stride[0] != 1 or module.kernel_size[0] == 1
         self.shifts = 1 if self.both_ways else module.kernel_size[0]
 
-    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
         clients = len(params)
         if any(self.padding):
             x = F.pad(x, self.padding)
@@ -63,7 +65,7 @@ class Conv2dRule(Rule):
         pictures = pictures.reshape(len(x), high, wide, -1)
         return pictures.permute(0, 3, 1, 2), (rows, x.shape)
 
-    def input_gradient(self, saved: tuple[Tensor, torch.Size], grad: Tensor, params: Tensor) -> Tensor:
+    def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         rows, shape = saved
         high, wide = self._output(shape)
         kernel = self._kernel(params).transpose(2, 3)
@@ -79,11 +81,11 @@ class Conv2dRule(Rule):
         left, right, top, bottom = self.padding
         return x[:, :, top : shape[2] - bottom, left : shape[3] - right]
 
-    def accumulate(self, saved: tuple[Tensor, torch.Size], grad: Tensor, into: Tensor, scale: float) -> None:
+    def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         with _products_of(grad):
             self._accumulate(saved, grad, into, scale)
 
-    def _accumulate(self, saved: tuple[Tensor, torch.Size], grad: Tensor, into: Tensor, scale: float) -> None:
+    def _accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         rows, shape = saved
         rows = rows.view(len(into), -1, rows.shape[-1])
         _, wide = self._output(shape)
@@ -96,7 +98,7 @@ class Conv2dRule(Rule):
         if self.bias is not None:
             self.bias.of(into).add_(grad_rows.sum(1), alpha=scale)
 
-    def squares(self, saved: tuple[Tensor, torch.Size], grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         rows, shape = saved
         _, wide = self._output(shape)
         pictures = rows.view(len(grad), -1, rows.shape[-1])
@@ -118,7 +120,7 @@ class Conv2dRule(Rule):
 
     def accumulate_weighted(
         self,
-        saved: tuple[Tensor, torch.Size],
+        saved: Saved,
         kept: Tensor | None,
         grad: Tensor,
         factors: Tensor,
@@ -132,7 +134,7 @@ class Conv2dRule(Rule):
         if self.bias is not None:
             self.bias.of(into).add_(kept_sum(grad.sum((2, 3)), factors), alpha=scale)
 
-    def _accumulate_records(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+    def _accumulate_records(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """In float64, but for few records of one position (clip.summed_products says why)."""
         if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1:
             self._accumulate(saved, grad, into, scale)
@@ -213,11 +215,10 @@ class Conv2dRule(Rule):
 
 def _padding(module: nn.Conv2d) -> tuple[int, int, int, int]:
     """left, right, top, bottom."""
-    if module.padding == "valid":
-        return 0, 0, 0, 0
-    if module.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        (top, bottom), (left, right) = [(t // 2, t - t // 2) for t in totals]
-        return left, right, top, bottom
-    high, wide = module.padding
-    return int(wide), int(wide), int(high), int(high)
+    if not isinstance(module.padding, str):
+        high, wide = module.padding
+        return wide, wide, high, high
+    same = module.padding == "same"
+    totals = [d * (k - 1) if same else 0 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    (top, bottom), (left, right) = [(t // 2, t - t // 2) for t in totals]
+    return left, right, top, bottom

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.convolution import Conv2dRule, Saved
 from shoal.gradients.layout import Entry
 from shoal.gradients.rule import Rule
 
@@ -35,7 +35,7 @@ class LibraryConv2dRule(Conv2dRule):
         left, _, top, _ = self.padding
         self._sides = (top, left)
 
-    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
         x = x.contiguous(memory_format=torch.channels_last)
         weights = self.weight.of(params).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         biases = [None] * len(params) if self.bias is None else self.bias.of(params)
@@ -43,11 +43,11 @@ class LibraryConv2dRule(Conv2dRule):
         y = [torch.conv2d(*own, self.stride, self._sides, self.dilation) for own in each]
         return torch.cat(y), (x, weights)
 
-    def input_gradient(self, saved: tuple[Tensor, Tensor], grad: Tensor, params: Tensor) -> Tensor:
+    def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         x, weights = saved
         return torch.cat([found for found, _, _ in self._backward(x, grad, weights, (True, False, False))])
 
-    def _accumulate(self, saved: tuple[Tensor, Tensor], grad: Tensor, into: Tensor, scale: float) -> None:
+    def _accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         x, weights = saved
         shapes = weights[:1].expand(len(into), *[-1] * 4)
         found = self._backward(x, grad, shapes, (False, True, self.bias is not None))
@@ -56,7 +56,7 @@ class LibraryConv2dRule(Conv2dRule):
             if self.bias is not None:
                 self.bias.of(own).add_(bias, alpha=scale)
 
-    def squares(self, saved: tuple[Tensor, Tensor], grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x = F.pad(saved[0], self.padding)
         return super().squares((self._unfold(x, *self._output(x.shape)), x.shape), grad)
 
@@ -78,7 +78,7 @@ class ThinConv2dRule(Conv2dRule):
     Its patches lie side by side, [N, patch, T], so that whole picture rows are copied at a time.
     """
 
-    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
         padded = F.pad(x, self.padding) if any(self.padding) else x
         patches = self._patches(padded)
         kernel = self._kernels(params, len(x)).transpose(1, 2)
@@ -89,22 +89,22 @@ class ThinConv2dRule(Conv2dRule):
             y = torch.baddbmm(bias.unsqueeze(1), patches.transpose(1, 2), kernel)
         return y.view(len(x), *self._output(padded.shape), -1).permute(0, 3, 1, 2), (patches, padded.shape)
 
-    def input_gradient(self, saved: tuple[Tensor, torch.Size], grad: Tensor, params: Tensor) -> Tensor:
+    def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         _, shape = saved
         patches = torch.bmm(self._kernels(params, len(grad)).transpose(1, 2), grad.flatten(2))
         x = F.fold(patches, shape[2:], self.kernel, self.dilation, stride=self.stride)
         left, right, top, bottom = self.padding
         return x[:, :, top : shape[2] - bottom, left : shape[3] - right]
 
-    def _accumulate(self, saved: tuple[Tensor, torch.Size], grad: Tensor, into: Tensor, scale: float) -> None:
+    def _accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         ones = grad.new_ones(len(into), len(grad) // len(into))
         self.accumulate_weighted(saved, self._gradients(saved, grad), grad, ones, into, scale)
 
-    def squares(self, saved: tuple[Tensor, torch.Size], grad: Tensor) -> tuple[Tensor, Tensor]:
+    def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor]:
         kept = self._gradients(saved, grad)
         return self._squares_of(kept, grad), kept
 
-    def _gradients(self, saved: tuple[Tensor, torch.Size], grad: Tensor) -> Tensor:
+    def _gradients(self, saved: Saved, grad: Tensor) -> Tensor:
         """Each example's gradient of the weights, [N, patch, O]."""
         return torch.bmm(saved[0], grad.permute(0, 2, 3, 1).flatten(1, 2))
 

@@ -40,8 +40,8 @@ MOST = 2**31  # numbers of one client that are told apart
 
 def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
     """These kernels where there is Triton and they can write weights and bias in one go."""
-    apart = bias is not None and bias.start != weight.stop
-    return (Conv2dRule if triton is None or apart else TritonConv2dRule)(module, weight, bias)
+    separate = bias is not None and bias.start != weight.stop
+    return (Conv2dRule if triton is None or separate else TritonConv2dRule)(module, weight, bias)
 
 
 class TritonConv2dRule(Conv2dRule):
@@ -147,7 +147,7 @@ def _grid(channels: int, positions: int, clients: int, tile: Tile) -> tuple[tupl
 
 
 def _block(size: int, most: int = 64) -> int:
-    return min(most, max(16, triton.next_power_of_2(size)))
+    return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
 def _precision() -> str:

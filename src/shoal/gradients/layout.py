@@ -21,7 +21,7 @@ class Entry:
 
     def of(self, vectors: Tensor) -> Tensor:
         """A view of this tensor in a vector [P], or in one vector a client [K, P]."""
-        return vectors[..., self.start : self.stop].unflatten(-1, self.shape or (1,))
+        return torch.unflatten(vectors[..., self.start : self.stop], -1, self.shape or (1,))
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,17 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        tensors = [(name, p, True) for name, p in module.named_parameters() if p.requires_grad]
-        tensors += [(name, b, False) for name, b in _running_statistics(module)]
+        """The layout of a module's parameters that require a gradient, and of its running statistics."""
+        trained: list[tuple[str, Tensor]] = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         entries, start = [], 0
-        for name, tensor, trainable in tensors:
-            entries.append(Entry(name, start, start + tensor.numel(), tensor.shape, trainable))
+        for place, (name, tensor) in enumerate(trained + _running_statistics(module)):
+            entries.append(Entry(name, start, start + tensor.numel(), tensor.shape, place < len(trained)))
             start += tensor.numel()
         return cls(tuple(entries))
 
     @property
     def size(self) -> int:
+        """P, the length of the vector."""
         return self.entries[-1].stop if self.entries else 0
 
     @property
@@ -54,6 +55,7 @@ class Layout:
         return [slice(*place) for place in places.values()]
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Every tensor by its name, as views of a vector [P]."""
         return {entry.name: entry.of(vectors).reshape(entry.shape) for entry in self.entries}
 
     def flatten(self, module: nn.Module) -> Tensor:

@@ -11,20 +11,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import ModelError
-from shoal.gradients.apart import ApartNetwork, ExampleNetwork
+from shoal.gradients.apart import ExampleNetwork, SequentialNetwork
 from shoal.gradients.layout import Layout
-from shoal.gradients.together import TogetherNetwork, rules_cover
+from shoal.gradients.together import BatchedNetwork, rules_cover
 from shoal.privacy.normals import Product
 
 
 class Tape(Protocol):
-    """The gradient of each client's loss, not yet written anywhere."""
+    """What a backward pass recorded: the gradient of each client's loss, not yet written anywhere."""
 
     def accumulate(self, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
@@ -58,11 +58,26 @@ class Network(Protocol):
     together: bool
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
-        """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k."""
+        """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
 
-    def owing(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
-        """For steps of plain SGD of clients that all begin at `start` [P]: `params` [K, P] may lag behind until the
-        end, where that is faster."""
+        Args:
+            params: One vector a client, [K, P].
+            x: Inputs, [K, B, ...].
+            y: Targets, [K, B].
+            weights: Weights of the examples, [K, B]; 0 masks one that is padded.
+
+        Returns:
+            A tape, from which the gradient can be added anywhere.
+        """
+
+    def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        """While it is open, updates of `params` may be deferred where that is faster.
+
+        Args:
+            start: The parameters that all clients begin with, [P].
+            params: The clients' parameters, [K, P]; whole again when the context is left.
+            batch: Examples of one client in a step.
+        """
 
 
 def network(
@@ -73,23 +88,29 @@ def network(
     per_example: bool = False,
     kernels: bool = True,
 ) -> Network:
-    """All clients together where every layer has a rule, else one client (or one example) after the other.
+    """Batched over clients where every layer has a rule, else sequential: one client (or example) after the other.
 
-    With `kernels` layers are computed in the way that is fastest on their device, else by plain products.
+    Args:
+        module: The model.
+        sample: Any few examples of the input. With them both ways are compared first, so that a model whose own code
+            mixes examples, or reaches into a layer, is never trained wrongly.
+        together: Whether clients may be batched at all.
+        per_example: Whether tapes must know the norm of each example's gradient.
+        kernels: Whether layers are computed in the way that is fastest on their device, else by plain products.
 
-    With a sample of the input (any few examples) the two ways are compared first, so that a model whose own
-    code mixes examples, or reaches into a layer, is never trained wrongly.
+    Returns:
+        The network; its `together` says which way it is.
     """
-    slow = ExampleNetwork if per_example else ApartNetwork
+    slow = ExampleNetwork if per_example else SequentialNetwork
     layout = Layout.of(module)
     if not together or not rules_cover(module, layout):
         return slow(module)
     if sample is not None and not _agree(module, sample, slow, per_example):
         return slow(module)
-    return TogetherNetwork(module, layout, kernels)
+    return BatchedNetwork(module, layout, kernels)
 
 
-def _agree(module: nn.Module, sample: Tensor, slow: type[ApartNetwork], per_example: bool) -> bool:
+def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per_example: bool) -> bool:
     """Do both ways give the same gradient, for two clients with different parameters and records? In float64.
 
     The weights are shaken first, since a layer that starts at zero would hide everything before it.
@@ -103,12 +124,12 @@ def _agree(module: nn.Module, sample: Tensor, slow: type[ApartNetwork], per_exam
     y = torch.zeros(x.shape[:2], dtype=torch.int64)
     weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(x.shape[:2])
     found: list[list[Tensor]] = []
-    for way in (TogetherNetwork(module, layout), slow(module)):
+    for way in (BatchedNetwork(module, layout), slow(module)):
         grads = torch.zeros_like(params)
         try:
             tape = way.backward(params, x, y, weights)
             tape.accumulate(grads, 1.0)
-            found.append([grads, tape.squares().sum(0)] if per_example else [grads])
+            found.append([grads, cast(ExampleTape, tape).squares().sum(0)] if per_example else [grads])
         except (RuntimeError, AttributeError, TypeError, IndexError, ModelError):
             return False
     return all(_close(ours, theirs) for ours, theirs in zip(*found, strict=True))

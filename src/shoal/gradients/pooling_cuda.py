@@ -6,7 +6,7 @@ PyTorch's own gradient also works for windows that overlap, and takes longer tha
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class MaxPool(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._plain, self._window = module, _pair(module.kernel_size)
+        self._plain, self._window = module, _pair(cast(int | tuple[int, int], module.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
         fits = x.dim() == 4 and x.shape[2] >= self._window[0] and x.shape[3] >= self._window[1]
@@ -60,7 +60,7 @@ class Pooled(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (which,), (h, w), (high, wide) = ctx.saved_tensors, ctx.shape[2:], grad.shape[2:]
         before = grad.new_empty(ctx.shape)
         if before.numel():

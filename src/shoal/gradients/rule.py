@@ -68,7 +68,8 @@ class Rule(Protocol):
         return None
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
-        """What `accumulate_weighted` does beside the product."""
+        """What `accumulate_weighted` does beside the product; nothing by default."""
+        return None
 
 
 def squared(rows: Tensor) -> Tensor:

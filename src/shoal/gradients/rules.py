@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -243,7 +244,7 @@ def rule_for(
         return AffineRule(-len(shape), weight, bias), lambda x: F.layer_norm(x, shape, eps=eps)
     plain = type(module) is nn.Embedding and module.max_norm is None
     if plain and not module.scale_grad_by_freq and not module.sparse:
-        return EmbeddingRule(module, weight), _same
+        return EmbeddingRule(cast(nn.Embedding, module), weight), _same
     return None
 
 
@@ -252,7 +253,7 @@ def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor]
     if type(module) not in (nn.Linear, nn.Conv2d, nn.GroupNorm):
         return None
     frozen = copy.deepcopy(module)
-    frozen.bias = None
+    frozen.register_parameter("bias", None)
     return BiasRule(-1 if type(module) is nn.Linear else 1, bias), frozen
 
 

@@ -1,4 +1,4 @@
-"""All clients at once: every layer with parameters is replaced by its rule; the model's own code runs as it is."""
+"""Batched over clients: every layer with parameters is replaced by its rule; the model's own code runs as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoal.errors import ModelError
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import example_losses
-from shoal.gradients.owed import OwedLinearRule, room_for
+from shoal.gradients.owed import DeferredLinearRule, capacity_for
 from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.rule import Rule
 from shoal.gradients.rules import LinearRule, rule_for
@@ -26,7 +26,7 @@ from shoal.privacy.normals import Product
 Left = Callable[[Product], bool]
 
 
-class TogetherNetwork:
+class BatchedNetwork:
     """A model whose layers all have rules."""
 
     together = True
@@ -36,36 +36,39 @@ class TogetherNetwork:
         self._bound = threading.local()
         self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Records:
-        self._bound.params, self._bound.records = params, Records(weights, params.shape[1], len(self.layout.layers))
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> LayerTape:
+        tape = LayerTape(weights, params.shape[1], len(self.layout.layers))
         if weights.numel() == 0:
-            return self._bound.records
+            return tape
+        self._bound.params, self._bound.tape = params, tape
         self._bound.anchor = params.new_zeros((), requires_grad=True)
         logits = self._module(x.flatten(0, 1))
-        (example_losses(logits, y.flatten()) * weights.flatten()).sum().backward()
-        return self._bound.records
+        torch.autograd.backward((example_losses(logits, y.flatten()) * weights.flatten()).sum())
+        return tape
 
     @contextmanager
-    def owing(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
+    def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
         used = Counter(entry for rule in rules for entry in rule.entries)
-        rooms = {
-            rule: room_for(rule, batch)
+        capacities = {
+            rule: capacity_for(rule, batch)
             for rule in rules
             if isinstance(rule, LinearRule) and rule.kernels and used[rule.weight] == 1 and not params.is_cuda
         }
         clients = len(params)
-        self._bound.owed = {rule: OwedLinearRule(rule, start, clients, room) for rule, room in rooms.items() if room}
+        self._bound.deferred = {
+            rule: DeferredLinearRule(rule, start, clients, rows) for rule, rows in capacities.items() if rows
+        }
         try:
             yield
-            for rule in self._bound.owed.values():
-                rule.settle(params)
+            for rule in self._bound.deferred.values():
+                rule.flush(params)
         finally:
-            del self._bound.owed
+            del self._bound.deferred
 
 
-class Records(list[tuple[Rule, Any, Tensor]]):
-    """The tape: what each layer saw, its input and the gradient of its output."""
+class LayerTape(list[tuple[Rule, Any, Tensor]]):
+    """A tape of what each layer saw: its input and the gradient of its output."""
 
     def __init__(self, weights: Tensor, size: int, layers: int) -> None:
         super().__init__()
@@ -129,16 +132,16 @@ class _Taped(torch.autograd.Function):
     """A layer by its rule; the gradient of its parameters is put on the tape rather than computed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, records: Records) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, tape: LayerTape) -> Tensor:
         y, ctx.saved = rule.forward(x.detach(), params)  # what is saved belongs to no graph
-        ctx.rule, ctx.params, ctx.records = rule, params, records
+        ctx.rule, ctx.params, ctx.tape = rule, params, tape
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        rule, saved, params, records = ctx.rule, ctx.saved, ctx.params, ctx.records
-        del ctx.saved, ctx.params, ctx.records  # the tape holds them now; the graph must not as well
-        records.append((rule, saved, grad))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rule, saved, params, tape = ctx.rule, ctx.saved, ctx.params, ctx.tape
+        del ctx.saved, ctx.params, ctx.tape  # the tape holds them now; the graph must not as well
+        tape.append((rule, saved, grad))
         before = rule.input_gradient(saved, grad, params) if ctx.needs_input_grad[0] else None
         return before, None, None, None, None
 
@@ -150,8 +153,9 @@ class _ClientLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bound = self._bound
-        rule = getattr(bound, "owed", {}).get(self.rule, self.rule)
-        return _Taped.apply(self._before(x), bound.anchor, rule, bound.params, bound.records)
+        rule = getattr(bound, "deferred", {}).get(self.rule, self.rule)
+        y: Tensor = _Taped.apply(self._before(x), bound.anchor, rule, bound.params, bound.tape)  # type: ignore[no-untyped-call]
+        return y
 
 
 def _with_rules(module: nn.Module, layout: Layout, bound: threading.local, kernels: bool) -> nn.Module:
@@ -172,6 +176,7 @@ _MIXES_OR_DRAWS = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
 
 
 def rules_cover(module: nn.Module, layout: Layout) -> bool:
+    """Whether every trained parameter is in a layer that has a rule, and no layer mixes examples or draws."""
     entries = {entry.name: entry for entry in layout.entries}
     named = {name: p for name, p in module.named_parameters() if name in entries}
     by_id = {id(p): entries[name] for name, p in named.items()}

@@ -1,4 +1,4 @@
-"""The networks of 004 (Fed-CDP, Fed-alphaCDP).
+"""The networks of Wei et al. (2023): Fed-CDP, Fed-alphaCDP.
 
 Pictures: two convolutions and one linear layer without biases, Glorot uniform, as the public code has it
 (34,720 parameters on MNIST). Tables: two hidden layers; the paper states no sizes, these are ours.

@@ -1,8 +1,8 @@
-"""The networks that gradient-leakage attacks are run on: 004's, DLG's original (Zhu et al. 2019), one for tables.
+"""The networks that gradient-leakage attacks are run on: Wei et al. (2023), DLG (Zhu et al. 2019), one for tables.
 
 5x5 convolutions of 12 channels with sigmoids, no pooling, so that the gradient is smooth in the input;
-weights and biases uniform in (-.5, .5), never trained. For tables 004 states no network: two hidden layers as in
-its training, with sigmoids, are ours.
+weights and biases uniform in (-0.5, 0.5), never trained. For tables the paper states no network: two hidden layers
+as in its training, with sigmoids, are ours.
 """
 
 from __future__ import annotations

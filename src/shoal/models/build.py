@@ -15,11 +15,20 @@ from shoal.models.registry import network
 
 
 def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: int, *, seed: int = 0) -> nn.Module:
-    """The model for examples of that shape (without the batch axis) and that many classes.
+    """The model for examples of one shape.
 
-    `name` is a name of the registry, `auto`, `package.module:Class` for the user's own, or an nn.Module
-    (taken as it is) or a class of one. The same seed gives the same weights, and the global random
-    state is left as it was.
+    Args:
+        name: A name of the registry, `auto`, `package.module:Class` for the user's own, an nn.Module (taken as it is)
+            or a class of one.
+        input_shape: The shape of one example, without the batch axis.
+        classes: How many scores the model gives.
+        seed: The same seed gives the same weights; the global random state is left as it was.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelError: There is no such model, or it cannot be built for this shape.
     """
     shape = _checked(input_shape, classes)
     if isinstance(name, nn.Module):

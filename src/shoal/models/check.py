@@ -26,11 +26,18 @@ EXAMPLES = 3
 def check(
     model: nn.Module, input_shape: Shape, classes: int, *, example_level: bool, noisy_updates: bool = False
 ) -> None:
-    """ModelError unless a batch gives [N, classes] and, if asked, no example has a say in another's output.
+    """Check that a model fits the data and the privacy asked for; copies are run, on the CPU.
 
-    Under `noisy_updates` (client-level DP) examples may mix, but running statistics would get noise as well.
+    Args:
+        model: The model, which is left as it was.
+        input_shape: The shape of one example.
+        classes: A batch must give [N, classes].
+        example_level: Whether example-level DP is asked for: no example may have a say in another's output.
+        noisy_updates: Whether updates get noise (client-level DP): examples may mix, but running statistics would get
+            noise as well.
 
-    The model itself is left as it was: copies are run, on the CPU.
+    Raises:
+        ModelError: It does not fit; the message names the layer and the fix.
     """
     name = type(model).__name__
     if any(is_lazy(p) for p in model.parameters()):

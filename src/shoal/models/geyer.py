@@ -1,4 +1,4 @@
-"""The network of 001 and 003 (Geyer et al.), as their public code has it: 784-600-100-10 without biases."""
+"""The network of Geyer et al. (2017), as their public code has it: 784-600-100-10 without biases."""
 
 from __future__ import annotations
 

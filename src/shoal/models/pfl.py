@@ -1,8 +1,10 @@
-"""The convolutional networks of 002 (PFL), each with ReLU and with the tempered sigmoid (TS).
+"""The convolutional networks of PFL, each with ReLU and with the tempered sigmoid (TS).
 
-002 uses TS with s=2, temp=2, o=1, and 2/(1+exp(-2z)) - 1 is tanh(z). Both activations rise, so that the
+PFL: *Optimal Strategies for Federated Learning Maintaining Client Privacy* (anonymous submission).
+
+PFL uses TS with s=2, temp=2, o=1, and 2/(1+exp(-2z)) - 1 is tanh(z). Both activations rise, so that the
 max-pooling may come first: the same function with less work.
-002 cites Papernot et al. 2021 for the CNN on 28x28 pictures (26,010 parameters); its public code has a
+PFL cites Papernot et al. 2021 for the CNN on 28x28 pictures (26,010 parameters); its public code has a
 smaller one (10,650), whose accuracies the published ones fit. Both are here: `papernot-cnn`, `pfl-cnn`.
 """
 

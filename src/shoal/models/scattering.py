@@ -1,7 +1,7 @@
-"""The networks of 002 (PFL) on scattering features (Tramèr & Boneh 2021): SN+Linear and SN+CNN.
+"""The networks of PFL on scattering features (Tramèr & Boneh 2021): SN+Linear and SN+CNN.
 
 The features are public and computed once (shoal.data.features): (81, 7, 7) for 28x28, (243, 8, 8) for
-CIFAR-10. GroupNorm has 27 groups and learns a scale and a shift, as in the public code of 002.
+CIFAR-10. GroupNorm has 27 groups and learns a scale and a shift, as in PFL's public code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The networks of 000 (thesis, section 4.2): the MLP with 795,010 and the CNN with 1,663,370 parameters.
+"""The networks of the thesis (section 4.2): the MLP with 795,010 and the CNN with 1,663,370 parameters.
 
 The CNN is that of McMahan et al. 2017. The text names a ReLU only behind the wide linear layer; as that
 paper's code does, there is one behind each convolution too. It stands behind the pooling here, which is the

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.extras import optional
 from shoal.papers import table as find
 from shoal.papers.base import Cell, Line, Table
 from shoal.papers.comparing import measured
@@ -64,9 +65,8 @@ PANELS = (
 
 def frontier(lines: list[Line]) -> bytes:
     """Draw the figure from measured lines, as a PNG."""
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(13, 5.6), layout="constrained")
+    figures = optional("matplotlib.figure", "a paper's figure")
+    sheet = figures.Figure(figsize=(13, 5.6), layout="constrained")
     for axes, (title, pair, series) in zip(sheet.subplots(1, 2, sharey=True), PANELS, strict=True):
         for each in series:
             _draw(axes, each, pair, lines, _aside(each, series))

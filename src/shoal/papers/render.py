@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from shoal.accounting.rounding import epsilon, plain, up
+from shoal.accounting.rounding import epsilon, plain
+from shoal.extras import optional
 from shoal.papers.base import Line, Table
 from shoal.papers.comparing import (
     CONTRADICTED,
@@ -64,8 +65,6 @@ def figure(value: float | None, measure: str) -> str:
         return {0.0: "no", 1.0: "yes"}.get(value, f"{value:.2f}")
     if measure in ("accuracy", "success", "rmse"):
         return f"{value:.4f}"
-    if measure == PROVEN:
-        return up(value) if value < 1e4 else str(math.ceil(value))
     return plain(value, 4) if abs(value) < 1e4 else f"{value:.0f}"
 
 
@@ -174,10 +173,9 @@ def curves(table: Table, rows: list[Compared], lines: list[Line]) -> bytes | Non
     panels = _panels(table, any(row.quick for row in rows), lines)
     if not panels:
         return None
-    from matplotlib.figure import Figure
-
+    figures = optional("matplotlib.figure", "a paper's figure")
     names = list(dict.fromkeys(name for _, _, drawn in panels for name in drawn))
-    sheet = Figure(figsize=(5.5 * len(panels) + LEGEND, 3.6), layout="constrained")
+    sheet = figures.Figure(figsize=(5.5 * len(panels) + LEGEND, 3.6), layout="constrained")
     every = sheet.subplots(1, len(panels), squeeze=False, sharey=len(table.plots) == 1)[0]
     legend = {}
     for axes, (quantity, title, drawn) in zip(every, panels, strict=True):

@@ -1,0 +1,32 @@
+"""Packages that only some features need, and the extra of Shoal that installs each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from shoal.errors import ConfigError
+
+EXTRAS = {"matplotlib": "plots", "pyarrow": "tables", "kymatio": "scattering", "PIL": "lfw"}
+
+
+def optional(module: str, feature: str) -> Any:
+    """Import a module that an extra installs.
+
+    Args:
+        module: The module's full name; its package is a key of `EXTRAS`.
+        feature: What needs it, as the error names it.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ConfigError(f"{feature} needs {package}: pip install 'shoal[{EXTRAS[package]}]'") from None

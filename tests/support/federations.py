@@ -1,0 +1,82 @@
+"""Federations over `loopback` that take milliseconds a round, and sites that tamper with what they send."""
+
+from __future__ import annotations
+
+import shoal
+from loopback import with_sites
+from shoal.algorithms import algorithm
+from shoal.deploy.parcel import Parcel
+from shoal.deploy.serve import serve
+from shoal.deploy.terms import ROUND
+from shoal.privacy.clip import QuantileClip
+
+SITES, ROUNDS = 4, 2
+BAD = 101  # the node that misbehaves
+NAMED = {"run", "terms", "number", "round", "attempt", "nonce"}
+
+
+def settings(name, **changes):
+    """A method over four sites, so small that a round takes milliseconds."""
+    record = algorithm(name)
+    given = {
+        "algorithm": name,
+        "model": "linear",
+        "rounds": ROUNDS,
+        "data.name": "digits",
+        "data.clients": SITES,
+        "examples.batch": 5,
+        "local.steps": 2,
+        "engine.threads": 1,
+        "engine.device": "cpu",
+        "federation.seeded": True,
+        "federation.deadline": 20.0,
+    }
+    if record.clients.sampling != "all":
+        given["clients.cohort"] = 3
+    if isinstance(record.per_update, QuantileClip):
+        given["per_update.count_noise"] = 3.0  # enough for so small a cohort
+    return given | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def served(folder, given, grid=None, **changes):
+    grid = grid or with_sites(folder, given["data.clients"])
+    result = serve(grid, given, runs=folder / "served", no_guarantee=True, **changes)
+    for site in grid.sites.values():
+        site.close()
+    return result, grid
+
+
+def simulated(folder, given):
+    return shoal.run(given, runs=folder / "simulated", no_guarantee=True)
+
+
+def farthest(one, other):
+    return max(float((one.model[key] - other.model[key]).abs().max()) for key in one.model)
+
+
+def curator(rounds, noise=1.633):
+    given = settings("trusted-curator", clients__sampling="all", clients__cohort=4, per_round__noise=noise)
+    return given | {"rounds": rounds, "federation.seeded": False}
+
+
+def asked(grid, kind):
+    """The first letter of that kind, to node 100."""
+    return next(parcel for to, node, what, parcel in grid.wire if (to, node, what) == ("to", 100, kind))
+
+
+def full_cohort(**changes):
+    """All four sites in every round."""
+    return settings("trusted-curator", clients__sampling="all", clients__cohort=4, **changes) | {"rounds": 2}
+
+
+def with_update(answer, update):
+    return Parcel(answer.values, {"update": update})
+
+
+def named(**changes):
+    return lambda kind, answer: Parcel(answer.values | changes, answer.vectors)
+
+
+def in_rounds(change):
+    """Tamper with answers to rounds only: a site that agrees like any other."""
+    return lambda kind, answer: change(kind, answer) if kind == ROUND else answer
