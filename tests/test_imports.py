@@ -14,6 +14,7 @@ SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "errors": 0,
     "kernels": 0,
+    "registry": 0.5,
     "precision": 0,
     "privacy": 1,
     "accounting": 1,
