@@ -81,10 +81,10 @@ def run(
     """Train a model over clients; the result says how good it is and what it reveals.
 
     `config` is a TOML file or a mapping of its shape; keys may be given by name too, sections as mappings:
-    `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`. `data` may be a `Dataset` (see
-    `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder. A method that
-    claims privacy but proves none starts only with `no_guarantee=True`. `preparing` makes something else to play
-    than a simulation from (config, data, model): the coordinator of a real federation.
+    `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`. `algorithm` may be an `Algorithm`, `data` a
+    `Dataset` (see `shoal.from_clients`), `model` an `nn.Module`. `resume` goes on with the run in that folder. A
+    method that claims privacy but proves none starts only with `no_guarantee=True`. `preparing` makes something else
+    to play than a simulation from (config, data, model): the coordinator of a real federation.
     """
     from shoal.accounting.ledger import Ledger
     from shoal.engine.folder import RunFolder, environment
@@ -97,9 +97,10 @@ def run(
 
     started = time.perf_counter()
     if resume is not None:
+        algorithm = keys.pop("algorithm", None)
         if config is not None or overrides or keys:
             raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
-        settings = _settings_of(Path(resume), data, model)
+        settings = _settings_of(Path(resume), data, model, algorithm)
     else:
         settings = _settings(config, data, model, overrides, keys)
         if not no_guarantee:
@@ -117,7 +118,7 @@ def run(
         folder = RunFolder.open(Path(resume))
     else:
         refuse_budget(settings.algorithm, simulator.setting, limit_of(settings))
-        name = f"{settings.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(settings.data.name).stem)}"
+        name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{settings.algorithm.name}-{Path(settings.data.name).stem}")
         folder = RunFolder.create(Path(runs), name)
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger:
         if resume is None:
@@ -294,11 +295,11 @@ class Interrupted(RunError):
         self.run, self.done = run, done
 
 
-def _settings_of(run: Path, data: Any, model: Any) -> Config:
-    """The configuration of an earlier run; only data and a model that it cannot name may be given again."""
+def _settings_of(run: Path, data: Any, model: Any, algorithm: Any) -> Config:
+    """The configuration of an earlier run; only data, model and algorithm that it cannot name may be given again."""
     from shoal.accounting.ledger import FILE
 
-    for key, value in (("data", data), ("model", model)):
+    for key, value in (("data", data), ("model", model), ("algorithm", algorithm)):
         if isinstance(value, str | Mapping):
             raise ConfigError(f"a resumed run keeps its own configuration: leave out {key}={value!r}")
     if not (run / "config.toml").is_file():
@@ -307,7 +308,10 @@ def _settings_of(run: Path, data: Any, model: Any) -> Config:
         raise LedgerError(
             f"{run / FILE} is gone, so nothing can be proven of this run; put it back, or start a new one"
         )
-    settings = configure(run / "config.toml")
+    written = read_toml(run / "config.toml")
+    settings = configure(written if algorithm is None else written | {"algorithm": algorithm})
+    if algorithm is not None and (given := settings.algorithm.name) != (was := written.get("algorithm")):
+        raise ConfigError(f"{run} was run with algorithm '{was}', it cannot go on with '{given}'")
     if data is not None and data.name != settings.data.name:
         raise ConfigError(f"{run} was run on data '{settings.data.name}', it cannot go on with '{data.name}'")
     if model is not None and _name_of(model) != settings.model:

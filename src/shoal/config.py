@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -180,11 +180,22 @@ DEFAULT_EXPERIMENT: dict[str, Any] = {
 """What `shoal run` does where it is told nothing: digits over 200 clients, client level, proven epsilon 4."""
 
 
-def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top.
+def configure(
+    source: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    allowed: Collection[str] | None = None,
+) -> Config:
+    """The configuration of a TOML file or a mapping of the same shape, with overrides on top.
 
-    Without a source, and unless an override names an algorithm, it is the default experiment, but for the number of
-    clients where the data are others.
+    Args:
+        source: The file or mapping. Without one, and unless an override names an algorithm, it is the default
+            experiment, but for the number of clients where the data are others.
+        overrides: Words such as `rounds=50`.
+        allowed: The packages from which the configuration may have something imported; None: from any.
+
+    Raises:
+        ShoalError: A key or value cannot be used.
     """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     for word in overrides:
@@ -193,7 +204,8 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
-    algorithm = find_algorithm(_checked("algorithm", given.pop("algorithm", _TOP["algorithm"][1]), str))
+    named = given.pop("algorithm", _TOP["algorithm"][1])
+    algorithm = find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
@@ -263,6 +275,8 @@ def to_toml(config: Config) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, bool | str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants that one escaped
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_word, value))}]"
     return repr(value)
 
 
@@ -310,8 +324,9 @@ def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _checked(key: str, value: Any, kind: Any) -> Any:
+    held = tuple(value) if isinstance(value, list) else value  # as records hold it
     try:
-        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(held)
     except ValidationError as error:
         raise ConfigError(f"{key} cannot be {_short(value)}: {_reason(error, value)}") from None
     if isinstance(checked, int) and abs(checked) >= 2**63:

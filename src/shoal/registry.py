@@ -40,10 +40,9 @@ class Source:
 
     def allowed_by(self, allowed: Collection[str]) -> bool:
         """Is its distribution, its module, or a package that holds the module among those allowed?"""
-        module = self.reference.partition(":")[0]
-        names = {each.replace("-", "_") for each in allowed}
-        holders = {module.rsplit(".", n)[0] for n in range(module.count(".") + 1)}
-        return not names.isdisjoint(holders | {self.package.partition(" ")[0].replace("-", "_")})
+        module, distribution = self.reference.partition(":")[0], self.package.partition(" ")[0].replace("-", "_")
+        names = {each.replace("-", "_") for each in allowed if each}
+        return any(each == distribution or f"{module}.".startswith(f"{each}.") for each in names)
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -85,15 +84,15 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         if name in self.own:
             return self.own[name]
-        source = self._source(name, allowed)
-        if allowed is not None and not source.allowed_by(allowed):
+        if allowed is not None and not any(source.allowed_by(allowed) for source in self._sources(name)):
             raise self.error(
-                f"{self.key} '{name}' is of another package, and only those that this site's owner names may be "
-                f"imported here: --allow-plugin PACKAGE"
+                f"{self.key} '{name}' is none of Shoal's, and the owner of this site allows no package that has it: "
+                f"--allow-plugin PACKAGE"
             )
+        source = self._source(name)
         found: T = imported(source.reference, self.key)
         if not isinstance(found, self.kind):
-            raise PluginError(f"{self.key} '{name}' is a {type(found).__name__}, it must be a {self.kind.__name__}")
+            raise PluginError(f"{self.key} '{name}' is a {type(found).__name__}, not of type {self.kind.__name__}")
         return found
 
     def origin(self, name: str) -> str:
@@ -143,21 +142,22 @@ class Registry(Mapping[str, T], Generic[T]):
             found.setdefault(point.name, []).append(Source(f"{point.module}:{point.attr}", package))
         return found
 
-    def _source(self, name: str, allowed: Collection[str] | None = None) -> Source:
+    def _sources(self, name: str) -> list[Source]:
+        return [Source(name)] if ":" in name else self._claims().get(name, [])
+
+    def _source(self, name: str) -> Source:
         if name.startswith(IN_PYTHON):
             raise self.error(
                 f"{self.key} '{name}' was given in Python: give it again, as in "
                 f"shoal.run(resume=..., {self.key}=RECORD), or put it into a module that can be imported"
             )
-        if ":" in name:
-            return Source(name)
-        claims = self._claims()
-        if name not in claims:  # a site does not tell what is installed there
-            raise self.error(f"there is no {self.key} '{name}'{nearest(name, self if allowed is None else self.own)}")
-        if len(claims[name]) > 1:
-            both = " and ".join(f"{source.package} ({source.reference})" for source in claims[name])
+        found = self._sources(name)
+        if not found:
+            raise self.error(f"there is no {self.key} '{name}'{nearest(name, self)}")
+        if len(found) > 1:
+            both = " and ".join(f"{source.package} ({source.reference})" for source in found)
             raise PluginError(f"{self.key} '{name}' is claimed by {both}; write package.module:NAME instead")
-        return claims[name][0]
+        return found[0]
 
 
 def imported(reference: str, key: str, error: type[ShoalError] = PluginError, noun: str = "NAME") -> Any:

@@ -145,7 +145,7 @@ def write(
 ) -> Path:
     """A new folder with the figures, the picture and the page."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-    folder = runs / f"attack-{stamp}-{name}"
+    folder = runs / f"attack-{stamp}-{name.replace(':', '-')}"
     try:
         folder.mkdir(parents=True)
         told = {release.KEY: release.ATTACK, "title": title, "command": command, **facts, "rows": list(rows)}

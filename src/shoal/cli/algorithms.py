@@ -34,12 +34,14 @@ def command(
 
 
 def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
+    from shoal.algorithms import REGISTRY
     from shoal.algorithms.charges import proves
 
     facts: dict[str, Any] = {
         "name": record.name,
         "paper": record.paper,
         "summary": record.summary,
+        "from": REGISTRY.origin(record.name),
         "proves": proves(record),
         "published": record.claims,
     }
@@ -57,21 +59,25 @@ def _boundaries(record: Algorithm) -> dict[str, Any]:
 
 
 def _show_all(records: list[Algorithm]) -> None:
+    from shoal.algorithms import REGISTRY
     from shoal.algorithms.charges import proves
 
     table = Table("method", "paper", "proves", "its paper claims", box=None, pad_edge=False)
     for record in records:
-        table.add_row(*map(escape, (record.name, record.paper, proves(record), record.claims)))
+        origin = REGISTRY.origin(record.name)
+        paper = record.paper if origin == "shoal" else f"{record.paper} (from {origin})"
+        table.add_row(*map(escape, (record.name, paper, proves(record), record.claims)))
     Console(emoji=False).print(table)
 
 
 def _show_one(record: Algorithm) -> None:
+    from shoal.algorithms import REGISTRY
     from shoal.algorithms.charges import proves
 
     console = Console(emoji=False)
     console.print(f"[bold]{record.name}[/bold]: {record.summary}")
     told = f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}\n"
-    console.print(told, markup=False)
+    console.print(f"from:      {REGISTRY.origin(record.name)}\n{told}", markup=False)
     table = Table("boundary", "key", "default", box=None, pad_edge=False)
     for boundary, values in _boundaries(record).items():
         table.add_row(boundary, "", escape(_says(getattr(record, boundary))), style="dim")

@@ -55,6 +55,13 @@ def command(
     model: Annotated[
         str | None, typer.Option(help="Your own module (package.module:Class), if it may be used.")
     ] = None,
+    allow_plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A package or module whose algorithms the coordinator may name; several may be given. Its code runs "
+            "here, and says what its algorithms cost. Without it only those of Shoal are taken."
+        ),
+    ] = None,
     patience: Annotated[float, typer.Option(help="Seconds to try again when the coordinator is away.")] = 600.0,
 ) -> None:
     """Join a federation: train on your own data, send only what the method lets leave, keep your own ledger."""
@@ -80,7 +87,8 @@ def command(
     )
     bounds = Bounds.read(bound or ())
     own = _key(key, folder)
-    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers), bounds), tell)
+    read, plugins = reader(data, label, part), tuple(allow_plugin or ())
+    site = Site(Owner(called, folder, read, wishes, model, own, _peers(peers), bounds, plugins), tell)
     door = Door(address, own, _certificate(ca), registers=key is None)
     try:
         ended = attend(site, door, patience, tell)
