@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="A privacy calculator: epsilon, delta, noise or rounds.", no_args_is_help=True)
 
 
-Accountant: TypeAlias = Literal["pld", "rdp", "rdp-classic", "zcdp", "advanced", "basic"]
 Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
 Neighbours: TypeAlias = Literal["add-remove", "zero-out", "replace-one"]
 Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
@@ -42,7 +41,9 @@ ClientRate = Annotated[
 ]
 LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: steps that a client makes in a round.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
-AccountantOption = Annotated[Accountant, typer.Option(help="Who counts.")]
+AccountantOption = Annotated[
+    str, typer.Option(help="Who counts: pld, rdp, rdp-classic, zcdp, advanced, basic, or one of another package.")
+]
 SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, enter a step.")]
 NeighboursOption = Annotated[
     Neighbours,
@@ -68,7 +69,7 @@ class Setting:
     client_rate: float | None
     local_steps: int
     participation: Participation
-    accountant: Accountant
+    accountant: str
     neighbours: Neighbours
     orders: Orders
     units: int | None
