@@ -37,9 +37,10 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def answer(folder, name, *allowed, model="linear"):
+def answer(folder, name, *allowed, model="linear", more=""):
     """What a site says to terms with that algorithm."""
     written = to_toml(configure(CONFIG)).replace('"trusted-curator"', f'"{name}"').replace('"linear"', f'"{model}"')
+    written = written.replace("[per_update]", f"[per_update]\n{more}")
     digits, setting = load("digits"), Setting(2, 1, all_answer=False)
     terms = Terms("run", written, setting, digits.classes, digits.input_shape, 650, None)
     site = Site(Owner("site", folder / "site", reader("digits", part=0), plugins=allowed))
@@ -57,6 +58,13 @@ def test_terms_that_name_code_import_nothing(folder, name, allowed):
     before = set(sys.modules)
     assert REFUSED in answer(folder, name, *allowed)["refused"]
     assert not {"trap", "this"} & (set(sys.modules) - before)
+    assert not list(folder.glob("*.imported"))
+
+
+@pytest.mark.parametrize("name", ["os:system", "trap:MINE", "trap:", "this:s"])
+def test_nor_do_terms_that_name_a_mechanism(folder, name):
+    said = answer(folder, "trusted-curator", "another_package", more=f'mechanism = "{name}"')["refused"]
+    assert f"mechanism '{name}' {REFUSED}" in said
     assert not list(folder.glob("*.imported"))
 
 

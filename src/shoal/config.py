@@ -18,6 +18,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.algorithms import algorithm as find_algorithm
+from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.engine.settings import Settings
 from shoal.errors import ConfigError, nearest
@@ -125,7 +126,8 @@ class Config:
 
     `seed` splits the data, makes the first model and draws all else; with `noise_seed` what is drawn while training
     (who takes part, batches, noise) comes from that one instead, so that runs on the same clients share no noise.
-    With `random` = secure it comes from the system's entropy, and no run can be repeated.
+    With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: boundaries at
+    which another mechanism than the algorithm's was asked for, with its name (`per_example.mechanism`).
     """
 
     algorithm: Algorithm
@@ -140,6 +142,7 @@ class Config:
     random: Literal["research", "secure"] = "research"
     log: Literal["none", "tensorboard"] = "none"
     federation: FederationSection = FederationSection()
+    mechanisms: tuple[tuple[str, str], ...] = ()
 
 
 MOST_ROUNDS = 1_000_000
@@ -207,6 +210,10 @@ def configure(
     named = given.pop("algorithm", _TOP["algorithm"][1])
     algorithm = find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
+    chosen = {name: given.pop(key) for name in BOUNDARIES if (key := f"{name}.mechanism") in given}
+    for name, other in chosen.items():
+        sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
+        algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
@@ -231,7 +238,7 @@ def configure(
             f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
         )
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
-    return Config(algorithm, **top, **built)
+    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -258,6 +265,8 @@ def to_dict(config: Config) -> dict[str, Any]:
         if is_dataclass(section):
             values = {field.name: getattr(section, field.name) for field in fields(section)}
             result[name] = {key: value for key, value in values.items() if value is not None}
+    for name, mechanism in config.mechanisms:
+        result[name]["mechanism"] = mechanism
     if config.algorithm.examples.rate is not None:
         del result["examples"]["batch"]  # it follows from the rate
     return result
@@ -316,11 +325,16 @@ def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm)
 
 
 def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
-    if not changes:
+    """The section with these changes; one of that class where the section is a class."""
+    new = isinstance(section, type)
+    if not changes and not new:
         return section
-    kinds = get_type_hints(type(section))
+    kinds = get_type_hints(section if new else type(section))
     checked = {key: _checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
-    return replace(section, **checked)
+    try:
+        return section(**checked) if new else replace(section, **checked)
+    except TypeError as error:  # a setting without a default is missing
+        raise ConfigError(f"{name}.mechanism {section.__name__}: {error}") from None
 
 
 def _checked(key: str, value: Any, kind: Any) -> Any:

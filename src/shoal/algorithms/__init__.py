@@ -1,16 +1,20 @@
 """One file a method. A file here with `ALGORITHMS` in it is all that it takes to add one.
 
-Other packages add theirs by entry points of the group `shoal.algorithms` (see shoal.registry).
+Other packages add methods and mechanisms by entry points of the groups `shoal.algorithms` and `shoal.mechanisms` (see
+shoal.registry). Shoal's own mechanisms go by the names of their classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
 
 from shoal.algorithms.base import Algorithm
+from shoal.errors import ConfigError
+from shoal.privacy import adaclip, clip, correlated, example_clip, noise, unbounded
+from shoal.privacy.mechanism import Mechanism
 from shoal.registry import Registry
 
 
@@ -20,7 +24,18 @@ def _own() -> dict[str, Algorithm]:
     return {record.name: record for record in sorted(found, key=lambda record: record.name)}
 
 
+def _own_mechanisms() -> dict[str, type[Mechanism]]:
+    modules = (adaclip, clip, correlated, example_clip, noise, unbounded)
+    kinds = (kind for module in modules for kind in vars(module).values() if _is_mechanism(kind))
+    return {kind.__name__: kind for kind in kinds}
+
+
+def _is_mechanism(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Mechanism) and is_dataclass(kind)
+
+
 REGISTRY = Registry("algorithm", Algorithm, _own, "shoal.algorithms")
+MECHANISMS = Registry("mechanism", object, _own_mechanisms, "shoal.mechanisms")
 
 
 def algorithms() -> dict[str, Algorithm]:
@@ -47,8 +62,25 @@ def algorithm(given: str | Algorithm, allowed: Collection[str] | None = None) ->
     return _called(given, REGISTRY.find(given, allowed))
 
 
+def mechanism(name: str, section: str, allowed: Collection[str] | None = None) -> type[Mechanism]:
+    """The class of a mechanism for a boundary.
+
+    Args:
+        name: A name, or `package.module:NAME`.
+        section: The boundary, such as `per_example`.
+        allowed: The packages from which it may be imported; None: from any.
+
+    Raises:
+        ShoalError: There is no such mechanism, it is for another boundary, or it may not be imported.
+    """
+    found = MECHANISMS.find(name, allowed)
+    if not _is_mechanism(found) or found.section != section:
+        raise ConfigError(f"{section}.mechanism '{name}' is no mechanism of the boundary {section}")
+    return found
+
+
 def _called(name: str, record: Algorithm) -> Algorithm:
     return record if record.name == name else replace(record, name=name)
 
 
-__all__ = ["Algorithm", "algorithm", "algorithms"]
+__all__ = ["Algorithm", "algorithm", "algorithms", "mechanism"]
