@@ -16,7 +16,7 @@ LAYERS = {
     "kernels": 0,
     "precision": 0,
     "privacy": 1,
-    "accounting": 1,
+    "accounting": 0.5,
     "algorithms": 2,
     "gradients": 3,
     "models": 3,
