@@ -17,7 +17,7 @@ LAYERS = {
     "registry": 0.5,
     "precision": 0,
     "privacy": 1,
-    "accounting": 1,
+    "accounting": 0.5,
     "algorithms": 2,
     "gradients": 3,
     "models": 3,

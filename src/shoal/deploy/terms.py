@@ -20,9 +20,6 @@ from shoal.config import Config, configure
 from shoal.data.partition import Partition
 from shoal.deploy.parcel import Spoilt
 from shoal.errors import ConfigError, PluginError, ShoalError
-from shoal.privacy.clip import NoisyClip, QuantileClip
-from shoal.privacy.correlated import Correlated
-from shoal.privacy.example_clip import QuantileExampleClip
 
 PROTOCOL = 3
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
@@ -129,13 +126,12 @@ class Crossing:
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> Crossing:
-        per_update = algorithm.per_update
-        later = isinstance(per_update, NoisyClip) and per_update.at == "server"
+        per_update, per_example = algorithm.per_update, algorithm.per_example
         return cls(
-            raw=later or (per_update is not None and per_update.waits_for_cohort),
-            below=isinstance(per_update, QuantileClip),
-            share=isinstance(algorithm.per_example, QuantileExampleClip),
-            records=algorithm.aggregate.weights == "size",
+            raw=per_update is not None and per_update.leaves_raw,
+            below=per_update is not None and per_update.counts,
+            share=per_example is not None and per_example.counts,
+            records=algorithm.aggregate.by_size,
         )
 
     @property
@@ -172,7 +168,7 @@ def only_here(records: int, number: int, clients: int) -> Partition:
 
 def refuse_turns(algorithm: Algorithm) -> None:
     """A ConfigError where what a site owes depends on whose turn it was: its own ledger counts rounds, not turns."""
-    if algorithm.clients.sampling == "cyclic" or isinstance(algorithm.per_round, Correlated):
+    if algorithm.clients.in_turn or (algorithm.per_round is not None and algorithm.per_round.correlated):
         raise ConfigError(
             f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, can only be "
             f"simulated; for a federation take another method, such as geyer-private"

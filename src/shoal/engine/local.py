@@ -89,7 +89,7 @@ def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:
         positions = examples.draw(generator, len(records), steps)
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
-    if stage.graphs and examples.sampling == "poisson":
+    if stage.graphs and examples.varies:
         width = _rounded_up(width)
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
     for place, rows in enumerate(drawn):

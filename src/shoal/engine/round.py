@@ -18,8 +18,7 @@ from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told
 from shoal.engine.stage import Stage
-from shoal.privacy.clip import QuantileClip, weighed_sum
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.clip import weighed_sum
 from shoal.privacy.secure import grid, toward_zero
 
 
@@ -78,7 +77,7 @@ def release(
     noise = signal = 0.0
     if algorithm.per_round is not None:
         z = algorithm.per_round.multiplier(moment.t, moment.total)
-        if isinstance(algorithm.per_update, QuantileClip):
+        if algorithm.per_update is not None:
             z = algorithm.per_update.update_noise(z, expected)
         noise = z * bound
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
@@ -90,11 +89,11 @@ def release(
     model = server.step(algorithm.server, model, mean, memory, moment)
 
     # adapt: the next round's clip
-    if isinstance(algorithm.per_update, QuantileClip):
+    if algorithm.per_update is not None:
         generator = streams.generator("count noise", moment.t, moment.attempt)
         algorithm.per_update.adapt(memory, total.below, total.clients, expected, noise, generator)
-    if isinstance(algorithm.per_example, QuantileExampleClip):
-        algorithm.per_example.move(memory, total.shares / expected + 0.5)
+    if algorithm.per_example is not None:
+        algorithm.per_example.adapt(memory, total.shares / expected + 0.5)
     return model, noise, signal
 
 
@@ -167,7 +166,8 @@ def leaving(stage: Stage, part: Trained, bound: float, moment: Moment) -> Tensor
     per_update = stage.algorithm.per_update
     if per_update is None:
         return part.updates
-    left = per_update.leave(part.updates, part.norms, bound, moment.t, moment.total, draw)
+    layers = stage.network.layout.named_layers
+    left = per_update.leave(part.updates, part.norms, bound, moment.t, moment.total, draw, layers)
     if stage.streams.mode != "secure":
         return left
     return (toward_zero(left, grid(bound)) if stage.algorithm.per_round is not None else left).double()
@@ -249,13 +249,12 @@ def _of_steps(stage: Stage, state: State, total: Total, moment: Moment) -> dict[
     method = stage.algorithm
     per_example, per_step, batch = method.per_example, method.per_step, method.examples.batch
     told: dict[str, float] = {}
-    if per_example is not None:
-        told["clipped_records"] = total.clipped_records / max(total.records, 1.0)
-    if isinstance(per_example, ExampleClip | QuantileExampleClip):
-        told["example_clip"] = per_example.bound(state.memory, moment.t, moment.total)
-        if per_step is not None and not isinstance(per_example, MaxClip):
-            z = per_step.multiplier(moment.t, moment.total, batch)
-            if isinstance(per_example, QuantileExampleClip):
-                z = per_example.update_noise(z, batch)
-            told["step_noise"] = z * told["example_clip"]
+    if per_example is None:
+        return told
+    told["clipped_records"] = total.clipped_records / max(total.records, 1.0)
+    if (bound := per_example.public_bound(state.memory, moment.t, moment.total)) is not None:
+        told["example_clip"] = bound
+        if per_step is not None and per_example.unproven is None:
+            z = per_example.update_noise(per_step.multiplier(moment.t, moment.total, batch), batch)
+            told["step_noise"] = z * bound
     return told
