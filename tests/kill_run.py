@@ -35,11 +35,13 @@ from shoal.accounting.chain import Line, read
 from shoal.accounting.claims import Unit
 from shoal.accounting.events import from_json
 from shoal.accounting.rdp import Running
-from shoal.algorithms.charges import NEIGHBOURS, Setting, charges
+from shoal.algorithms.charges import charges
 from shoal.config import configure
 from shoal.engine.folder import CHECKPOINT
 from shoal.engine.spending import Spending
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.random import Streams
+from shoal.privacy.setting import Setting
 from tiny import CLIENTS, FEDAVG, PRIVATE, go_on, play
 
 DELTA = 1e-5

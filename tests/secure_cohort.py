@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shoal.algorithms.base import Setting
 from shoal.config import configure, to_toml
 from shoal.deploy.consent import Wishes
 from shoal.deploy.keys import public_pem
@@ -20,6 +19,7 @@ from shoal.deploy.secure_plan import Plan
 from shoal.deploy.secure_tally import Tally
 from shoal.deploy.terms import ROUND, Terms
 from shoal.engine.moment import Moment
+from shoal.privacy.setting import Setting
 
 ROUNDS = 5
 NOW = Moment(0, ROUNDS)

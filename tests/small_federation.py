@@ -19,7 +19,7 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import BOUNDARIES, Algorithm, Server
-from shoal.algorithms.charges import Setting, event
+from shoal.algorithms.charges import event
 from shoal.audit.stage import silent as silent
 from shoal.data import Dataset, Partition, load, partition
 from shoal.engine import round as round_module
@@ -31,6 +31,7 @@ from shoal.privacy.clip import QuantileClip
 from shoal.privacy.correlated import Correlated
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
+from shoal.privacy.setting import Setting
 
 CLIENTS, COHORT, ROUNDS = 10, 4, 4
 SETTING = Setting(CLIENTS, ROUNDS, layers=1, sizes=(10,))

@@ -278,10 +278,11 @@ def test_a_fixed_size_sample_under_zero_out_needs_both_directions() -> None:
 def test_copies_on_clients_of_a_fixed_size_sample_are_charged_enough(clients: int) -> None:
     """All K clients hold the record and half of them come: never fewer, as Poisson sampling would have it."""
     from shoal.algorithms import algorithm
-    from shoal.algorithms.base import Local, Setting
+    from shoal.algorithms.base import Local
     from shoal.algorithms.charges import event
     from shoal.privacy.noise import StepNoise
     from shoal.privacy.sampling import Clients, Examples
+    from shoal.privacy.setting import Setting
 
     record = replace(
         algorithm("fed-cdp-private"),

@@ -11,12 +11,14 @@ from shoal.accounting.events import Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.theorems import TABLE
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
-from shoal.algorithms.charges import NEIGHBOURS, PAIRS, Setting, calibrated, charges, event, proves, whole_run
+from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, whole_run
 from shoal.errors import ConfigError
 from shoal.privacy import noise
 from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
+from shoal.privacy.setting import Setting
 from shoal.privacy.unbounded import Prune, RandomNoise, Select
 
 SETTING = Setting(clients=100, rounds=20)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy.stats import hypergeom
+from shoal.algorithms.charges_examples import LARGEST_BATCH
 
 from shoal.accounting import accountants, curves
 from shoal.accounting.calibration import Budget
@@ -15,9 +16,8 @@ from shoal.accounting.claims import prove
 from shoal.accounting.events import BySize, Gaussian, OnClients, Repeat, Sampled, TwoLevel, Unbounded
 from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
-from shoal.algorithms.base import Aggregate, Local, Setting
-from shoal.algorithms.charges import NEIGHBOURS, PAIRS, calibrated, charges, event, proves, whole_run
-from shoal.algorithms.charges_examples import LARGEST_BATCH
+from shoal.algorithms.base import Aggregate, Local
+from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, whole_run
 from shoal.deploy.consent import Refused
 from shoal.deploy.site import Owner, Site
 from shoal.errors import ConfigError
@@ -25,8 +25,10 @@ from shoal.privacy import noise
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.clip import Clip, NoisyClip
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.noise import StepNoise
 from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.setting import Setting
 
 SETTING = Setting(clients=100, rounds=20, layers=4, sizes=(60,))
 OBSERVERS = ("release", "server", "inside")

@@ -12,11 +12,11 @@ from shoal.accounting.rdp import Running
 from shoal.accounting.sampler import epsilon_beside, taken
 from shoal.accounting.selection import Trials
 from shoal.algorithms import algorithm
-from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import event
 from shoal.privacy import discrete
 from shoal.privacy.normals import TAIL
 from shoal.privacy.secure import FINEST
+from shoal.privacy.setting import Setting
 from tiny import PRIVATE, play
 
 STEP = Sampled("poisson", 0.01, Gaussian(1.0))

@@ -535,7 +535,7 @@ def test_noise_that_is_too_small_by_the_batch_is_found(monkeypatch):
 
 
 def test_a_clip_that_is_ignored_is_found(monkeypatch):
-    monkeypatch.setattr(ExampleClipping, "factors", lambda self, squares, bound: torch.ones_like(squares))
+    monkeypatch.setattr(ExampleClipping, "factors", lambda self, squares, bound, layers: torch.ones_like(squares))
     assert not whole()
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shoal.algorithms import algorithm
-from shoal.algorithms.base import Setting
 from shoal.privacy.noise import StepNoise
 from shoal.privacy.sampling import Clients
+from shoal.privacy.setting import Setting
 
 
 def published(record, setting, delta=1e-5, rounds=None):

@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from deploy_children import start
 from shoal.accounting.ledger import Ledger
-from shoal.algorithms.base import Setting
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.deploy.gate import Question
@@ -25,6 +24,7 @@ from shoal.deploy.records import reader
 from shoal.deploy.superlink import SuperLink, Tls
 from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
+from shoal.privacy.setting import Setting
 
 PATIENCE = 240.0  # seconds for an answer; a quiet machine needs a hundredth
 ATTACK = {

@@ -14,7 +14,6 @@ from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, leaves, without_sampler
 from shoal.accounting.ledger import Ledger, verify
 from shoal.algorithms import algorithm
-from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
@@ -27,6 +26,7 @@ from shoal.deploy.site import Owner, Site
 from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
+from shoal.privacy.setting import Setting
 from support.federations import asked, curator, served, settings
 
 

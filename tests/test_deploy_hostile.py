@@ -15,8 +15,6 @@ from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Unbounded, leaves
 from shoal.accounting.ledger import Ledger
 from shoal.accounting.theorems import ADJACENCY
-from shoal.algorithms.base import Setting
-from shoal.algorithms.charges import NEIGHBOURS
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.deploy.consent import Wishes
@@ -30,8 +28,10 @@ from shoal.deploy.site import AT_HOME, Owner, Site
 from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.noise import add_to_sum
 from shoal.privacy.secure import SecureStreams, grid, toward_zero
+from shoal.privacy.setting import Setting
 from support.federations import asked, curator, served, settings
 
 RECORDS = 200

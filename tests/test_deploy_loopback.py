@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 import shoal
 from shoal.accounting import accountants
-from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import whole_run
 from shoal.deploy.parcel import Spoilt
 from shoal.deploy.terms import ROUND, TERMS, Terms
@@ -24,6 +23,7 @@ from shoal.errors import ConfigError
 from shoal.prepare import prepare
 from shoal.privacy.clip import NoisyClip, QuantileClip
 from shoal.privacy.random import Streams
+from shoal.privacy.setting import Setting
 from small_federation import IN_TURN, NAMES
 from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
 

@@ -10,7 +10,6 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
 from shoal.accounting.ledger import Ledger
-from shoal.algorithms.base import Setting
 from shoal.algorithms.charges import charges
 from shoal.config import configure, to_toml
 from shoal.data import load
@@ -26,6 +25,7 @@ from shoal.deploy.terms import END, ROUND, TERMS, Terms
 from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
 from shoal.privacy.schedules import parse
+from shoal.privacy.setting import Setting
 
 SAID = {
     "algorithm": "fed-sdp",

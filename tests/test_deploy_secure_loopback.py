@@ -17,7 +17,7 @@ from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
 from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
-from shoal.algorithms.charges import Setting, event, proves
+from shoal.algorithms.charges import event, proves
 from shoal.config import configure
 from shoal.deploy.consent import Wishes
 from shoal.deploy.keys import make_site, public_pem, read_public, read_site_key
@@ -35,6 +35,7 @@ from shoal.engine.round import leaving
 from shoal.errors import ConfigError
 from shoal.prepare import prepare
 from shoal.privacy.secure import grid, toward_zero
+from shoal.privacy.setting import Setting
 from support.federations import NAMED, farthest, served, settings, simulated
 
 SITES, NOISE = 4, 1.633

@@ -44,7 +44,7 @@ def test_norms_and_clipped_sums_are_opacus(name):
     params = fast.layout.flatten(module).unsqueeze(0)
     tape = fast.backward(params, x.unsqueeze(0), y.unsqueeze(0), torch.ones(1, 6, dtype=torch.float64))
     squares, total = tape.squares(), torch.zeros_like(params)
-    factors = ExampleClip(CLIP).factors(squares, CLIP)
+    factors = ExampleClip(CLIP).factors(squares, CLIP, {})
     tape.accumulate(total, 1.0, factors)
     each, clipped = of_opacus(module, x, y)
     norms = each.norm(dim=1)

@@ -160,7 +160,7 @@ def test_short_names_stand_for_the_thesis_networks():
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "words"),
     [
-        ("thesis-mpl", MNIST, 10, "unknown model 'thesis-mpl'.*did you mean 'thesis-mlp'"),
+        ("thesis-mpl", MNIST, 10, "there is no model 'thesis-mpl'.*did you mean 'thesis-mlp'"),
         ("papernot-cnn", DIGITS, 10, "at least 14x14, got 8x8; choose model=auto, which picks 'digits-cnn'"),
         ("thesis-cnn", (105,), 10, r"'thesis-cnn' takes pictures .* got shape \(105,\)"),
         ("scatter-cnn", MNIST, 10, "takes scattering features .* set data.features=scattering"),

@@ -33,7 +33,7 @@ def streams(row):
 
 
 def left(clip, updates, bound, t=0, total=1, draw=streams):
-    return clip.leave(updates.clone(), row_norms(updates), bound, t, total, draw)
+    return clip.leave(updates.clone(), row_norms(updates), bound, t, total, draw, {})
 
 
 def vectors(*norms, size=7):

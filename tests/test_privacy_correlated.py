@@ -12,10 +12,11 @@ from scipy.linalg import toeplitz
 from scipy.stats import norm
 
 from shoal.errors import ConfigError
-from shoal.privacy.correlated import PAST, Correlated, coefficients, price, reach
+from shoal.privacy.correlated import PAST, Correlated
 from shoal.privacy.noise import Gaussian
 from shoal.privacy.random import Streams
 from shoal.privacy.secure import FINEST, SecureStreams, grid
+from shoal.privacy.turns import price, reach
 from small_federation import ALPHA, chi_square_fits
 
 few = settings(max_examples=60, deadline=None)
@@ -25,7 +26,7 @@ BANDS, MOMENTUM, TURNS = st.integers(1, 9), st.sampled_from([0.0, 0.5, 0.9]), st
 def matrix(noise, rounds):
     """C: row t is what round t gives away of the sums so far."""
     weights = np.zeros(rounds)
-    found = coefficients(noise)[:rounds]
+    found = noise.coefficients()[:rounds]
     weights[: len(found)] = found
     return toeplitz(weights, np.zeros(rounds))
 
@@ -56,15 +57,15 @@ def test_with_all_bands_the_coefficients_are_the_root_of_summing_up(momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
 def test_no_coefficient_is_negative_nor_greater_than_the_one_before(momentum):
-    found = coefficients(Correlated(1.0, bands=500, momentum=momentum))
+    found = Correlated(1.0, bands=500, momentum=momentum).coefficients()
     assert found[0] == 1
     assert (found > 0).all()
     assert (np.diff(found) <= 0).all()
 
 
 def test_one_band_is_independent_noise():
-    assert coefficients(Correlated(1.0, bands=1, momentum=0.9)).tolist() == [1.0]
-    assert coefficients(Gaussian(1.0)).tolist() == [1.0]
+    assert Correlated(1.0, bands=1, momentum=0.9).coefficients().tolist() == [1.0]
+    assert Gaussian(1.0).coefficients().tolist() == [1.0]
     drawn = [
         each.add(torch.zeros(1000), 3.0, 0.5, memory, Streams(1).generator("noise", t))
         for each, memory in ((Gaussian(3.0), {}), (Correlated(3.0, bands=1), {}))
@@ -123,7 +124,7 @@ def test_at_any_time_what_was_charged_is_what_the_dearest_client_has_paid(bands,
 def test_rounds_played_again_are_charged_for_whomever_they_hit(bands, momentum, turns, schedule, data):
     """Any history of kills and old checkpoints, noise remembered or forgotten: nobody pays more than is charged."""
     noise, rounds = Correlated(schedule, bands=bands, momentum=momentum), 7
-    weights = np.pad(coefficients(noise), (0, rounds))
+    weights = np.pad(noise.coefficients(), (0, rounds))
     path, paid, spent, furthest = [], np.zeros(turns), 0.0, 0
     since = 0  # the first round whose noise is remembered
     for _ in range(data.draw(st.integers(1, 4))):
@@ -143,8 +144,8 @@ def test_rounds_played_again_are_charged_for_whomever_they_hit(bands, momentum, 
 
 def test_reach_is_what_a_client_has_in_each_round():
     noise = Correlated(1.0, bands=4)
-    assert reach(coefficients(noise), 2, 5) == pytest.approx([1, 0.5, 1 + 0.375, 0.5 + 0.3125, 1 + 0.375])
-    assert reach(coefficients(noise), 100, 3) == pytest.approx([1, 0.5, 0.375])
+    assert reach(noise.coefficients(), 2, 5) == pytest.approx([1, 0.5, 1 + 0.375, 0.5 + 0.3125, 1 + 0.375])
+    assert reach(noise.coefficients(), 100, 3) == pytest.approx([1, 0.5, 0.375])
 
 
 def test_a_round_beyond_the_plan_has_a_price_too():
@@ -241,7 +242,7 @@ def test_rounding_is_charged_in_every_round_that_a_client_reaches_however_little
     """(reach + e)^2 / z^2 a round: where reach is below 1, more than (1 + e) times as much."""
     noise, bands, rounding = 64.0, 1000, 2e-3 / 64.0
     record = Correlated(noise, bands=bands)
-    reached = reach(coefficients(record), bands, bands)
+    reached = reach(record.coefficients(), bands, bands)
     assert reached.min() < 0.1
     prices = [price(record, t, bands, bands, rounding=rounding) for t in range(bands)]
     assert sum(prices) == pytest.approx(float(((reached + rounding * noise) ** 2).sum()) / noise**2, rel=1e-9)

@@ -102,7 +102,7 @@ def test_no_update_leaves_longer_than_the_bound(device, clip, seed, span, bound)
             bound = clip.bound({}, 0, 1, norms)
         elif isinstance(clip, QuantileClip):
             bound = extreme(1e3 if bound < 1 else -1e3)
-        left = clip.leave(kept.clone(), norms, bound, 0, 1, np.random.default_rng).cpu()
+        left = clip.leave(kept.clone(), norms, bound, 0, 1, np.random.default_rng, {}).cpu()
     assert LEAST_SCALE <= bound <= MOST_SCALE
     assert (norms_of(left) <= bound).all()
     true, flushed = norms_of(updates), np.finfo(np.float32).tiny * 20
@@ -125,7 +125,9 @@ def test_an_adaptive_bound_stays_where_clips_may_be(share):
 @example(0, (0, 10), 0.1)  # float32's nearest is above
 @many
 def test_no_selected_number_is_above_its_cap(seed, span, cap):
-    left = Select(1.0, cap=cap).leave(wild(seed, span, 1, 50), torch.ones(1), math.inf, 0, 1, np.random.default_rng)
+    left = Select(1.0, cap=cap).leave(
+        wild(seed, span, 1, 50), torch.ones(1), math.inf, 0, 1, np.random.default_rng, {}
+    )
     assert (left.double().abs() <= cap).all()
 
 
@@ -195,7 +197,7 @@ def drawing(seed, given_spans):
 def added(tape, clip, bound, params, scale, fused=False):
     """What each record adds, and which are left out."""
     squares = tape.squares()
-    factors = clip.factors(squares, params.new_tensor(bound))
+    factors = clip.factors(squares, params.new_tensor(bound), {})
     into = torch.zeros_like(params)
     if fused:
         from shoal.privacy.philox import Philox

@@ -15,7 +15,7 @@ def left(defence, updates):
     def draw(row):
         return Streams(2).generator("test", row)
 
-    return defence.leave(updates.clone(), updates.norm(dim=1), math.inf, 0, 1, draw)
+    return defence.leave(updates.clone(), updates.norm(dim=1), math.inf, 0, 1, draw, {})
 
 
 def updates(rows=3, size=1000, seed=0):

@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.algorithms import algorithms
+    from shoal import algorithms
+    from shoal.algorithms import algorithms as list_algorithms
+    from shoal.algorithms.base import Algorithm
     from shoal.api import Result, run
     from shoal.data import Dataset, from_arrays, from_clients, load
     from shoal.errors import ShoalError
@@ -14,17 +16,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "run": "shoal.api",
-    "Result": "shoal.api",
-    "algorithms": "shoal.algorithms",
-    "Dataset": "shoal.data",
-    "load": "shoal.data",
-    "from_arrays": "shoal.data",
-    "from_clients": "shoal.data",
-    "ShoalError": "shoal.errors",
+    "run": "shoal.api:run",
+    "Result": "shoal.api:Result",
+    "Algorithm": "shoal.algorithms.base:Algorithm",
+    "list_algorithms": "shoal.algorithms:algorithms",
+    "Dataset": "shoal.data:Dataset",
+    "load": "shoal.data:load",
+    "from_arrays": "shoal.data:from_arrays",
+    "from_clients": "shoal.data:from_clients",
+    "ShoalError": "shoal.errors:ShoalError",
 }
 
 __all__ = [
+    "Algorithm",
     "Dataset",
     "Result",
     "ShoalError",
@@ -32,6 +36,7 @@ __all__ = [
     "algorithms",
     "from_arrays",
     "from_clients",
+    "list_algorithms",
     "load",
     "run",
 ]
@@ -39,9 +44,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Names are fetched when they are used, so that `import shoal` costs nothing."""
+    if name == "algorithms":  # the package, as it is once anything has imported it
+        return import_module("shoal.algorithms")
     if name not in _HOME:
         raise AttributeError(f"module 'shoal' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

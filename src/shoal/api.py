@@ -99,7 +99,7 @@ def run(
         no_guarantee: Start a method that claims privacy but proves none.
         on_start: Called with the configuration, the trainer and the run's folder before the first round.
         on_round: Called with the metrics of every round.
-        **keys: Keys of the configuration, where no `config` is given.
+        **keys: Keys of the configuration, where no `config` is given; `algorithm` may be an `Algorithm`.
 
     Returns:
         How the run ended.
@@ -137,10 +137,10 @@ def settings_of(
         settings = _settings(config, data, model, overrides, keys)
         if not no_guarantee:
             _refuse_empty_claims(settings)
-    elif config is not None or overrides or keys:
+    elif config is not None or overrides or set(keys) > {"algorithm"}:
         raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
     else:
-        settings = _resumed_settings(Path(resume), data, model)
+        settings = _resumed_settings(Path(resume), data, model, keys.get("algorithm"))
     if settings.log == "tensorboard":
         tensorboard.require()
     return settings
@@ -198,7 +198,7 @@ def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
     from shoal.prepare import limit_of
 
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
-    name = f"{config.algorithm.name}-{re.sub(r'[^A-Za-z0-9.-]+', '-', Path(config.data.name).stem)}"
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
     return RunFolder.create(runs, name)
 
 
@@ -371,11 +371,11 @@ class Interrupted(RunError):
         self.run, self.done = run, done
 
 
-def _resumed_settings(run: Path, data: Any, model: Any) -> Config:
-    """The configuration of an earlier run; only data and a model that it cannot name may be given again."""
+def _resumed_settings(run: Path, data: Any, model: Any, algorithm: Any) -> Config:
+    """The configuration of an earlier run; only data, model and algorithm that it cannot name may be given again."""
     from shoal.accounting.ledger import FILE
 
-    for key, value in (("data", data), ("model", model)):
+    for key, value in (("data", data), ("model", model), ("algorithm", algorithm)):
         if isinstance(value, str | Mapping):
             raise ConfigError(f"a resumed run keeps its own configuration: leave out {key}={value!r}")
     if not (run / "config.toml").is_file():
@@ -384,7 +384,10 @@ def _resumed_settings(run: Path, data: Any, model: Any) -> Config:
         raise LedgerError(
             f"{run / FILE} is gone, so nothing can be proven of this run; put it back, or start a new one"
         )
-    settings = configure(run / "config.toml")
+    written = read_toml(run / "config.toml")
+    settings = configure(written if algorithm is None else written | {"algorithm": algorithm})
+    if algorithm is not None and (given := settings.algorithm.name) != (was := written.get("algorithm")):
+        raise ConfigError(f"{run} was run with algorithm '{was}', it cannot go on with '{given}'")
     if data is not None and data.name != settings.data.name:
         raise ConfigError(f"{run} was run on data '{settings.data.name}', it cannot go on with '{data.name}'")
     if model is not None and _name_of(model) != settings.model:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -18,6 +18,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shoal.algorithms import algorithm as find_algorithm
+from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.engine.settings import Settings
 from shoal.errors import ConfigError, nearest
@@ -125,7 +126,8 @@ class Config:
 
     `seed` splits the data, makes the first model and draws all else; with `noise_seed` what is drawn while training
     (who takes part, batches, noise) comes from that one instead, so that runs on the same clients share no noise.
-    With `random` = secure it comes from the system's entropy, and no run can be repeated.
+    With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: boundaries at
+    which another mechanism than the algorithm's was asked for, with its name (`per_example.mechanism`).
     """
 
     algorithm: Algorithm
@@ -140,6 +142,7 @@ class Config:
     random: Literal["research", "secure"] = "research"
     log: Literal["none", "tensorboard"] = "none"
     federation: FederationSection = FederationSection()
+    mechanisms: tuple[tuple[str, str], ...] = ()
 
 
 MOST_ROUNDS = 1_000_000
@@ -180,11 +183,22 @@ DEFAULT_EXPERIMENT: dict[str, Any] = {
 """What `shoal run` does where it is told nothing: digits over 200 clients, client level, proven epsilon 4."""
 
 
-def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a TOML file or a mapping of the same shape, with `key=value` overrides on top.
+def configure(
+    source: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    allowed: Collection[str] | None = None,
+) -> Config:
+    """The configuration of a TOML file or a mapping of the same shape, with overrides on top.
 
-    Without a source, and unless an override names an algorithm, it is the default experiment, but for the number of
-    clients where the data are others.
+    Args:
+        source: The file or mapping. Without one, and unless an override names an algorithm, it is the default
+            experiment, but for the number of clients where the data are others.
+        overrides: Words such as `rounds=50`.
+        allowed: The packages from which the configuration may have something imported; None: from any.
+
+    Raises:
+        ShoalError: A key or value cannot be used.
     """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     for word in overrides:
@@ -193,8 +207,13 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
-    algorithm = find_algorithm(_checked("algorithm", given.pop("algorithm", _TOP["algorithm"][1]), str))
+    named = given.pop("algorithm", _TOP["algorithm"][1])
+    algorithm = find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
+    chosen = {name: given.pop(key) for name in BOUNDARIES if (key := f"{name}.mechanism") in given}
+    for name, other in chosen.items():
+        sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
+        algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
@@ -219,7 +238,7 @@ def configure(source: str | Path | Mapping[str, Any] | None = None, overrides: S
             f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
         )
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
-    return Config(algorithm, **top, **built)
+    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -246,6 +265,8 @@ def to_dict(config: Config) -> dict[str, Any]:
         if is_dataclass(section):
             values = {field.name: getattr(section, field.name) for field in fields(section)}
             result[name] = {key: value for key, value in values.items() if value is not None}
+    for name, mechanism in config.mechanisms:
+        result[name]["mechanism"] = mechanism
     if config.algorithm.examples.rate is not None:
         del result["examples"]["batch"]  # it follows from the rate
     return result
@@ -263,6 +284,8 @@ def to_toml(config: Config) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, bool | str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants that one escaped
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_word, value))}]"
     return repr(value)
 
 
@@ -302,16 +325,22 @@ def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm)
 
 
 def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
-    if not changes:
+    """The section with these changes; one of that class where the section is a class."""
+    new = isinstance(section, type)
+    if not changes and not new:
         return section
-    kinds = get_type_hints(type(section))
+    kinds = get_type_hints(section if new else type(section))
     checked = {key: _checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
-    return replace(section, **checked)
+    try:
+        return section(**checked) if new else replace(section, **checked)
+    except TypeError as error:  # a setting without a default is missing
+        raise ConfigError(f"{name}.mechanism {section.__name__}: {error}") from None
 
 
 def _checked(key: str, value: Any, kind: Any) -> Any:
+    held = tuple(value) if isinstance(value, list) else value  # as records hold it
     try:
-        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(held)
     except ValidationError as error:
         raise ConfigError(f"{key} cannot be {_short(value)}: {_reason(error, value)}") from None
     if isinstance(checked, int) and abs(checked) >= 2**63:

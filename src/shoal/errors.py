@@ -14,6 +14,10 @@ class ConfigError(ShoalError):
     """A key or a value of the configuration that cannot be used."""
 
 
+class PluginError(ShoalError):
+    """Something of another package that cannot be imported, or is not what it should be."""
+
+
 class DataError(ShoalError):
     """Data that are missing, damaged, or not what they claim to be."""
 

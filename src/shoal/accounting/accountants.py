@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from shoal.accounting import pld, rdp, textbook
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
 from shoal.accounting.sampler import epsilon_beside, taken
 from shoal.accounting.theorems import Neighbours, counted
-from shoal.errors import ConfigError, nearest
+from shoal.errors import ConfigError
+from shoal.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,29 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Figures:
-    """What an accountant makes of events: both ways of reading it, and its flaw at a given delta."""
+class Figures:
+    """What an accountant makes of events.
+
+    Attributes:
+        epsilon: By delta.
+        delta: By epsilon.
+        flaw: Why the figure at a delta is no bound; None where it is one.
+    """
 
     epsilon: Callable[[float], float]
     delta: Callable[[float], float]
     flaw: Callable[[float], str | None]
+
+
+@runtime_checkable
+class Accountant(Protocol):
+    """Figures for events, each with how often it happened; a ConfigError for an event that is not understood.
+
+    Packages add theirs by entry points of the group `shoal.accountants`. `orders` names a grid of RDP orders, which
+    only `rdp-classic` looks at.
+    """
+
+    def __call__(self, counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str, /) -> Figures: ...
 
 
 def epsilon(
@@ -77,7 +95,7 @@ def _epsilon(
     counts: Mapping[Leaf, int], delta: float, accountant: str, neighbours: Neighbours, orders: str
 ) -> Answer:
     if (reason := _unbounded(counts)) is not None:
-        return Answer(None, delta, _named(accountant), False, reason)
+        return Answer(None, delta, _known(accountant), False, reason)
     counts, distance = without_sampler(counts)
     figures = _figures(counts, accountant, neighbours, orders)
     if not counts:
@@ -118,7 +136,7 @@ def _delta(
     counts: Mapping[Leaf, int], epsilon: float, accountant: str, neighbours: Neighbours, orders: str
 ) -> Answer:
     if (reason := _unbounded(counts)) is not None:
-        return Answer(epsilon, None, _named(accountant), False, reason)
+        return Answer(epsilon, None, _known(accountant), False, reason)
     counts, distance = without_sampler(counts)
     sampler = taken(epsilon, distance)
     figures = _figures(counts, accountant, neighbours, orders)
@@ -174,21 +192,21 @@ def at_least(event: Event, delta: float, neighbours: Neighbours = "add-remove") 
     return pld.profile(attained, "add-remove").epsilon(delta)
 
 
-def _pld(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+def _pld(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
     profile = pld.profile(counts, neighbours)
-    return _Figures(profile.epsilon, profile.delta, lambda _: None)
+    return Figures(profile.epsilon, profile.delta, lambda _: None)
 
 
-def _rdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+def _rdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
     spent = rdp.total(counts, neighbours)
-    return _Figures(
+    return Figures(
         lambda delta: rdp.epsilon(rdp.DEFAULT, spent, delta),
         lambda epsilon: rdp.delta(rdp.DEFAULT, spent, epsilon),
         lambda _: None,
     )
 
 
-def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
     chosen = rdp.grid(orders)
     taken: dict[Leaf, int] = {}
     for leaf, n in counts.items():
@@ -197,41 +215,41 @@ def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str
     mistaken = any(_is_fixed_size(leaf) for leaf in counts)
     flaw = "the moments accountant takes samples of fixed size for Poisson samples" if mistaken else None
     spent = rdp.total(taken, "add-remove" if mistaken else neighbours, chosen)
-    return _Figures(
+    return Figures(
         lambda delta: rdp.classic_epsilon(chosen, spent, delta),
         lambda epsilon: rdp.classic_delta(chosen, spent, epsilon),
         lambda _: flaw,
     )
 
 
-def _zcdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+def _zcdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
     done = textbook.steps(counts, neighbours, "zcdp")
-    return _Figures(
+    return Figures(
         lambda delta: textbook.zcdp_epsilon(done, delta),
         lambda epsilon: textbook.zcdp_delta(done, epsilon),
         lambda _: textbook.zcdp_flaw(done),
     )
 
 
-def _basic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+def _basic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
     done = textbook.steps(counts, neighbours, "basic")
-    return _Figures(
+    return Figures(
         lambda delta: textbook.basic_epsilon(done, delta),
         lambda epsilon: _inverse(lambda delta: textbook.basic_epsilon(done, delta), epsilon),
         lambda delta: textbook.composition_flaw(done, delta, slack=0),
     )
 
 
-def _advanced(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> _Figures:
+def _advanced(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
     done = textbook.steps(counts, neighbours, "advanced")
-    return _Figures(
+    return Figures(
         lambda delta: textbook.advanced_epsilon(done, delta),
         lambda epsilon: _inverse(lambda delta: textbook.advanced_epsilon(done, delta), epsilon),
         lambda delta: textbook.composition_flaw(done, delta, slack=1),
     )
 
 
-_ACCOUNTANTS = {
+_OWN: dict[str, Accountant] = {
     "pld": _pld,
     "rdp": _rdp,
     "rdp-classic": _rdp_classic,
@@ -239,17 +257,16 @@ _ACCOUNTANTS = {
     "advanced": _advanced,
     "basic": _basic,
 }
-NAMES = tuple(_ACCOUNTANTS)
+REGISTRY = Registry("accountant", Accountant, lambda: _OWN, "shoal.accountants")
 _FAINT = 1e-8  # deltas below this may be drowned by the rounding that pld allows for
 
 
-def _figures(counts: Mapping[Leaf, int], accountant: str, neighbours: Neighbours, orders: str) -> _Figures:
-    return _ACCOUNTANTS[_named(accountant)](counts, neighbours, orders)
+def _figures(counts: Mapping[Leaf, int], accountant: str, neighbours: Neighbours, orders: str) -> Figures:
+    return REGISTRY.find(accountant)(counts, neighbours, orders)
 
 
-def _named(accountant: str) -> str:
-    if accountant not in _ACCOUNTANTS:
-        raise ConfigError(f"no accountant is called '{accountant}'{nearest(accountant, NAMES)}")
+def _known(accountant: str) -> str:
+    REGISTRY.find(accountant)
     return accountant
 
 
@@ -264,7 +281,7 @@ def _inverse(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     return float(10**high)
 
 
-def _rdp_or_none(counts: Mapping[Leaf, int], neighbours: Neighbours) -> _Figures | None:
+def _rdp_or_none(counts: Mapping[Leaf, int], neighbours: Neighbours) -> Figures | None:
     """RDP's figures, where it understands all events."""
     try:
         return _rdp(counts, neighbours, "")

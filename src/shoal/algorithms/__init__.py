@@ -1,28 +1,86 @@
-"""One file a method. A file here with `ALGORITHMS` in it is all that it takes to add one."""
+"""One file a method. A file here with `ALGORITHMS` in it is all that it takes to add one.
+
+Other packages add methods and mechanisms by entry points of the groups `shoal.algorithms` and `shoal.mechanisms` (see
+shoal.registry). Shoal's own mechanisms go by the names of their classes.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Collection
+from dataclasses import is_dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
 
 from shoal.algorithms.base import Algorithm
-from shoal.errors import ConfigError, nearest
+from shoal.errors import ConfigError
+from shoal.privacy import adaclip, clip, correlated, example_clip, noise, unbounded
+from shoal.privacy.mechanism import Mechanism
+from shoal.registry import Registry
 
 
-@cache
-def algorithms() -> dict[str, Algorithm]:
-    """Every method, by name."""
+def _own() -> dict[str, Algorithm]:
     modules = (import_module(f"{__name__}.{info.name}") for info in iter_modules(__path__))
     found = [record for module in modules for record in getattr(module, "ALGORITHMS", ())]
     return {record.name: record for record in sorted(found, key=lambda record: record.name)}
 
 
-def algorithm(name: str) -> Algorithm:
-    """The method of this name."""
-    if name not in algorithms():
-        raise ConfigError(f"there is no algorithm '{name}'{nearest(name, algorithms())}")
-    return algorithms()[name]
+def _own_mechanisms() -> dict[str, type[Mechanism]]:
+    modules = (adaclip, clip, correlated, example_clip, noise, unbounded)
+    kinds = (kind for module in modules for kind in vars(module).values() if _is_mechanism(kind))
+    return {kind.__name__: kind for kind in kinds}
 
 
-__all__ = ["Algorithm", "algorithm", "algorithms"]
+def _is_mechanism(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Mechanism) and is_dataclass(kind)
+
+
+REGISTRY = Registry("algorithm", Algorithm, _own, "shoal.algorithms")
+MECHANISMS = Registry("mechanism", object, _own_mechanisms, "shoal.mechanisms")
+
+
+def algorithms() -> dict[str, Algorithm]:
+    """Every method by name, those of installed packages included.
+
+    Returns:
+        Records by the names that `shoal run -c algorithm=NAME` takes.
+    """
+    return {name: _called(name, record) for name, record in REGISTRY.loadable().items()}
+
+
+def algorithm(given: str | Algorithm, allowed: Collection[str] | None = None) -> Algorithm:
+    """A method, called by the name under which it is found again.
+
+    Args:
+        given: A name, `package.module:NAME`, or a record itself.
+        allowed: The packages from which a record may be imported; None: from any.
+
+    Raises:
+        ShoalError: There is no such method, or it may not be imported.
+    """
+    if isinstance(given, Algorithm):
+        return _called(REGISTRY.name_of(given, given.name), given)
+    return _called(given, REGISTRY.find(given, allowed))
+
+
+def mechanism(name: str, section: str, allowed: Collection[str] | None = None) -> type[Mechanism]:
+    """The class of a mechanism for a boundary.
+
+    Args:
+        name: A name, or `package.module:NAME`.
+        section: The boundary, such as `per_example`.
+        allowed: The packages from which it may be imported; None: from any.
+
+    Raises:
+        ShoalError: There is no such mechanism, it is for another boundary, or it may not be imported.
+    """
+    found = MECHANISMS.find(name, allowed)
+    if not _is_mechanism(found) or found.section != section:
+        raise ConfigError(f"{section}.mechanism '{name}' is no mechanism of the boundary {section}")
+    return found
+
+
+def _called(name: str, record: Algorithm) -> Algorithm:
+    return record if record.name == name else replace(record, name=name)
+
+
+__all__ = ["Algorithm", "algorithm", "algorithms", "mechanism"]

@@ -6,47 +6,27 @@ nothing else: the engine reads this record, and so do the accountant and the com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
-from shoal.privacy.adaclip import AdaClip
-from shoal.privacy.clip import Clip, Clipping, MedianClip, NoisyClip, QuantileClip
-from shoal.privacy.correlated import Correlated
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
-from shoal.privacy.noise import Gaussian, StepNoise
+from shoal.privacy.mechanism import (
+    GradientClip,
+    Mechanism,
+    Round,
+    RoundNoise,
+    StepMechanism,
+    UpdateMechanism,
+    refuse_unheld_noise,
+)
 from shoal.privacy.sampling import MOST_STEPS, Clients, Examples
 from shoal.privacy.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
-from shoal.privacy.unbounded import Prune, RandomNoise, Select
+from shoal.privacy.setting import Setting
 
-PerUpdate = Clip | MedianClip | QuantileClip | NoisyClip | Prune | Select | RandomNoise
-PerExample = ExampleClip | MaxClip | QuantileExampleClip | AdaClip
 NO_CLAIM = "no privacy"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The public facts about a federation that accounting needs.
-
-    `rounds` are those that were planned. `multiplicity`: on how many clients one record may lie. `layers`: those of
-    the model that have parameters. `sizes`: the different numbers of records that clients have, empty if unknown.
-    `bounds`: they are only the least and the greatest, and any between may be there. `all_answer`: whoever is asked
-    answers, which no real federation can promise. `simulated`: records were dealt to clients that do not exist.
-    `parameters`: of the model, 0 where noise is taken for perfect. `secure`: it is that of secure mode.
-    """
-
-    clients: int
-    rounds: int
-    multiplicity: int = 1
-    layers: int = 1
-    sizes: tuple[int, ...] = ()
-    all_answer: bool = True
-    bounds: bool = False
-    simulated: bool = False
-    parameters: int = 0
-    secure: bool = False
 
 
 Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
@@ -92,6 +72,16 @@ class Aggregate:
 
     weights: Literal["size", "equal"] = "equal"
 
+    @property
+    def unproven(self) -> str | None:
+        """Why noise on the sum proves nothing; None where it does."""
+        return "updates are weighted by the clients' own sizes, which no clip bounds" if self.by_size else None
+
+    @property
+    def by_size(self) -> bool:
+        """Is it weighted by each client's records?"""
+        return self.weights == "size"
+
 
 @dataclass(frozen=True)
 class Server:
@@ -131,44 +121,48 @@ class Algorithm:
     examples: Examples
     local: Local
     aggregate: Aggregate
-    per_example: PerExample | None = None
-    per_step: StepNoise | None = None
-    per_update: PerUpdate | None = None
-    per_round: Gaussian | None = None
+    per_example: GradientClip | None = None
+    per_step: StepMechanism | None = None
+    per_update: UpdateMechanism | None = None
+    per_round: RoundNoise | None = None
     server: Server = field(default_factory=Server)
     published: Recipe | None = None
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        """What clips or adds noise, in the order in which a value meets it."""
+        held = (self.per_example, self.per_step, self.per_update, self.per_round)
+        return tuple(mechanism for mechanism in held if mechanism is not None)
+
+    def with_mechanisms(self, change: Callable[[Mechanism], Mechanism]) -> Algorithm:
+        """The same with each of them changed."""
+        sections = {mechanism.section: change(mechanism) for mechanism in self.mechanisms}
+        return replace(self, **sections)  # type: ignore[arg-type]
+
+    def round(self, setting: Setting, t: int, again: bool = False) -> Round:
+        """Round t, as its mechanisms are asked about it."""
+        local = self.local
+        return Round(
+            setting, t, again, self.clients, self.examples, local.steps, local.epochs, local.remembers,
+            self.aggregate.by_size, self.per_example, self.per_step, self.per_update, self.per_round,
+        )  # fmt: skip
 
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
         """A ConfigError where round t could not be played: found before the first is."""
         expected = self.clients.expected(t, total, clients)
         self._refuse_unfit_steps(t, total)
-        if isinstance(self.per_update, NoisyClip):
-            noise = self.per_update.multiplier(t, total) * self.per_update.bound({}, t, total, None)
-            _refuse_unheld_noise("per_update.noise x per_update.clip", noise, t, total)
-        elif isinstance(self.per_update, Clip):
-            self.per_update.bound({}, t, total, None)
+        if self.per_update is not None:
+            self.per_update.refuse_unfit(t, total)
         if self.per_round is None:
             return
-        if not isinstance(self.per_update, Clipping):
+        bound = self.per_update.public_bound(t, total) if self.per_update is not None else math.inf
+        if self.per_update is None or bound == math.inf:
             raise ConfigError(f"algorithm {self.name}: per_round adds noise in units of the clip, but nothing clips")
         noise = self.per_round.multiplier(t, total)
-        if isinstance(self.per_update, Clip | QuantileClip):
-            bound = self.per_update.bound({}, t, total, None)
-            _refuse_unheld_noise("per_round.noise x the clip of per_update", noise * bound, t, total)
-        if isinstance(self.per_round, Correlated):
-            self._refuse_uncorrelated()
-        if isinstance(self.per_update, QuantileClip):
-            self.per_update.update_noise(noise, expected)
-
-    def _refuse_uncorrelated(self) -> None:
-        """What cannot be played, or gains nothing, where rounds share noise."""
-        if self.clients.sampling not in ("cyclic", "all"):
-            raise ConfigError(
-                f"algorithm {self.name}: noise that rounds share gains nothing by {self.clients.sampling} sampling; "
-                f"set clients.sampling to cyclic or all"
-            )
-        if isinstance(self.per_update, QuantileClip):
-            raise ConfigError(f"algorithm {self.name}: noise that rounds share wants a clip that follows no counts")
+        if bound is not None:
+            refuse_unheld_noise("per_round.noise x the clip of per_update", noise * bound, t, total)
+        self.per_round.refuse_beside(self.name, self.clients, self.per_update)
+        self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:
         """A ConfigError where float32 could not hold what gradients of this bound do to a model in round t."""
@@ -179,30 +173,28 @@ class Algorithm:
                 f"round {t + 1} of {total}: change local.lr or the clip of per_example"
             )
         noise = step * self.per_step.multiplier(t, total, self.examples.batch) if self.per_step else 0.0
-        _refuse_unheld_noise("local.lr x per_step.noise x clip / examples.batch", noise, t, total)
+        refuse_unheld_noise("local.lr x per_step.noise x clip / examples.batch", noise, t, total)
 
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
         self.local.rate(t, total)
-        if isinstance(self.per_example, ExampleClip | QuantileExampleClip):
-            self.refuse_unheld(self.per_example.bound({}, t, total), t, total)
+        if self.per_example is not None and (bound := self.per_example.public_bound({}, t, total)) is not None:
+            self.refuse_unheld(bound, t, total)
         if self.per_step is None:
             return
         if self.per_example is None:
             raise ConfigError(f"algorithm {self.name}: per_step adds noise in units of the clip, but nothing clips")
-        noise = self.per_step.multiplier(t, total, self.examples.batch)
-        if isinstance(self.per_example, QuantileExampleClip):
-            self.per_example.update_noise(noise, self.examples.batch)
+        batch = self.examples.batch
+        self.per_example.update_noise(self.per_step.multiplier(t, total, batch), batch)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
         """All that may change from round to round."""
-        held = (self.per_example, self.per_step, self.per_update, self.per_round)
-        found = [getattr(holder, name, None) for holder in held for name in ("clip", "noise")]
-        return tuple(parse(text) for text in (self.clients.cohort, self.local.lr, *found) if text is not None)
+        found = [schedule for mechanism in self.mechanisms for schedule in mechanism.schedules()]
+        return (parse(self.clients.cohort), parse(self.local.lr), *found)
 
     def different_rounds(self, total: int) -> range:
-        """The first, where it stands for all; else all, as where each has a price of its own (correlated.price)."""
-        priced = isinstance(self.per_round, Correlated) or self.clients.sampling == "cyclic"
+        """The first, where it stands for all; else all, as where each has a price of its own (turns.price)."""
+        priced = self.clients.in_turn or (self.per_round is not None and self.per_round.correlated)
         alike = not priced and all(schedule.shape == "constant" for schedule in self.schedules)
         return range(min(total, 1) if alike else total)
 
@@ -217,17 +209,8 @@ class Algorithm:
     @property
     def draws_noise(self) -> bool:
         """Does a round draw noise, which must never be drawn twice?"""
-        if self.per_round is not None or self.per_step is not None:
-            return True
-        return isinstance(self.per_update, NoisyClip | RandomNoise | Select)
-
-
-def _refuse_unheld_noise(key: str, noise: float, t: int, total: int) -> None:
-    if noise and not LEAST <= noise <= MOST:
-        raise ConfigError(
-            f"{key} must be 0 or from {LEAST:g} to {MOST:g}, got {noise:g} in round {t + 1} of {total}: "
-            f"float32 cannot hold such noise"
-        )
+        noisy = self.per_round is not None or self.per_step is not None
+        return noisy or (self.per_update is not None and self.per_update.draws_noise)
 
 
 BOUNDARIES = (

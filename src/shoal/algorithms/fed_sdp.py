@@ -14,17 +14,17 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 
 from shoal.accounting.claims import Published
 from shoal.accounting.published import fed_sdp_epsilon
-from shoal.algorithms.base import Aggregate, Algorithm, Local, Setting
+from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.privacy.clip import NoisyClip
 from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import parse
+from shoal.privacy.setting import Setting
 
 
 def _recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
     """Table 6: a step a round, and one more."""
-    assert isinstance(algorithm.per_update, NoisyClip)
+    assert algorithm.per_update is not None
     rate = algorithm.clients.expected(0, max(rounds, 1), setting.clients) / setting.clients
-    noise = parse(algorithm.per_update.noise).value(0, max(rounds, 1))
+    noise = algorithm.per_update.multiplier(0, max(rounds, 1))
     epsilon = fed_sdp_epsilon(rounds, noise, delta, rate)
     return (Published("client", epsilon, delta, "Wei et al. (2023), Table 6: moments accountant, rounds + 1 steps"),)
 

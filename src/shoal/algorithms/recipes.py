@@ -6,8 +6,10 @@ import math
 
 from shoal.accounting.claims import Published
 from shoal.accounting.published import composed_epsilon, moments_epsilon, pfl_epsilon
-from shoal.algorithms.base import Algorithm, Recipe, Setting
-from shoal.privacy.schedules import parse
+from shoal.algorithms.base import Algorithm, Recipe
+from shoal.privacy.mechanism import StepMechanism
+from shoal.privacy.schedules import Schedule, parse
+from shoal.privacy.setting import Setting
 
 
 def moments(paper: str, orders: str) -> Recipe:
@@ -53,7 +55,7 @@ def thesis_naive(algorithm: Algorithm, setting: Setting, rounds: int, delta: flo
 def fed_cdp(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
     """Wei et al. (2023), Tables 6 to 8: q = 0.01 whatever the data, in every local step of a round its sigma_t."""
     assert algorithm.per_step is not None
-    sigmas = parse(algorithm.per_step.noise).values(setting.rounds)[:rounds]
+    sigmas = _written(algorithm.per_step).values(setting.rounds)[:rounds]
     steps = _steps(algorithm, setting)
     if steps is None or 0 in sigmas:
         return ()
@@ -78,7 +80,11 @@ def _client_rate(algorithm: Algorithm, setting: Setting) -> float:
 def _sigma(algorithm: Algorithm, setting: Setting) -> float:
     """The first round's, as it is written: where it is added is no matter to a recipe."""
     assert algorithm.per_step is not None
-    return parse(algorithm.per_step.noise).value(0, setting.rounds)
+    return _written(algorithm.per_step).value(0, setting.rounds)
+
+
+def _written(noise: StepMechanism) -> Schedule:
+    return noise.noise_schedule() or parse(0)
 
 
 def _steps(algorithm: Algorithm, setting: Setting) -> int | None:

@@ -31,13 +31,10 @@ from shoal.engine.moment import Moment
 from shoal.engine.settings import Settings
 from shoal.engine.trainer import simulate
 from shoal.gradients import Layout
-from shoal.privacy.adaclip import AdaClip
-from shoal.privacy.clip import Clipping, MedianClip, NoisyClip, row_norms
-from shoal.privacy.example_clip import ExampleClipping, QuantileExampleClip
+from shoal.privacy.clip import row_norms
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
-from shoal.privacy.unbounded import Prune, Select
 
 Kind = Literal[0, 1, 2]
 
@@ -93,19 +90,20 @@ def observe(
     if per_update is not None:
         norms = row_norms(left)
         bound = per_update.bound({}, 0, rounds, norms)
-        left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams))
+        left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams), Layout.of(module).named_layers)
     clip = _record_clip(played, module, rounds) if knowing else None
     shown, unit = _map(played, module, victims.y.shape[1], rounds, clip)
-    replay = _update_replay(per_update, bound, abs(unit)) if knowing else _nothing
+
+    def replay(dummies: Tensor, seen: Tensor) -> Tensor:
+        known = per_update if knowing else None
+        return dummies if known is None else known.replay(dummies, seen, bound, abs(unit))
+
     return Seen((left * unit).detach(), shown, replay)
 
 
 def applied_at_client(algorithm: Algorithm) -> bool:
     """Is what `per_update` does done before the update leaves the client?"""
-    per_update = algorithm.per_update
-    if isinstance(per_update, NoisyClip):
-        return per_update.at == "client"
-    return not isinstance(per_update, MedianClip)  # whose bound only the server can know
+    return algorithm.per_update is None or not algorithm.per_update.leaves_raw
 
 
 def _played(algorithm: Algorithm, kind: Kind, records: int, honest: bool) -> Algorithm:
@@ -117,9 +115,9 @@ def _played(algorithm: Algorithm, kind: Kind, records: int, honest: bool) -> Alg
     if honest and kind != 2:
         return everybody
     per_example = algorithm.per_example
-    if isinstance(per_example, QuantileExampleClip):
+    if per_example is not None:
         times = algorithm.examples.batch / records
-        per_example = replace(per_example, count_noise=per_example.count_noise * times)
+        per_example = per_example.recounted(lambda noise: noise * times)
     one_step = Local(steps=1, lr=1.0)
     return replace(everybody, examples=Examples("fixed-order", records), local=one_step, per_example=per_example)
 
@@ -164,50 +162,5 @@ def _map(
 
 def _record_clip(algorithm: Algorithm, module: nn.Module, rounds: int) -> Shrink | None:
     """The clip of single records, on vectors [N, P] that can be differentiated."""
-    per_example = algorithm.per_example
-    layout = Layout.of(module)
-    if per_example is None:
-        return None
-    if isinstance(per_example, AdaClip):  # in the first step its coordinates are all alike: one ball, kept
-        spread = (per_example.h1 * per_example.h2) ** 0.5 * layout.size**0.5
-        return lambda vectors: _into_ball(vectors, spread)
-    assert isinstance(per_example, ExampleClipping)
-    bound = per_example.bound({}, 0, rounds)
-
-    def shrink(vectors: Tensor) -> Tensor:
-        squares = torch.stack([vectors[:, place].square().sum(1) for place in layout.layers])
-        factors = per_example.factors(squares.unsqueeze(1) + 1e-30, bound).squeeze(1)
-        if len(factors) == 1:
-            return vectors * factors[0].unsqueeze(1)
-        parts = [
-            vectors[:, place] * factor.unsqueeze(1) for place, factor in zip(layout.layers, factors, strict=True)
-        ]
-        return torch.cat(parts, dim=1)
-
-    return shrink
-
-
-def _update_replay(per_update: object, bound: float, unit: float) -> Replay:
-    """What happened to the whole update, as far as it is public; `unit`: what is seen of an update of length 1."""
-    if isinstance(per_update, Clipping):
-        return lambda shown, _seen: _into_ball(shown, bound * unit)
-    if isinstance(per_update, Prune):
-        return lambda shown, seen: shown * (seen != 0)
-    if isinstance(per_update, Select):
-        return lambda shown, seen: _up_to(shown, seen, per_update.cap * unit) * (seen != 0)
-    return _nothing
-
-
-def _nothing(shown: Tensor, _seen: Tensor) -> Tensor:
-    return shown
-
-
-def _up_to(shown: Tensor, seen: Tensor, cap: float) -> Tensor:
-    """A number at its cap says no more than "at least so much", on its side: a dummy that is beyond is as good."""
-    side = seen.sign()
-    return torch.where(seen.abs() > cap * (1 - 1e-5), side * (side * shown).clamp(max=cap), shown)
-
-
-def _into_ball(vectors: Tensor, radius: float) -> Tensor:
-    norms = (vectors.square().sum(1, keepdim=True) + 1e-30).sqrt()
-    return vectors * (radius / norms).clamp(max=1.0)
+    clip, layers = algorithm.per_example, Layout.of(module).named_layers
+    return None if clip is None else lambda vectors: clip.replay(vectors, layers, 0, rounds)

@@ -163,7 +163,7 @@ def write(
         RunError: Where it cannot be written.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-    folder = runs / f"attack-{stamp}-{name}"
+    folder = runs / f"attack-{stamp}-{name.replace(':', '-')}"
     try:
         folder.mkdir(parents=True)
         results = {release.KEY: release.ATTACK, "title": title, "command": command, **facts, "rows": list(rows)}

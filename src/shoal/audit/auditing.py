@@ -225,8 +225,7 @@ def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams
         return None
     if case.where == "steps":
         return whole(case, streams)
-    if record.clients.sampling == "poisson":  # what is sampled the game plays; here everybody comes, which tells more
-        record = replace(record, clients=replace(record.clients, sampling="all"))
+    record = replace(record, clients=record.clients.for_canaries())
     return whole(next(cases(record, case.unit, epsilon, ROUNDS)), streams)
 
 

@@ -18,14 +18,14 @@ from shoal.accounting.calibration import noise as least_noise
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.accounting.theorems import Neighbours
-from shoal.algorithms.base import Algorithm, Local, Server, Setting
-from shoal.algorithms.charges import NEIGHBOURS, SOMEWHERE, calibrated, whole_run
+from shoal.algorithms.base import Algorithm, Local, Server
+from shoal.algorithms.charges import SOMEWHERE, calibrated, whole_run
 from shoal.algorithms.charges import event as first_event
 from shoal.algorithms.recipes import thesis_both
-from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.sampling import Clients
-from shoal.privacy.schedules import parse
+from shoal.privacy.schedules import NO_NOISE, parse
+from shoal.privacy.setting import Setting
 
 Where = Literal["steps", "sum", "drift"]
 Kind = Literal["proven", "published", "none"]
@@ -96,12 +96,12 @@ def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case 
 
 def _published(record: Algorithm, unit: Unit, epsilon: float) -> Case | None:
     """What the paper's noise would be worth if its clip were public, or its theorem true."""
-    per_example, per_update = record.per_example, record.per_update
-    if unit == "example" and isinstance(per_example, MaxClip):
-        public: Algorithm = replace(record, per_example=ExampleClip(per_example.clip, per_example.layers))
-        return _presumed(record, public, unit, "steps", epsilon)
-    if unit == "client" and isinstance(per_update, MedianClip):
-        return _presumed(record, replace(record, per_update=Clip(1.0)), unit, "sum", epsilon)
+    clip = record.per_example.presumed() if unit == "example" and record.per_example is not None else None
+    if clip is not None:
+        return _presumed(record, replace(record, per_example=clip), unit, "steps", epsilon)
+    bound = record.per_update.presumed() if unit == "client" and record.per_update is not None else None
+    if bound is not None:
+        return _presumed(record, replace(record, per_update=bound), unit, "sum", epsilon)
     if unit == "client" and record.published is thesis_both:
         return _theorem(record, epsilon)
     return None
@@ -136,7 +136,7 @@ def _theorem(record: Algorithm, epsilon: float) -> Case:
         clients=Clients("fixed-size", DRIFT_COHORT),
         examples=record.examples.of_batch(DRIFT_BATCH),
         local=Local(epochs=1, lr=1e-4),  # so small that the second step has the first one's gradients
-        per_step=replace(record.per_step, noise=found.value),
+        per_step=record.per_step.with_noise(parse(found.value)),
         server=Server(),
     )
     setting = Setting(DRIFT_CLIENTS, 1, sizes=(steps * DRIFT_BATCH,))
@@ -162,47 +162,47 @@ def _unclaimed(record: Algorithm, unit: Unit) -> Case:
 
 def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Algorithm, Setting]:
     """The method with few clients and one local step; what the server does after the noise is left out."""
-    clients, cohort = {"poisson": (2, 1), "fixed-size": (4, 2), "all": (3, 3), "cyclic": (3, 3)}[
-        record.clients.sampling
-    ]
+    clients, cohort = record.clients.audited
     small = replace(record, local=Local(steps=1, lr=1.0), server=Server())
     if where == "steps":
         small = replace(small, clients=Clients("all"), examples=record.examples.of_batch(BATCH))
         return small, Setting(1, rounds, sizes=(BATCH,))
     small = replace(
         small,
-        clients=replace(record.clients, cohort=cohort),
+        clients=record.clients.of_cohort(cohort),
         examples=record.examples.of_batch(1),
     )
     if small.per_step is not None:
-        small = replace(small, per_step=replace(small.per_step, noise=0.0))
-    if isinstance(small.per_update, QuantileClip):
-        small = replace(small, per_update=replace(small.per_update, initial=1.0))
+        small = replace(small, per_step=small.per_step.with_noise(NO_NOISE))
+    if small.per_update is not None:
+        small = replace(small, per_update=small.per_update.audited())
     return small, Setting(clients, rounds, sizes=(1,))
 
 
 def with_counts(record: Algorithm, scaled: Algorithm, setting: Setting) -> Algorithm:
     """Counts get the same share of the noise as in the method's own setting."""
-    if isinstance(record.per_update, QuantileClip) and record.per_round and scaled.per_round:
-        cohort = parse(record.clients.cohort).value(0, 1)
-        share = record.per_update.count_noise * cohort / record.per_round.multiplier(0, 1)
-        here = scaled.clients.expected(0, setting.rounds, setting.clients)
-        noise = share * scaled.per_round.multiplier(0, setting.rounds) / here
-        return replace(scaled, per_update=replace(record.per_update, initial=1.0, count_noise=noise))
-    if isinstance(record.per_example, QuantileExampleClip) and record.per_step and scaled.per_step:
-        batch = record.examples.batch
-        share = record.per_example.count_noise * batch / record.per_step.multiplier(0, 1, batch)
-        here = scaled.examples.batch
-        noise = share * scaled.per_step.multiplier(0, setting.rounds, here) / here
-        return replace(scaled, per_example=replace(record.per_example, count_noise=noise))
+    if scaled.per_update and scaled.per_update.counts and record.per_round and scaled.per_round:
+        cohort, here = parse(record.clients.cohort).value(0, 1), scaled.clients.expected(0, *_size(setting))
+        noise, less = record.per_round.multiplier(0, 1), scaled.per_round.multiplier(0, setting.rounds)
+        counted = scaled.per_update.recounted(lambda count: count * cohort / noise * less / here)
+        return replace(scaled, per_update=counted)
+    if scaled.per_example and scaled.per_example.counts and record.per_step and scaled.per_step:
+        batch, here = record.examples.batch, scaled.examples.batch
+        noise, less = record.per_step.multiplier(0, 1, batch), scaled.per_step.multiplier(0, setting.rounds, here)
+        return replace(scaled, per_example=scaled.per_example.recounted(lambda n: n * batch / noise * less / here))
     return scaled
+
+
+def _size(setting: Setting) -> tuple[int, int]:
+    return setting.rounds, setting.clients
 
 
 def noise_of(record: Algorithm) -> float:
     """The noise multiplier, as it is written, of the boundary that has one."""
     for holder in (record.per_round, record.per_update, record.per_step):
-        if (noise := getattr(holder, "noise", None)) and parse(noise).value(0, 1):
-            return parse(noise).value(0, 1)
+        noise = holder.noise_schedule() if holder is not None else None
+        if noise is not None and noise.value(0, 1):
+            return noise.value(0, 1)
     return 0.0
 
 
@@ -212,5 +212,5 @@ def _note(record: Algorithm, setting: Setting, where: Where, epsilon: float) -> 
         return f"one local step on {BATCH} records, {noise}"
     cohort = record.clients.expected(0, setting.rounds, setting.clients)
     inside = "; the noise in the steps left out" if record.per_step is not None else ""
-    own = " on each update" if isinstance(record.per_update, NoisyClip) else ""
+    own = " on each update" if record.per_update is not None and record.per_update.noise_schedule() else ""
     return f"{cohort:g} of {setting.clients} clients ({record.clients.sampling}), {noise}{own}{inside}"

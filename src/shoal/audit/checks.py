@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from shoal.accounting.events import Event, Gaussian, Sampled, leaves
-from shoal.algorithms.base import Algorithm
 from shoal.audit.bounds import ALPHA
 from shoal.audit.broken import Broken
 from shoal.audit.cases import BATCH
@@ -26,7 +25,6 @@ from shoal.data import Partition
 from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
-from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.clip import FARTHEST
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
@@ -162,20 +160,12 @@ def _step_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tupl
     sim = simulation(quiet, model, x, y, parts, streams)
     updates, _ = train(sim.cohort, sim.params, np.arange(3 * pairs), Moment(0, 1), {})
     whole, gone, swapped = updates.double().view(3, pairs, -1) * (BATCH / 1000.0)
-    unit = _declared(charged, len(sim.params))
+    assert charged.per_example is not None
+    unit = charged.per_example.sensitivity_at_start(len(sim.params), LAYERS)
     left, changed = (float((whole - other).norm(dim=1).max()) / unit for other in (gone, swapped))
-    if charged.examples.sampling == "with-replacement":  # a record may be all of a batch, and each side draws its own
+    if charged.examples.repeats:  # a record may be all of a batch, and each side draws its own
         return 0.0, max(left, changed) / BATCH
     return left, changed
-
-
-def _declared(charged: Algorithm, size: int) -> float:
-    """How far one record may move the sum of a batch."""
-    clip = charged.per_example
-    assert clip is not None
-    if isinstance(clip, AdaClip):
-        return float(clip.start(torch.zeros(1, size)).spread()[0, 0])
-    return clip.bound({}, 0, 1) * clip.excess(LAYERS)
 
 
 def _update_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tuple[float, float]:

@@ -116,7 +116,7 @@ def sum_neighbours(
         whole = made([[Row(0.5, 1)], [Row(1.0, 2)], [Row(1.0)]])
         return [(whole, without(played, 2)), (whole, played)]
     here, opposite = [Row(0.999 * clip)], [Row(FAR * clip, sign=-1)]
-    if played.clients.sampling == "fixed-size":  # somebody else takes the place of whoever is not there
+    if played.clients.replaces:  # somebody else takes the place of whoever is not there
         against = [opposite] * (count - 1)
         other = [*against, opposite] if case.unit == "example" else against
         return [(made(other), played), (made([*against, here]), played)]

@@ -22,9 +22,7 @@ from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.stage import Row, federation, one_thread, steps_of, without
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
-from shoal.privacy.clip import NoisyClip, QuantileClip
-from shoal.privacy.example_clip import QuantileExampleClip
-from shoal.privacy.schedules import parse
+from shoal.privacy.schedules import NO_NOISE
 
 ALPHA = 0.01  # with the canaries of one run a smaller one has no power
 AGAIN = 0.1  # of a second run, which must say the same before anything is flagged: by chance once in a thousand times
@@ -75,15 +73,11 @@ def _wider_batch(record: Algorithm, batch: int) -> Algorithm:
     before = record.examples.batch
     assert record.per_step is not None
     ratio = record.per_step.multiplier(0, 1, before) / max(record.per_step.multiplier(0, 1, batch), 1e-30)
-    noise = parse(record.per_step.noise).scaled(ratio).written()
-    record = replace(
-        record,
-        examples=record.examples.of_batch(batch),
-        per_step=replace(record.per_step, noise=noise),
-    )
-    if isinstance(record.per_example, QuantileExampleClip):
-        counts = record.per_example.count_noise * before / batch
-        record = replace(record, per_example=replace(record.per_example, count_noise=counts))
+    noise = (record.per_step.noise_schedule() or NO_NOISE).scaled(ratio)
+    record = replace(record, examples=record.examples.of_batch(batch), per_step=record.per_step.with_noise(noise))
+    if record.per_example is not None:
+        counted = record.per_example.recounted(lambda count: count * before / batch)
+        record = replace(record, per_example=counted)
     return record
 
 
@@ -92,7 +86,7 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
     count, rounds = len(coins), broken.case.setting.rounds
     played = _more_clients(broken.case, broken.played, count)
     clip = update_radius(broken.case.record, broken.streams)
-    swaps = broken.case.unit == "example" or played.clients.sampling == "fixed-size"
+    swaps = broken.case.unit == "example" or played.clients.replaces
     signs = coins if swaps else np.ones(count, dtype=int)
     clients = [[Row(FAR * clip, place, int(sign))] for place, sign in enumerate(signs)]
     if not swaps:
@@ -114,14 +108,9 @@ def _more_clients(case: Case, record: Algorithm, count: int) -> Algorithm:
     """The method with more clients at the same rate, and as much noise on the sum."""
     before = record.clients.expected(0, case.setting.rounds, case.setting.clients)
     cohort = round(count * before / case.setting.clients)
-    if record.clients.sampling != "all":
-        record = replace(record, clients=replace(record.clients, cohort=cohort))
-    if isinstance(record.per_update, QuantileClip):
-        counts = record.per_update.count_noise * before / cohort
-        return replace(record, per_update=replace(record.per_update, count_noise=counts))
-    if isinstance(record.per_update, NoisyClip):
-        noise = parse(record.per_update.noise).scaled(math.sqrt(before / cohort)).written()
-        return replace(record, per_update=replace(record.per_update, noise=noise))
+    record = replace(record, clients=record.clients.of_cohort(cohort))
+    if record.per_update is not None:
+        record = replace(record, per_update=record.per_update.for_cohort(before, cohort))
     return record
 
 

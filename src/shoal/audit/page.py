@@ -127,7 +127,7 @@ def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> s
 
 def new_folder(runs: Path, name: str) -> Path:
     """The folder of an audit that belongs to no run."""
-    return runs / f"audit-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')}-{name}"
+    return runs / f"audit-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')}-{name.replace(':', '-')}"
 
 
 @contextmanager

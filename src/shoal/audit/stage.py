@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,10 @@ from shoal.engine.moment import Moment
 from shoal.engine.round import SimulatedCohort, play_round
 from shoal.engine.settings import Settings
 from shoal.engine.trainer import Trainer, simulate
-from shoal.privacy.clip import NoisyClip
+from shoal.privacy.mechanism import altered
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
+from shoal.privacy.schedules import NO_NOISE
 
 HALF = 0.5**0.5  # the norm of softmax - label, of two classes at the start
 AT_ONCE = 1000  # clients whose local steps are played together
@@ -107,29 +109,20 @@ def rounds_of(trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int,
 
 def silent(record: Algorithm) -> Algorithm:
     """The method with its noise at 0: what the noise hides."""
-    if record.per_round is not None:
-        record = replace(record, per_round=replace(record.per_round, noise=0.0))
-    if record.per_step is not None:
-        record = replace(record, per_step=replace(record.per_step, noise=0.0))
-    if isinstance(record.per_update, NoisyClip):
-        record = replace(record, per_update=replace(record.per_update, noise=0.0))
-    return record
-
-
-@dataclass(frozen=True)
-class Restricted(Clients):
-    """Sampling as ever, from which some clients are gone: they are drawn, and do not come."""
-
-    gone: tuple[int, ...] = ()
-
-    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> np.ndarray:
-        drawn = super().draw(generator, t, total, clients)
-        return drawn[~np.isin(drawn, self.gone)]
+    return record.with_mechanisms(
+        lambda mechanism: mechanism if mechanism.noise_schedule() is None else mechanism.with_noise(NO_NOISE)
+    )
 
 
 def without(record: Algorithm, *gone: int) -> Algorithm:
-    """The method where these clients are not there."""
-    return replace(record, clients=Restricted(record.clients.sampling, record.clients.cohort, gone))
+    """The method where these clients are not there: sampling as ever, they are drawn, and do not come."""
+    scheme = type(record.clients)
+
+    def draw(self: Clients, *given: Any) -> np.ndarray:
+        drawn = scheme.draw(self, *given)
+        return drawn[~np.isin(drawn, gone)]
+
+    return replace(record, clients=altered(record.clients, draw=draw))
 
 
 @contextmanager

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="A privacy calculator: epsilon, delta, noise or rounds.", no_args_is_help=True)
 
 
-Accountant: TypeAlias = Literal["pld", "rdp", "rdp-classic", "zcdp", "advanced", "basic"]
 Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
 Neighbours: TypeAlias = Literal["add-remove", "zero-out", "replace-one"]
 Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
@@ -38,7 +37,9 @@ ClientRate = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Two levels: sampling rate of clients in a round.")
 ]
 LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: a client's local steps in a round.")]
-AccountantOption = Annotated[Accountant, typer.Option(help="The accountant.")]
+AccountantOption = Annotated[
+    str, typer.Option(help="The accountant: pld, rdp, rdp-classic, zcdp, advanced, basic, or a plugin's.")
+]
 SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, are sampled.")]
 NeighboursOption = Annotated[
     Neighbours,
@@ -62,7 +63,7 @@ class Setting:
     client_rate: float | None
     local_steps: int
     participation: Participation
-    accountant: Accountant
+    accountant: str
     neighbours: Neighbours
     orders: Orders
     units: int | None

@@ -35,6 +35,7 @@ def command(
 
 
 def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
+    from shoal.algorithms import REGISTRY
     from shoal.algorithms.charges import proves
     from shoal.bibliography import cited
 
@@ -43,6 +44,7 @@ def _facts(record: Algorithm, *, detail: bool) -> dict[str, Any]:
         "paper": record.paper,
         "references": list(map(str, cited(record.paper))),
         "summary": record.summary,
+        "from": REGISTRY.origin(record.name),
         "proves": proves(record),
         "published": record.claims,
     }
@@ -60,21 +62,27 @@ def _boundaries(record: Algorithm) -> dict[str, Any]:
 
 
 def _show_all(records: list[Algorithm]) -> None:
+    from shoal.algorithms import REGISTRY
     from shoal.algorithms.charges import proves
 
     table = Table("method", "paper", "proves", "its paper claims", box=None, pad_edge=False)
     for record in records:
-        table.add_row(*map(escape, (record.name, record.paper, proves(record), record.claims)))
+        origin = REGISTRY.origin(record.name)
+        paper = record.paper if origin == "shoal" else f"{record.paper} (from {origin})"
+        table.add_row(*map(escape, (record.name, paper, proves(record), record.claims)))
     Console(emoji=False).print(table)
 
 
 def _show_one(record: Algorithm) -> None:
+    from shoal.algorithms import REGISTRY
     from shoal.algorithms.charges import proves
     from shoal.bibliography import cited
 
     console = Console(emoji=False)
     console.print(f"[bold]{record.name}[/bold]: {record.summary}")
-    console.print(f"paper:     {record.paper}\nproves:    {proves(record)}\npublished: {record.claims}", markup=False)
+    origin = REGISTRY.origin(record.name)
+    console.print(f"from:      {origin}\npaper:     {record.paper}", markup=False)
+    console.print(f"proves:    {proves(record)}\npublished: {record.claims}", markup=False)
     for reference in cited(record.paper):
         console.print(f"reference: {reference}", markup=False, highlight=False)
     console.print()

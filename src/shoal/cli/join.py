@@ -58,6 +58,13 @@ def command(
     model: Annotated[
         str | None, typer.Option(help="A module of your own (package.module:Class) that may be used.")
     ] = None,
+    allow_plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A package or module whose algorithms the coordinator may name; may be repeated. Its code runs here "
+            "and states what its algorithms cost. Without it only Shoal's own algorithms are accepted."
+        ),
+    ] = None,
     patience: Annotated[float, typer.Option(help="Seconds to retry while the coordinator is unreachable.")] = 600.0,
 ) -> None:
     """Join a federation: train on your own data, send protected updates, keep your own ledger."""
@@ -83,7 +90,8 @@ def command(
     )
     bounds = Bounds.read(bound or ())
     own = _key(key, folder)
-    site = Site(Owner(called, folder, reader(data, label, part), wishes, model, own, _peers(peers), bounds), report)
+    read, plugins = reader(data, label, part), tuple(allow_plugin or ())
+    site = Site(Owner(called, folder, read, wishes, model, own, _peers(peers), bounds, plugins), report)
     door = Door(address, own, _certificate(ca), registers=key is None)
     try:
         ended = attend(site, door, patience, report)

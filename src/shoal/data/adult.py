@@ -15,8 +15,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 
+from shoal.data.dataset import Dataset
+from shoal.data.known import Known
 from shoal.data.scaling import numbers
+from shoal.data.sources import File
 from shoal.errors import DataError
 
 CLASSES = ("<=50K", ">50K")
@@ -124,3 +128,37 @@ def _code(text: str, column: str, where: str) -> int:
     if code is None:
         raise DataError(f"{where}: {column} is {text[:40]!r}, which adult.names does not list")
     return code
+
+
+def _read(known: Known, scale: str, mirror: str | None) -> Dataset:
+    contents = zip(known.files, known.contents(mirror), strict=True)
+    parts = [parse_adult(data, file.path) for file, data in contents]
+    values, codes, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return known.in_one_part(torch.from_numpy(encode(values, codes, scale)), labels, CLASSES)
+
+
+UCI_ADULT = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
+ADULT_FILES = (
+    File(
+        "adult/adult.data",
+        3_974_305,
+        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+        (UCI_ADULT + "adult.data",),
+    ),
+    File(
+        "adult/adult.test",
+        2_003_153,
+        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+        (UCI_ADULT + "adult.test",),
+    ),
+)
+DATASETS = (
+    Known(
+        "adult",
+        *((105,), 36_631, 12_211, 2),
+        source="UCI Adult (US census 1994)",
+        licence="CC BY 4.0",
+        read=_read,
+        files=ADULT_FILES,
+    ),
+)

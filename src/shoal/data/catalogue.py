@@ -7,23 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.data import imported, lfw
-from shoal.data.known import KNOWN, Known
+from shoal.data import imported
+from shoal.data.known import DAMAGED, EMBEDDED, KNOWN, MISSING, VERIFIED, FileState, Known
 from shoal.data.load import FILE_TYPES, load
-from shoal.data.sources import File, content, locate
 from shoal.errors import DataError, nearest
-
-EMBEDDED, VERIFIED, MISSING, DAMAGED = "embedded", "verified", "missing", "damaged"
-
-
-@dataclass(frozen=True)
-class FileState:
-    """One file: its path below the data folder, where it was found, what is wrong with it."""
-
-    path: str
-    state: str
-    where: str | None = None
-    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +74,7 @@ def import_file(
 
 
 def _known_entry(known: Known) -> Entry:
-    if known.name == "lfw":
-        files, notes = _lfw_state()
-    else:
-        files, notes = tuple(_file_state(file) for file in known.files), ()
+    files, notes = known.state(known)
     states = {file.state for file in files}
     state = next((s for s in (DAMAGED, MISSING, VERIFIED) if s in states), EMBEDDED)
     places = sorted({str(Path(file.where).parent) for file in files if file.where})
@@ -107,30 +91,6 @@ def _known_entry(known: Known) -> Entry:
         files=files,
         notes=notes,
     )
-
-
-def _file_state(file: File) -> FileState:
-    path = locate(file)
-    if path is None:
-        return FileState(file.path, MISSING)
-    try:
-        content(file, path)
-    except DataError as error:
-        return FileState(file.path, DAMAGED, str(path), str(error))
-    return FileState(file.path, VERIFIED, str(path))
-
-
-def _lfw_state() -> tuple[tuple[FileState, ...], tuple[str, ...]]:
-    path = lfw.locate()
-    if path is None:
-        return (FileState(lfw.PATH, MISSING),), ()
-    try:
-        images, _, _ = lfw.read(path)
-    except DataError as error:
-        return (FileState(lfw.PATH, DAMAGED, str(path), str(error)),), ()
-    same = lfw.has_reference_pixels(images)
-    notes = () if same else ("labels and names verified; pixels were resized elsewhere and differ in detail",)
-    return (FileState(lfw.PATH, VERIFIED, str(path)),), notes
 
 
 def _imported_entry(name: str, path: Path) -> Entry:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from shoal.data.scaling import numbers
+from shoal.data.dataset import Dataset
+from shoal.data.known import Known
+from shoal.data.scaling import numbers, pictures
 
 DIGITS_TOP = 16.0
 # The least and greatest value of each feature as the data set's public description states them
@@ -41,3 +44,31 @@ def read_cancer(scale: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
         bunch.target,
         tuple(map(str, bunch.target_names)),
     )
+
+
+def _digits(known: Known, scale: str, mirror: str | None) -> Dataset:
+    x, y = read_digits()
+    return known.in_one_part(pictures(x, scale, name="digits", top=DIGITS_TOP), y, tuple("0123456789"))
+
+
+def _cancer(known: Known, scale: str, mirror: str | None) -> Dataset:
+    x, y, classes = read_cancer(scale)
+    return known.in_one_part(torch.from_numpy(x), y, classes)
+
+
+DATASETS = (
+    Known(
+        "digits",
+        *((1, 8, 8), 1437, 360, 10),
+        source="UCI Optical Recognition of Handwritten Digits, with scikit-learn",
+        licence="CC BY 4.0",
+        read=_digits,
+    ),
+    Known(
+        "cancer",
+        *((30,), 426, 143, 2),
+        source="UCI Breast Cancer Wisconsin (Diagnostic), with scikit-learn",
+        licence="CC BY 4.0",
+        read=_cancer,
+    ),
+)

@@ -1,33 +1,65 @@
-"""The seven data sets that Shoal knows by name: their files, checksums, mirrors, shapes and licences."""
+"""What is known of a data set before it is read, and the data sets that can be loaded by name.
+
+A file of this package with `DATASETS` in it, named in `MODULES`, adds a data set; other packages add theirs by entry
+points of the group `shoal.datasets`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
-from shoal.data.sources import File
+import numpy as np
+import torch
 
-DIGITS = tuple("0123456789")
-GARMENTS = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
-THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-LFW_PEOPLE = 62
+from shoal.data.dataset import Dataset
+from shoal.data.scaling import pictures
+from shoal.data.sources import File, content, locate, obtain
+from shoal.data.split import held_out
+from shoal.errors import DataError
+from shoal.registry import Registry
 
-IDX_PARTS = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-IDX_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
-CIFAR_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-CIFAR_BATCH_SIZE = 30_730_000
+EMBEDDED, VERIFIED, MISSING, DAMAGED = "embedded", "verified", "missing", "damaged"
+MODULES = ("embedded", "mnist", "cifar10", "adult", "lfw")
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file: its path below the data folder, where it was found, what is wrong with it."""
+
+    path: str
+    state: str
+    where: str | None = None
+    problem: str | None = None
+
+
+States = tuple[tuple[FileState, ...], tuple[str, ...]]
+"""The state of each file, and notes on all of them."""
+
+
+def file_states(known: Known) -> States:
+    """Every file of a data set, hashed where it is there; nothing is downloaded."""
+    return tuple(map(_file_state, known.files)), ()
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a data set before it is read."""
+    """What is known of a data set before it is read.
+
+    Attributes:
+        name: By which it is loaded.
+        shape: Of one record, without the batch axis.
+        train_rows: How many records there are to train on.
+        test_rows: How many are held out.
+        class_count: How many classes there are.
+        source: Who made it.
+        licence: On what terms it may be used.
+        read: Makes the data set, given this record, a scale (unit, standard or raw) and a mirror (or None).
+        files: What it is read from; none: it comes with a library.
+        archive: Addresses of one .tar.gz that holds all the files.
+        state: The state of its files on this machine.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -36,120 +68,61 @@ class Known:
     class_count: int
     source: str
     licence: str
-    files: tuple[File, ...] = ()  # none: it comes with scikit-learn
-    archive: tuple[str, ...] = ()  # addresses of one .tar.gz that holds all the files
+    read: Callable[[Known, str, str | None], Dataset]
+    files: tuple[File, ...] = ()
+    archive: tuple[str, ...] = ()
+    state: Callable[[Known], States] = file_states
+
+    def contents(self, mirror: str | None = None) -> list[bytearray]:
+        """What is in each of the files, verified; missing ones are downloaded first."""
+        paths = obtain(self.files, archive=self.archive, mirror=mirror)
+        return [content(file, path) for file, path in zip(self.files, paths, strict=True)]
+
+    def in_two_parts(
+        self,
+        train: tuple[np.ndarray, np.ndarray],
+        test: tuple[np.ndarray, np.ndarray],
+        classes: tuple[str, ...],
+        scale: str,
+    ) -> Dataset:
+        """A data set of pictures that is published in two parts."""
+        return Dataset(
+            name=self.name,
+            train_x=pictures(train[0], scale, name=self.name),
+            train_y=torch.from_numpy(train[1].astype(np.int64)),
+            test_x=pictures(test[0], scale, name=self.name),
+            test_y=torch.from_numpy(test[1].astype(np.int64)),
+            classes=classes,
+        )
+
+    def in_one_part(self, x: torch.Tensor, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
+        """A data set that is published in one part: the fixed split, each class in proportion."""
+        train, test = held_out(y, self.test_rows)
+        labels = torch.from_numpy(y.astype(np.int64))
+        return Dataset(
+            name=self.name,
+            train_x=x[train],
+            train_y=labels[train],
+            test_x=x[test],
+            test_y=labels[test],
+            classes=classes,
+        )
 
 
-def _idx_files(folder: str, mirrors: tuple[str, ...], digests: tuple[str, ...]) -> tuple[File, ...]:
-    return tuple(
-        File(f"{folder}/{part}.gz", size, digest, tuple(f"{mirror}{part}.gz" for mirror in mirrors))
-        for part, size, digest in zip(IDX_PARTS, IDX_SIZES, digests, strict=True)
-    )
+def _file_state(file: File) -> FileState:
+    path = locate(file)
+    if path is None:
+        return FileState(file.path, MISSING)
+    try:
+        content(file, path)
+    except DataError as error:
+        return FileState(file.path, DAMAGED, str(path), str(error))
+    return FileState(file.path, VERIFIED, str(path))
 
 
-def _cifar_files(digests: tuple[str, ...]) -> tuple[File, ...]:
-    folder = "cifar-10-batches-bin"
-    return tuple(
-        File(f"{folder}/{batch}.bin", CIFAR_BATCH_SIZE, digest, also=(f"cifar10/{folder}/{batch}.bin",))
-        for batch, digest in zip(CIFAR_BATCHES, digests, strict=True)
-    )
+def _own() -> dict[str, Known]:
+    modules = (import_module(f"shoal.data.{name}") for name in MODULES)
+    return {known.name: known for module in modules for known in module.DATASETS}
 
 
-MNIST_FILES = _idx_files(
-    "mnist",
-    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
-    (
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    ),
-)
-FASHION_FILES = _idx_files(
-    "fashion-mnist",
-    ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    (
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ),
-)
-CIFAR_FILES = _cifar_files(
-    (
-        "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-        "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-        "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-        "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-        "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-        "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-    )
-)
-UCI_ADULT = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-ADULT_FILES = (
-    File(
-        "adult/adult.data",
-        3_974_305,
-        "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-        (UCI_ADULT + "adult.data",),
-    ),
-    File(
-        "adult/adult.test",
-        2_003_153,
-        "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-        (UCI_ADULT + "adult.test",),
-    ),
-)
-
-KNOWN: dict[str, Known] = {
-    known.name: known
-    for known in (
-        Known(
-            "digits",
-            *((1, 8, 8), 1437, 360, 10),
-            source="UCI Optical Recognition of Handwritten Digits, with scikit-learn",
-            licence="CC BY 4.0",
-        ),
-        Known(
-            "cancer",
-            *((30,), 426, 143, 2),
-            source="UCI Breast Cancer Wisconsin (Diagnostic), with scikit-learn",
-            licence="CC BY 4.0",
-        ),
-        Known(
-            "mnist",
-            *((1, 28, 28), 60_000, 10_000, 10),
-            source="LeCun, Cortes, Burges",
-            licence="CC BY-SA 3.0",
-            files=MNIST_FILES,
-        ),
-        Known(
-            "fashion-mnist",
-            *((1, 28, 28), 60_000, 10_000, 10),
-            source="Zalando Research",
-            licence="MIT",
-            files=FASHION_FILES,
-        ),
-        Known(
-            "cifar10",
-            *((3, 32, 32), 50_000, 10_000, 10),
-            source="Krizhevsky 2009, University of Toronto",
-            licence="no licence stated, cite the author",
-            files=CIFAR_FILES,
-            archive=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-        ),
-        Known(
-            "adult",
-            *((105,), 36_631, 12_211, 2),
-            source="UCI Adult (US census 1994)",
-            licence="CC BY 4.0",
-            files=ADULT_FILES,
-        ),
-        Known(
-            "lfw",
-            *((3, 32, 32), 2267, 756, LFW_PEOPLE),
-            source="Labeled Faces in the Wild, people with 20 pictures or more",
-            licence="no licence stated, for research",
-        ),
-    )
-}
+KNOWN = Registry("data", Known, _own, "shoal.datasets", DataError)

@@ -15,13 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.data.known import LFW_PEOPLE
+from shoal.data.dataset import Dataset
+from shoal.data.known import DAMAGED, MISSING, VERIFIED, FileState, Known
 from shoal.data.readers import read_npz
+from shoal.data.scaling import pictures
 from shoal.data.sources import atomic, find, folders, writable_folder
 from shoal.errors import DataError
 from shoal.extras import optional
 
 PATH = "lfw/lfw62.npz"
+PEOPLE = 62
 SHAPE = (3023, 32, 32, 3)
 LIMIT = 16 << 20
 WHO_SHA256 = "bc6e53a811d346887d0cc71d88b2a78344873512494afee2e790f2c9cd954c4d"
@@ -95,6 +98,36 @@ def make(path: str | Path) -> None:
 
 def _digest(labels: np.ndarray, names: tuple[str, ...]) -> str:
     """SHA-256 of who is on each picture: the labels as 64-bit little-endian numbers, then the names."""
-    known = labels.dtype.kind in "iu" and labels.shape == SHAPE[:1] and len(names) == LFW_PEOPLE
+    known = labels.dtype.kind in "iu" and labels.shape == SHAPE[:1] and len(names) == PEOPLE
     numbers = labels.astype("<i8").tobytes() if known else b""
     return hashlib.sha256(numbers + "\n".join(names).encode("utf-8", "replace")).hexdigest()
+
+
+def _read(known: Known, scale: str, mirror: str | None) -> Dataset:
+    images, labels, names = read(obtain())
+    return known.in_one_part(pictures(images, scale, name="lfw"), labels, names)
+
+
+def _state(known: Known) -> tuple[tuple[FileState, ...], tuple[str, ...]]:
+    path = locate()
+    if path is None:
+        return (FileState(PATH, MISSING),), ()
+    try:
+        images, _, _ = read(path)
+    except DataError as error:
+        return (FileState(PATH, DAMAGED, str(path), str(error)),), ()
+    same = has_reference_pixels(images)
+    notes = () if same else ("labels and names verified; pixels were resized elsewhere and differ in detail",)
+    return (FileState(PATH, VERIFIED, str(path)),), notes
+
+
+DATASETS = (
+    Known(
+        "lfw",
+        *((3, 32, 32), 2267, 756, PEOPLE),
+        source="Labeled Faces in the Wild, people with 20 pictures or more",
+        licence="no licence stated, for research",
+        read=_read,
+        state=_state,
+    ),
+)

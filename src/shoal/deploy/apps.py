@@ -77,7 +77,7 @@ def _answered(message: Message, context: Context) -> Message:
 def owner(given: dict[str, Any]) -> Owner:
     """The owner's word, from `--node-config`: the options of `shoal join` by the same names.
 
-    `bound` holds all bounds in one string: bound="clip=0.1:10 rounds=:500".
+    What may be given several times is one string: bound="clip=0.1:10 rounds=:500", allow-plugin="PACKAGE ...".
     """
     if "data" not in given:
         raise ConfigError('--node-config lacks data="FILE": where are this site\'s records?')
@@ -91,4 +91,5 @@ def owner(given: dict[str, Any]) -> Owner:
     folder = Path(str(given.get("folder", "site")))
     read = reader(str(given["data"]), given.get("label"), given.get("part"))
     name, bounds = str(given.get("name", folder.resolve().name)), Bounds.read(str(given.get("bound", "")).split())
-    return Owner(name, folder, read, wishes, given.get("model"), bounds=bounds)
+    plugins = tuple(str(given.get("allow-plugin", "")).split())
+    return Owner(name, folder, read, wishes, given.get("model"), bounds=bounds, plugins=plugins)

@@ -23,11 +23,12 @@ from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
 from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.charges import NEIGHBOURS, Setting, charges, event
+from shoal.algorithms.charges import charges, event
 from shoal.engine.spending import repeated
 from shoal.errors import ConfigError, ShoalError
-from shoal.privacy.clip import NoisyClip
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.sampling import Clients
+from shoal.privacy.setting import Setting
 
 SEEDED = "its noise follows from a seed that everybody is sent, so that it hides nothing"
 
@@ -71,7 +72,7 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
     if algorithm.per_round is not None:
         return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
-    if isinstance(algorithm.per_update, NoisyClip):
+    if algorithm.per_update is not None:
         return min(algorithm.per_update.multiplier(t, setting.rounds) for t in rounds)
     return 0.0
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.algorithms.base import Setting
 from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.deploy.gate import Answer, Gate, Question, stacked
@@ -29,8 +28,10 @@ from shoal.engine.cohort import Cohort, Population, State, Sum
 from shoal.engine.moment import Moment
 from shoal.engine.round import Updates, leaving
 from shoal.errors import ConfigError
+from shoal.gradients import Layout
 from shoal.prepare import streams_of
 from shoal.privacy.secure import grid, toward_zero
+from shoal.privacy.setting import Setting
 
 Tell = Callable[[str], None]
 Take = Callable[[Question, Parcel], None]
@@ -60,6 +61,7 @@ class RemoteCohort(Cohort):
         config: Config,
         population: Population,
         setting: Setting,
+        layout: Layout,
         dataset: Dataset,
         mail: Callable[[int], Mail],
         names: dict[str, str],
@@ -71,6 +73,7 @@ class RemoteCohort(Cohort):
             config: The configuration.
             population: What is public of the sites.
             setting: What accounting needs to know, which is part of the terms.
+            layout: Where each layer lies in the model's parameters.
             dataset: Held-out rows, and the shape and classes of everybody's.
             mail: Makes what carries letters, given the most bytes that the vectors of an answer may have.
             names: Those of sites whose keys are known, all who may come if there are any.
@@ -90,7 +93,7 @@ class RemoteCohort(Cohort):
         if section.seeded and config.random == "secure":
             raise ConfigError("federation.seeded and random=secure contradict each other: leave one of them out")
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
-        self._population, self._dataset = population, dataset
+        self._population, self._layout, self._dataset = population, layout, dataset
         self._seed = self.streams.seed if section.seeded else None
         self._gate = Gate(config.algorithm, setting.parameters, section.largest, section.most_records)
         self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
@@ -99,6 +102,10 @@ class RemoteCohort(Cohort):
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
         self._turned_away: set[int] = set()
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
 
     @property
     def population(self) -> Population:

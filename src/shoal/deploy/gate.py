@@ -18,10 +18,7 @@ from shoal.deploy.parcel import Parcel, Spoilt, Value
 from shoal.deploy.terms import ROUND, Crossing
 from shoal.engine.firewall import finite_or_zero
 from shoal.engine.moment import Moment
-from shoal.privacy.clip import Clipping, NoisyClip
-from shoal.privacy.example_clip import QuantileExampleClip
 
-ROUNDING = 1e-4  # by which a clipped update may be over its clip
 MOST_RECORDS = 10**6  # of a site, where the configuration does not say
 
 
@@ -105,14 +102,12 @@ class Gate:
         )
 
     def _longest(self, moment: Moment, bound: float) -> float:
-        """The greatest norm that an honest update can have (noise passes it once in 10^20 times)."""
+        """The greatest norm that an honest update can have."""
         per_update = self._algorithm.per_update
-        if self._crossing.raw or not isinstance(per_update, Clipping):
+        if self._crossing.raw or per_update is None:
             return self._largest
-        if isinstance(per_update, NoisyClip):
-            noise = per_update.multiplier(moment.t, moment.total)
-            return bound * (1 + ROUNDING + noise * (math.sqrt(self._parameters) + 10))
-        return bound * (1 + ROUNDING)
+        longest = per_update.longest(bound, moment.t, moment.total, self._parameters)
+        return longest if longest < math.inf else self._largest
 
     def _weight(self, parcel: Parcel) -> float:
         if not self._crossing.records:
@@ -130,9 +125,9 @@ class Gate:
 
     def _share(self, parcel: Parcel) -> float:
         clip = self._algorithm.per_example
-        if not isinstance(clip, QuantileExampleClip):
+        if clip is None or not clip.counts:
             return 0.0
-        share, most = parcel.real("share"), 0.5 + 10 * clip.count_noise
+        share, most = parcel.real("share"), clip.most_share()
         if not abs(share) <= most:
             raise Spoilt(f"its share is {share:g}, within {most:g} of 0 can come of the method")
         return share

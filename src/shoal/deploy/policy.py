@@ -16,7 +16,6 @@ from shoal.algorithms.base import Algorithm
 from shoal.deploy.consent import Refused
 from shoal.deploy.terms import Terms
 from shoal.errors import ConfigError, nearest
-from shoal.privacy.clip import QuantileClip
 from shoal.privacy.schedules import parse
 
 Range = tuple[float, float]
@@ -91,14 +90,8 @@ def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]
     yield "batch", "examples.batch", algorithm.examples.batch
     local = algorithm.local
     yield "steps", *(("local.epochs", local.epochs) if local.steps is None else ("local.steps", local.steps))
-    scheduled = []
-    for section in ("per_example", "per_update"):
-        holder = getattr(algorithm, section)
-        if isinstance(holder, QuantileClip):
-            yield "clip", f"{section}.initial", holder.initial
-        elif hasattr(holder, "clip"):
-            scheduled.append(("clip", f"{section}.clip", holder.clip))
-    for name, key, text in (*scheduled, ("lr", "local.lr", local.lr)):
+    clips = [("clip", key, text) for each in algorithm.mechanisms for key, text in each.scales().items()]
+    for name, key, text in (*clips, ("lr", "local.lr", local.lr)):
         schedule = parse(text)
         for t in schedule.extremes(rounds):
             where = "" if schedule.shape == "constant" else f" in round {t + 1} of {rounds} ({text})"

@@ -21,14 +21,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.base import Algorithm
 from shoal.config import FederationSection
 from shoal.deploy.secure_masks import MODULUS
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Clip, NoisyClip, QuantileClip
 from shoal.privacy.discrete import Whole, furthest
-from shoal.privacy.example_clip import QuantileExampleClip
 from shoal.privacy.secure import grid
+from shoal.privacy.setting import Setting
 
 FAINT = 1e-30  # an `excess` that is none
 COUNT_STEP = 2.0**-13  # of the count for a quantile: a site adds 1/2 or -1/2 to it
@@ -53,14 +52,14 @@ class Plan:
     ) -> Plan:
         """Round t's, under this clip."""
         assert algorithm.per_round is not None
+        assert algorithm.per_update is not None
         cohort = int(algorithm.clients.expected(t, setting.rounds, setting.clients))
         z = algorithm.per_round.multiplier(t, setting.rounds) if algorithm.per_round.at == "shared" else 0.0
-        count_noise = None
-        if isinstance(algorithm.per_update, QuantileClip):
-            count_noise = algorithm.per_update.count_noise * cohort if z else 0.0
-            z = algorithm.per_update.update_noise(z, cohort)
+        clip = algorithm.per_update
+        count_noise = (clip.count_scale(cohort) if z else 0.0) if clip.counts else None
+        noise = clip.update_noise(z, cohort)
         threshold = section.threshold or 2 * cohort // 3 + 1
-        plan = cls(cohort, threshold, section.colluding, parameters, bound, z, count_noise)
+        plan = cls(cohort, threshold, section.colluding, parameters, bound, noise, count_noise)
         plan.refuse_unsound()
         return plan
 
@@ -159,18 +158,19 @@ def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Sett
             raise ConfigError('per_round.at = "shared" hides a sum: it needs federation.aggregation = "secure"')
         return
     secure = 'federation.aggregation = "secure"'
-    if per_round is None or isinstance(per_update, NoisyClip) or not isinstance(per_update, Clip | QuantileClip):
+    bound = per_update.public_bound(0, setting.rounds) if per_update is not None else None
+    if per_round is None or per_update is None or bound in (None, math.inf) or per_update.draws_noise:
         raise ConfigError(
             f"{secure} is for methods that clip each update by a public bound and add noise to the sum "
             f"(trusted-curator, geyer-private, quantile, end-to-end-private); {algorithm.name} does not"
         )
-    if isinstance(algorithm.per_example, QuantileExampleClip):
+    if algorithm.per_example is not None and algorithm.per_example.counts:
         raise ConfigError(
             f"{secure}: {algorithm.name} tells shares of gradients besides updates, which no mask hides"
         )
-    if algorithm.aggregate.weights == "size":
+    if algorithm.aggregate.by_size:
         raise ConfigError(f"{secure}: {algorithm.name} weights updates by records; set aggregate.weights=equal")
-    if algorithm.clients.sampling not in ("all", "fixed-size"):
+    if not algorithm.clients.known_size:
         raise ConfigError(
             f"{secure}: noise and threshold are made for a cohort of public size; set clients.sampling to all or "
             f"fixed-size"

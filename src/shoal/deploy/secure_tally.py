@@ -32,7 +32,7 @@ from shoal.deploy.secure_wire import (
 )
 from shoal.deploy.terms import ROUND
 from shoal.errors import ShoalError
-from shoal.privacy.secure import Whole
+from shoal.privacy.discrete import Whole
 
 Take = Callable[[int, Parcel], None]
 Ask = Callable[[str, Mapping[int, Parcel], set[str], Mapping[str, int], Take], None]

@@ -82,7 +82,7 @@ def coordinator(
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
-    cohort = make(config, sites, setting, dataset, mail, names, tell)
+    cohort = make(config, sites, setting, net.layout, dataset, mail, names, tell)
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
     refuse_unfit(config.algorithm, section, setting, setting.parameters)
     return config, trainer

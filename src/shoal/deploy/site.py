@@ -21,7 +21,6 @@ from safetensors.torch import save
 from shoal import release
 from shoal.accounting.ledger import verify
 from shoal.accounting.rounding import up
-from shoal.algorithms.charges_examples import LARGEST_BATCH
 from shoal.data.dataset import Dataset
 from shoal.data.partition import Partition
 from shoal.deploy.consent import Purse, Refused, Unfit, Wishes
@@ -40,6 +39,7 @@ from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.models import build, check
 from shoal.privacy.platform import require_platform
 from shoal.privacy.random import Streams
+from shoal.privacy.sampling import LARGEST_BATCH
 from shoal.privacy.secure import SecureStreams
 
 Tell = Callable[[str], None]
@@ -52,7 +52,8 @@ LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json"
 class Owner:
     """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on (`wishes`, `bounds`).
 
-    `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used.
+    `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used;
+    `plugins` are the packages and modules, besides Shoal, from which an algorithm may be imported.
     `key` is the one by which the site is known, `peers` are the public keys (PEM) of the sites that may take part
     with it under secure aggregation; None: whoever the coordinator says.
     """
@@ -65,6 +66,7 @@ class Owner:
     key: ec.EllipticCurvePrivateKey | None = None
     peers: frozenset[bytes] | None = None
     bounds: Bounds = field(default_factory=Bounds)
+    plugins: tuple[str, ...] = ()
 
 
 class Site:
@@ -112,7 +114,7 @@ class Site:
     def _agree(self, letter: Parcel) -> Parcel:
         """Read the terms, check them against data, model and the owner's wishes."""
         letter.require({"terms", "round"}, {})
-        terms = Terms.read(letter.text("terms"))
+        terms = Terms.read(letter.text("terms"), self.owner.plugins)
         if not 0 <= (begun := letter.number("round")) <= terms.setting.rounds:
             raise Spoilt(f"there is no round {begun}")
         if self._terms is not None and self._terms.digest != terms.digest:
@@ -199,7 +201,7 @@ class Site:
             raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
         algorithm = terms.settings.algorithm
         largest = max(algorithm.examples.batch, LARGEST_BATCH)
-        if not terms.setting.sizes and algorithm.examples.sampling == "poisson":
+        if not terms.setting.sizes and algorithm.examples.varies:
             widest = algorithm.examples.widest(rows)
             if algorithm.per_step is not None and widest > largest:
                 raise Refused(
@@ -360,7 +362,8 @@ class Site:
         if not path.exists():
             return None
         text = path.read_text(encoding="utf-8")
-        return Terms.read(json.loads(text).get("terms", text))  # once the file was the terms alone
+        text = json.loads(text).get("terms", text)  # once the file was the terms alone
+        return Terms.read(text, self.owner.plugins)
 
     def _progress(self, terms: Terms, otherwise: int) -> int:
         """The first round of this run that is not charged yet: from the one in which this site joined."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
-from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.base import Algorithm
 from shoal.config import Config, configure
 from shoal.deploy.parcel import Spoilt
 from shoal.engine.cohort import Population
-from shoal.errors import ConfigError, ShoalError
-from shoal.privacy.clip import NoisyClip, QuantileClip
-from shoal.privacy.correlated import Correlated
-from shoal.privacy.example_clip import QuantileExampleClip
+from shoal.errors import ConfigError, PluginError, ShoalError
+from shoal.privacy.setting import Setting
 
 PROTOCOL = 3
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
@@ -28,7 +27,10 @@ TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 
 @dataclass(frozen=True)
 class Terms:
-    """`seed` is there only where every random number follows from it (`federation.seeded`)."""
+    """`seed` is there only where every random number follows from it (`federation.seeded`).
+
+    `allowed`: the packages besides Shoal from which their reader lets algorithms be imported; it does not travel.
+    """
 
     run: str
     config: str
@@ -37,6 +39,7 @@ class Terms:
     shape: tuple[int, ...]
     parameters: int
     seed: int | None
+    allowed: Collection[str] = field(default=(), compare=False)
 
     @property
     def charged(self) -> Setting:
@@ -46,15 +49,19 @@ class Terms:
     @cached_property
     def settings(self) -> Config:
         try:
-            config = configure(tomllib.loads(self.config))
+            config = configure(tomllib.loads(self.config), allowed=self.allowed)
             refuse_turns(config.algorithm)
             return config
+        except PluginError:  # for the owner alone: it may tell what is on this machine
+            raise
         except (ShoalError, ValueError, RecursionError) as error:
             raise Spoilt(f"the configuration cannot be used here: {error}") from None
 
     @cached_property
     def text(self) -> str:
-        return json.dumps({"protocol": PROTOCOL, **asdict(self)}, sort_keys=True)
+        told = asdict(self)
+        del told["allowed"]
+        return json.dumps({"protocol": PROTOCOL, **told}, sort_keys=True)
 
     @cached_property
     def digest(self) -> str:
@@ -69,13 +76,13 @@ class Terms:
                 raise Spoilt(f"the terms' {name} must be >= 1, got {count}")
 
     @classmethod
-    def read(cls, text: str) -> Terms:
+    def read(cls, text: str, allowed: Collection[str] = ()) -> Terms:
         """Terms from the wire; Spoilt where they cannot be understood."""
         try:
             found = json.loads(text)
             if found.pop("protocol") != PROTOCOL:
                 raise Spoilt("the coordinator speaks another version of the protocol: use the same Shoal everywhere")
-            setting = {field.name: found["setting"].pop(field.name) for field in fields(Setting)}
+            setting = {each.name: found["setting"].pop(each.name) for each in fields(Setting)}
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
             if any(
                 type(setting[name]) is not int
@@ -92,6 +99,7 @@ class Terms:
                 shape=tuple(int(n) for n in found.pop("shape")),
                 parameters=int(found.pop("parameters")),
                 seed=None if (seed := found.pop("seed")) is None else int(seed),
+                allowed=allowed,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Spoilt(f"the terms cannot be understood: {type(error).__name__}") from None
@@ -117,13 +125,12 @@ class Crossing:
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> Crossing:
-        per_update = algorithm.per_update
-        later = isinstance(per_update, NoisyClip) and per_update.at == "server"
+        per_update, per_example = algorithm.per_update, algorithm.per_example
         return cls(
-            raw=later or (per_update is not None and per_update.waits_for_cohort),
-            below=isinstance(per_update, QuantileClip),
-            share=isinstance(algorithm.per_example, QuantileExampleClip),
-            records=algorithm.aggregate.weights == "size",
+            raw=per_update is not None and per_update.leaves_raw,
+            below=per_update is not None and per_update.counts,
+            share=per_example is not None and per_example.counts,
+            records=algorithm.aggregate.by_size,
         )
 
     @property
@@ -140,7 +147,7 @@ def population(config: Config) -> Population:
 
 def refuse_turns(algorithm: Algorithm) -> None:
     """A ConfigError where what a site owes depends on whose turn it was: its own ledger counts rounds, not turns."""
-    if algorithm.clients.sampling == "cyclic" or isinstance(algorithm.per_round, Correlated):
+    if algorithm.clients.in_turn or (algorithm.per_round is not None and algorithm.per_round.correlated):
         raise ConfigError(
             f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, can only be "
             f"simulated; for a federation take another method, such as geyer-private"

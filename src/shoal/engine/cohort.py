@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.base import Algorithm
 from shoal.data.partition import Partition
 from shoal.engine.moment import Moment
 from shoal.gradients import Layout
 from shoal.privacy.random import Streams
+from shoal.privacy.setting import Setting
 
 State = dict[str, Tensor]
 """What the method, the server's optimiser and the clients carry from one round to the next, by name."""
@@ -88,6 +89,11 @@ class Cohort(ABC):
 
     algorithm: Algorithm
     streams: Streams
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Where each layer lies in the model's flat parameters."""
 
     @property
     @abstractmethod

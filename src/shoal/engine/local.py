@@ -93,11 +93,11 @@ def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:
         positions = examples.draw(generator, len(records), steps)
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
-    if stage.streams.mode == "secure" and examples.sampling == "poisson":
+    if stage.streams.mode == "secure" and examples.varies:
         # Matrices of another shape may be multiplied in another order: one record more would change the last digits
         # of everybody's gradient, and with them which way a ReLU goes.
-        width = max(width, *(examples.widest(len(stage.federation.partition.records(k))) for k in clients.tolist()))
-    elif stage.graphs and examples.sampling == "poisson":
+        width = max(width, *(examples.widest(len(stage.federation.records(k))) for k in clients.tolist()))
+    elif stage.graphs and examples.varies:
         width = _rounded_up(width)
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
     for place, rows in enumerate(drawn):
@@ -165,8 +165,8 @@ class LocalSteps:
     momentum: float
 
     def play(self, inputs: Inputs) -> LocalSteps:
-        plain = self.velocity is None and self.sanitiser is None
-        with self.network.deferred_updates(self.params, self.client_params, inputs[0].shape[2]) if plain else nullcontext():
+        plain, batch = self.velocity is None and self.sanitiser is None, inputs[0].shape[2]
+        with self.network.deferred_updates(self.params, self.client_params, batch) if plain else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
         return self

@@ -24,6 +24,7 @@ from shoal.engine.local import train
 from shoal.engine.moment import Moment
 from shoal.engine.sanitise import Told
 from shoal.engine.stage import Stage
+from shoal.gradients import Layout
 from shoal.privacy.clip import weighed_sum
 from shoal.privacy.secure import grid, toward_zero
 
@@ -154,10 +155,18 @@ class SimulatedCohort(Stage, Cohort):
         per_example, per_step = self.algorithm.per_example, self.algorithm.per_step
         if per_example is None:
             return {}
+        metrics = {"clipped_records": total.clipped_records / max(total.records, 1.0)}
         t, rounds, batch = moment.t, moment.total, self.algorithm.examples.batch
-        noise = None if per_step is None else per_step.multiplier(t, rounds, batch)
-        clipped = {"clipped_records": total.clipped_records / max(total.records, 1.0)}
-        return clipped | per_example.metrics(state, t, rounds, noise, batch)
+        if (clip_norm := per_example.public_bound(state, t, rounds)) is not None:
+            metrics["example_clip"] = clip_norm
+            if per_step is not None and per_example.unproven is None:
+                noise = per_example.update_noise(per_step.multiplier(t, rounds, batch), batch)
+                metrics["step_noise"] = noise * clip_norm
+        return metrics
+
+    @property
+    def layout(self) -> Layout:
+        return self.network.layout
 
     @cached_property
     def population(self) -> Population:
@@ -180,7 +189,8 @@ def leaving(cohort: Cohort, part: Updates, clip_norm: float, moment: Moment) -> 
     per_update = cohort.algorithm.per_update
     if per_update is None:
         return part.updates
-    left = per_update.leave(part.updates, part.norms, clip_norm, moment.t, moment.total, draw)
+    layers = cohort.layout.named_layers
+    left = per_update.leave(part.updates, part.norms, clip_norm, moment.t, moment.total, draw, layers)
     if cohort.streams.mode != "secure":
         return left
     return (toward_zero(left, grid(clip_norm)) if cohort.algorithm.per_round is not None else left).double()

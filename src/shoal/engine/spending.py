@@ -21,9 +21,11 @@ from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
 from shoal.accounting.theorems import ADJACENCY
-from shoal.algorithms.base import Algorithm, Setting
-from shoal.algorithms.charges import NEIGHBOURS, PAIRS, charges, event
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, LedgerError
+from shoal.privacy.mechanism import NEIGHBOURS
+from shoal.privacy.setting import Setting
 
 MOST_CLIENTS = 20
 """Clients for which it is told what a record of theirs costs: those where it costs most."""

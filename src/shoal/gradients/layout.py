@@ -54,6 +54,15 @@ class Layout:
             places[name] = (min(entry.start, places.get(name, (entry.start, 0))[0]), entry.stop)
         return [slice(*place) for place in places.values()]
 
+    @property
+    def named_layers(self) -> dict[str, slice]:
+        """The same by name; running statistics are layers of their own, so that each number is in just one."""
+        places: dict[str, slice] = {}
+        for entry in self.entries:
+            name = entry.name.rpartition(".")[0] + ("" if entry.trainable else " (statistics)")
+            places[name] = slice(places[name].start if name in places else entry.start, entry.stop)
+        return places
+
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """Every tensor by its name, as views of a vector [P]."""
         return {entry.name: entry.of(vectors).reshape(entry.shape) for entry in self.entries}

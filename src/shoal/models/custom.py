@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 
 from torch import nn
 
-from shoal.errors import ModelError, nearest
+from shoal.errors import ModelError
 from shoal.models.network import Make, Shape
+from shoal.registry import imported
 
 Factory = Callable[..., nn.Module]
 
@@ -29,14 +24,7 @@ def factory(model: str | Factory) -> Make:
 
 def load(path: str) -> nn.Module | Factory:
     """What `package.module:name` names; ModelError with the nearest name where it is not there."""
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute.isidentifier():
-        raise ModelError(f"model '{path}' is not of the form package.module:Class")
-    with _current_folder_first():
-        module = _import(module_name, path)
-    if not hasattr(module, attribute):
-        raise ModelError(f"model '{path}': {module_name} has no '{attribute}'{_nearest(attribute, module)}")
-    found = getattr(module, attribute)
+    found = imported(path, "model", ModelError, "Class")
     if not callable(found):
         raise ModelError(f"model '{path}' is a {type(found).__name__}; name an nn.Module class or a function")
     return found  # type: ignore[no-any-return]
@@ -79,45 +67,3 @@ def _arguments(found: Factory, path: str, shape: Shape, classes: int) -> tuple[t
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, *_VARIADIC)
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-@contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """The console script does not have the current folder on the path, where users keep their code."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
-
-
-def _import(name: str, path: str) -> ModuleType:
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        if name == missing or name.startswith(f"{missing}."):
-            parent, _, last = missing.rpartition(".")
-            prefix = f"{parent}." if parent else ""
-            choices = [prefix + m for m in _siblings(parent)]
-            raise ModelError(
-                f"model '{path}': no module '{prefix}{last}' in {Path.cwd()} or among the installed packages"
-                f"{nearest(missing, choices)}"
-            ) from error
-        raise ModelError(f"model '{path}': {name} needs the module '{missing}', which is not installed") from error
-    except Exception as error:
-        raise ModelError(f"model '{path}': importing {name} failed: {type(error).__name__}: {error}") from error
-
-
-def _siblings(parent: str) -> list[str]:
-    """The modules that could have been meant: those of the parent package, or of the current folder."""
-    search = list(sys.modules[parent].__path__) if parent in sys.modules else [str(Path.cwd())]
-    return [m.name for m in pkgutil.iter_modules(search)]
-
-
-def _nearest(attribute: str, module: ModuleType) -> str:
-    """The nearest thing that the module itself defines."""
-    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-    return nearest(attribute, own)

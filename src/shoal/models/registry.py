@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from shoal.errors import ModelError, nearest
+from shoal.errors import ModelError
 from shoal.models import alphacdp, attack, basic, geyer, pfl, scattering, thesis
 from shoal.models.network import Network, Shape
+from shoal.registry import Registry
 
-NETWORKS: dict[str, Network] = {
-    network.name: network
-    for family in (basic, thesis, geyer, pfl, scattering, alphacdp, attack)
-    for network in family.NETWORKS
-}
+
+def _own() -> dict[str, Network]:
+    families = (basic, thesis, geyer, pfl, scattering, alphacdp, attack)
+    return {network.name: network for family in families for network in family.NETWORKS}
+
+
+NETWORKS = Registry("model", Network, _own, error=ModelError)
 ALIASES = {"mlp": "thesis-mlp", "cnn": "thesis-cnn"}
 
 TABLE = 256  # with more columns than this a flat input is taken for computed features, not for a table
@@ -24,10 +27,9 @@ def names() -> list[str]:
 def network(name: str, shape: Shape) -> Network:
     """The network of that name; ModelError where there is none, or where it does not take the shape."""
     chosen = auto(shape) if name == "auto" else ALIASES.get(name, name)
-    if chosen not in NETWORKS:
-        raise ModelError(f"unknown model '{name}' (your own: package.module:Class){nearest(name, names())}")
-    _demand(NETWORKS[chosen], shape)
-    return NETWORKS[chosen]
+    found = NETWORKS.find(chosen)
+    _demand(found, shape)
+    return found
 
 
 def auto(shape: Shape) -> str:

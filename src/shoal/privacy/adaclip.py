@@ -12,27 +12,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.precision import all_digits
-from shoal.privacy.clip import row_norms, shrinking, weighed_sum
-from shoal.privacy.noise import Memory
+from shoal.privacy.clip import into_ball, row_norms, shrinking, weighed_sum
+from shoal.privacy.mechanism import GradientClip, Layers, Memory, altered
+from shoal.privacy.normals import Normals
+from shoal.privacy.sanitiser import Gradients, Sanitiser, Source, Step, Told
 from shoal.privacy.schedules import require_scale
 
 
 @dataclass(frozen=True)
-class AdaClip:
+class AdaClip(GradientClip):
     """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise` itself."""
 
     h1: float = 1e-5
     h2: float = 1e-3
     beta1: float = 0.99
     beta2: float = 0.9
-    unproven: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         for name in ("h1", "h2"):
@@ -43,15 +44,36 @@ class AdaClip:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"per_example.{name} must be in [0, 1), got {getattr(self, name)}")
 
-    def excess(self, layers: int) -> float:
-        return 1.0
+    def sanitiser(
+        self,
+        params: Tensor,
+        layers: Layers,
+        noise: float,
+        batch: int,
+        memory: Memory,
+        t: int,
+        total: int,
+        draw: Source,
+    ) -> Sanitiser:
+        return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)
 
-    def adapt(self, memory: Memory, share: float) -> None:
-        """Its coordinates begin anew in every round."""
+    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
+        return float(self.h1 * size**0.5)
 
-    def metrics(self, memory: Memory, t: int, total: int, noise: float | None, batch: float) -> dict[str, float]:
-        """Clip and noise are each step's own."""
-        return {}
+    def sensitivity_at_start(self, size: int, layers: int) -> float:
+        return float(self.start(torch.zeros(1, size)).spread()[0, 0])
+
+    def unclipped(self) -> Self:
+        def unclipped_sum(self: Self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
+            moved = (gradients - at.mean.unsqueeze(1)) / at.spread().unsqueeze(1)
+            return (moved * real.unsqueeze(2)).sum(1)
+
+        found: Self = altered(self, clipped_sum=unclipped_sum)
+        return found
+
+    def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
+        """In the first step its coordinates are all alike: one ball, kept."""
+        return into_ball(vectors, (self.h1 * self.h2) ** 0.5 * vectors.shape[1] ** 0.5)
 
     def start(self, params: Tensor) -> Coordinates:
         """What K clients with params [K, P] begin a round with."""
@@ -88,3 +110,43 @@ class Coordinates:
 
     def spread(self) -> Tensor:
         return self.scale.sqrt() * self.scale.sum(1, keepdim=True).sqrt()
+
+
+class AdaptiveCoordinates:
+    """AdaClip's sanitiser: the gradients of single records are needed, each measured in coordinates of its own."""
+
+    def __init__(self, clip: AdaClip, noise: float, batch: float, source: Normals, params: Tensor) -> None:
+        self.clip, self.noise, self.batch, self.source = clip, noise, batch, source
+        self.at = clip.start(params)
+        self.told = Told.nothing(params)
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return self.clip, self.noise, self.batch
+
+    def begin(self, other: Sanitiser) -> None:
+        assert isinstance(other, AdaptiveCoordinates)
+        self.source.begin(other.source)
+        self.at.mean.copy_(other.at.mean)
+        self.at.scale.copy_(other.at.scale)
+        self.told.clear()
+
+    def spoilt(self, tape: Gradients) -> Tensor:
+        return ~tape.squares().sum(0).isfinite()
+
+    def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
+        self.told.spoilt += self.spoilt(tape).sum()
+        noisy = total = self.clip.clipped_sum(self.at, tape.examples(), real)
+        if self.noise:
+            noisy = torch.zeros_like(total)
+            self.source.add(noisy, self.noise * moving, total)
+        gradient = self.clip.gradient(self.at, noisy, self.noise, self.batch)
+        return _Vectors(gradient * moving.unsqueeze(1))
+
+
+@dataclass
+class _Vectors:
+    vectors: Tensor
+
+    def accumulate(self, into: Tensor, scale: float) -> None:
+        into.add_(self.vectors, alpha=scale)

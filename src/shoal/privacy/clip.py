@@ -1,4 +1,4 @@
-"""What happens to a whole update as it leaves its client (boundary `per_update`).
+"""What happens to a whole update as it leaves its client (boundary `per_update`): clips.
 
 `bound` gives this round's bound S: an update of norm z becomes update / max(1, z/S), so that one client moves
 the sum by at most S, the sensitivity. A bound that was computed from the clients' data without noise proves
@@ -9,45 +9,75 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.accounting.events import Event, Unbounded
+from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
-from shoal.privacy.noise import Memory, add_to_number, add_to_updates, multiplier
-from shoal.privacy.schedules import LEAST_SCALE, MOST_SCALE, parse, require_scale, require_scales, scale_in
-
-Draw = Callable[[int], np.random.Generator]
-"""The random numbers of the client in each row, for this round."""
+from shoal.privacy.mechanism import (
+    IN_TURN,
+    NO_NOISE,
+    RAW,
+    Draw,
+    Layers,
+    Memory,
+    Round,
+    UpdateMechanism,
+    altered,
+    refuse_unheld_noise,
+)
+from shoal.privacy.noise import HOW_MANY, WITH_ITS_NOISE, add_to_number, add_to_updates, multiplier
+from shoal.privacy.schedules import (
+    LEAST_SCALE,
+    MOST_SCALE,
+    Schedule,
+    parse,
+    require_scale,
+    require_scales,
+    scale_in,
+)
+from shoal.privacy.secure import STEPS
 
 FARTHEST = math.log(MOST_SCALE)  # an adaptive bound's logarithm stays this near to 0
 MARGIN = 2.0**-16
 """What is clipped is shorter than its bound by this share: all that rounding, of norms and later, can add is less."""
 PIECE = 128  # numbers that may be summed in float32
+ROUNDING = 1e-4  # by which a clipped update may be over its bound when it arrives
 _LOST = 2.0**-50  # norms below so much times sqrt(numbers) may lack squares that are too small for float32
 
 
-class Clipping:
-    """What all clips share."""
+class Clipping(UpdateMechanism):
+    """What all clips share: an update leaves with norm `bound` at most.
 
-    waits_for_cohort: ClassVar[bool] = False
-    unproven: ClassVar[str | None] = None
+    One of your own writes `bound` and, where it does not shrink the whole update by one factor, `clipped`.
+    """
 
-    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
-        """The updates [k, P] of a slice of clients as they enter the sum; may overwrite them."""
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
+        return self.clipped(updates, norms, bound, layers)
+
+    def clipped(self, updates: Tensor, norms: Tensor, bound: float, layers: Layers) -> Tensor:
+        """The updates [k, P], of these norms [k], each no longer than the bound; may overwrite them."""
         return clipped(updates, norms, bound)
 
-    def update_noise(self, noise: float, cohort: float) -> float:
-        """The noise on the sum of updates, of `noise` that the round has in all."""
-        return noise
+    def refuse_unfit(self, t: int, total: int) -> None:
+        self.public_bound(t, total)
 
-    def adapt(
-        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
-    ) -> None:
-        """Set the next round's bound from how many of the clients' norms were below this one's."""
+    def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        return bound * (1 + ROUNDING)
+
+    def unclipped(self) -> Self:
+        found: Self = altered(self, clipped=lambda self, updates, norms, bound, layers: updates)
+        return found
+
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+        return into_ball(shown, bound * unit)
 
 
 @dataclass(frozen=True)
@@ -77,10 +107,13 @@ class MedianClip(Clipping):
             return 0.0
         return min(max(float(norms.median()), LEAST_SCALE), MOST_SCALE)
 
+    def presumed(self) -> Clip:
+        return Clip(1.0)
+
 
 @dataclass(frozen=True)
-class QuantileClip(Clipping):
-    """Andrew et al. 2021: the bound follows a quantile of the norms, found with noise.
+class Quantile:
+    """A bound that follows a quantile of norms, found with noise (Andrew et al. 2021), on either boundary.
 
         b~ <- (1/m) (sum_k (1[norm_k <= C] - 1/2) + N(0, sigma_b^2)) + 1/2
         C  <- C exp(-rate (b~ - quantile))
@@ -93,7 +126,8 @@ class QuantileClip(Clipping):
     quantile: float = 0.5
     rate: float = 0.2
     count_noise: float = 0.05
-    section: ClassVar[str] = "per_update"
+    section: ClassVar[str]
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_scale(f"{self.section}.initial", self.initial)
@@ -104,8 +138,8 @@ class QuantileClip(Clipping):
         if not 0 < self.count_noise < math.inf:
             raise ConfigError(f"{self.section}.count_noise must be > 0 and finite, got {self.count_noise}")
 
-    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return float(memory.get("clip", self.initial))
+    def scales(self) -> dict[str, str | float]:
+        return {f"{self.section}.initial": self.initial}
 
     def update_noise(self, noise: float, cohort: float) -> float:
         """z_delta: the noise on the updates, so that with the count's it is `noise` in all."""
@@ -119,18 +153,44 @@ class QuantileClip(Clipping):
             )
         return float(spent**-0.5)
 
-    def adapt(
-        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
-    ) -> None:
-        """The next round's bound, from how many norms were below it."""
-        scale = self.count_noise * cohort if noise else 0.0
-        self.move(memory, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
+    def count_scale(self, cohort: float) -> float:
+        """sigma_b."""
+        return self.count_noise * cohort
+
+    def count_rounding(self, cohort: float) -> float:
+        """A client, or a record, moves a count by 1/2, and rounding by a step of its grid."""
+        return 2.002 * self.count_noise * cohort / STEPS
+
+    def recounted(self, change: Callable[[float], float]) -> Self:
+        return replace(self, count_noise=change(self.count_noise))
 
     def move(self, memory: Memory, share: float) -> None:
         """C <- C exp(-rate (share - quantile)), kept from LEAST_SCALE to MOST_SCALE."""
-        power = math.log(self.bound(memory, 0, 1, None)) - self.rate * (share - self.quantile)
+        power = math.log(float(memory.get("clip", self.initial))) - self.rate * (share - self.quantile)
         moved = math.exp(min(max(power, -FARTHEST), FARTHEST))
         memory["clip"] = torch.tensor(min(max(moved, LEAST_SCALE), MOST_SCALE), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class QuantileClip(Quantile, Clipping):
+    """The bound follows a quantile of the updates' norms (Andrew et al. 2021; see `Quantile`)."""
+
+    section: ClassVar[str] = "per_update"
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return float(memory.get("clip", self.initial))
+
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+    ) -> None:
+        scale = self.count_scale(cohort) if noise else 0.0
+        self.move(memory, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
+
+    def for_cohort(self, before: float, cohort: float) -> Self:
+        return replace(self, count_noise=self.count_noise * before / cohort)
+
+    def audited(self) -> Self:
+        return replace(self, initial=1.0)
 
 
 @dataclass(frozen=True)
@@ -142,18 +202,72 @@ class NoisyClip(Clip):
 
     noise: str | float = 1.0
     at: Literal["server", "client"] = "server"
+    draws_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if min(parse(self.noise).values(100)) < 0:
             raise ConfigError(f"per_update.noise must be >= 0, got {self.noise}")
 
+    def noise_schedule(self) -> Schedule:
+        return parse(self.noise)
+
     def multiplier(self, t: int, total: int) -> float:
         return multiplier("per_update.noise", self.noise, t, total)
 
-    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+    def refuse_unfit(self, t: int, total: int) -> None:
+        noise = self.multiplier(t, total) * self.bound({}, t, total, None)
+        refuse_unheld_noise("per_update.noise x per_update.clip", noise, t, total)
+
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
         scale = self.multiplier(t, total) * bound
-        return add_to_updates(clipped(updates, norms, bound), scale, [draw(row) for row in range(len(updates))])
+        clipped = self.clipped(updates, norms, bound, layers)
+        return add_to_updates(clipped, scale, [draw(row) for row in range(len(updates))])
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """m updates' noise adds up in the sum, and the server sees one at a time."""
+        if round.clients.in_turn:
+            return IN_TURN
+        own = self.multiplier(*round.when)
+        if own == 0:
+            return NO_NOISE
+        if observer == "release":
+            return self._released(round, unit, own)
+        if self.at == "server":
+            return RAW
+        if unit == "example" and round.setting.multiplicity > 1:
+            return Unbounded("the record lies on several clients, and the server sees each one's update")
+        return round.shown(unit, own)
+
+    def _released(self, round: Round, unit: Unit, own: float) -> Event:
+        if round.clients.shows(round.rate, unit):
+            return HOW_MANY
+        if round.setting.all_answer:
+            return round.on_sum(unit, own * math.sqrt(round.cohort))
+        # A record is in one update, whose own noise is there. Who answered shows in the amount of the noise.
+        return WITH_ITS_NOISE if unit == "client" else round.shown(unit, own)
+
+    def draws(self, round: Round) -> int:
+        return round.many
+
+    @property
+    def leaves_raw(self) -> bool:
+        return self.at == "server"
+
+    def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        """Noise passes it once in 10^20 times."""
+        return bound * (1 + ROUNDING + self.multiplier(t, total) * (math.sqrt(parameters) + 10))
+
+    def for_cohort(self, before: float, cohort: float) -> Self:
+        return self.with_noise(parse(self.noise).scaled(math.sqrt(before / cohort)))
+
+
+def into_ball(vectors: Tensor, radius: float) -> Tensor:
+    """Rows no longer than the radius, differentiable."""
+    norms = (vectors.square().sum(1, keepdim=True) + 1e-30).sqrt()
+    return vectors * (radius / norms).clamp(max=1.0)
 
 
 def row_norms(updates: Tensor) -> Tensor:

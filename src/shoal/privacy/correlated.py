@@ -18,16 +18,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shoal.accounting.events import Event, Unbounded
+from shoal.accounting.theorems import Unit
 from shoal.errors import ConfigError
-from shoal.privacy.noise import Gaussian, Memory, gaussian_like
-from shoal.privacy.secure import FINEST, SecureGenerator, grid, on_grid
+from shoal.privacy.mechanism import Memory, Round, UpdateMechanism
+from shoal.privacy.noise import Gaussian, gaussian_like
+from shoal.privacy.sampling import Clients
+from shoal.privacy.secure import FINEST, SecureGenerator, charged, grid, on_grid
 
 Array = npt.NDArray[np.float64]
 
@@ -46,6 +50,8 @@ class Correlated(Gaussian):
     bands: int = 1
     momentum: float = 0.0
 
+    correlated: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bands < 1:
@@ -58,13 +64,38 @@ class Correlated(Gaussian):
         secure = isinstance(generator, SecureGenerator) and z > 0
         like = total.double() if secure else total
         past = memory.get(PAST, like.new_zeros(0, like.numel())).to(like)
-        back = torch.as_tensor(coefficients(self)[1 : len(past) + 1]).to(like) @ past * -bound
+        back = torch.as_tensor(self.coefficients()[1 : len(past) + 1]).to(like) @ past * -bound
         if isinstance(generator, SecureGenerator) and secure:
             added = _on_fine_grid(back, z * bound, grid(bound), generator)
         else:
             added = back + gaussian_like(like, z * bound, generator)
         memory[PAST] = torch.cat([added.unsqueeze(0) / bound, past])[: self.bands - 1]
         return (total + added).to(total.dtype)
+
+    def coefficients(self) -> Array:
+        j = np.arange(1, self.bands)
+        root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])  # of 1/(1 - x)
+        found: Array = np.convolve(root, root * self.momentum ** np.arange(self.bands))[: self.bands]
+        return found
+
+    def rounding(self, parameters: int) -> float:
+        return 1.001 * math.sqrt(parameters) / FINEST
+
+    def counted(self, noise: float, count_rounding: float) -> float:
+        """Each round's sum is rounded with those of others: its noise is on the finest grid."""
+        return charged(noise, FINEST)
+
+    def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
+        if clients.secret:
+            raise ConfigError(
+                f"algorithm {name}: noise that rounds share gains nothing by {clients.sampling} sampling; "
+                f"set clients.sampling to cyclic or all"
+            )
+        if per_update.counts:
+            raise ConfigError(f"algorithm {name}: noise that rounds share wants a clip that follows no counts")
+
+    def _shared(self, round: Round, unit: Unit) -> Event:
+        return Unbounded("clients that come and go cannot add noise together that rounds share")
 
 
 def _on_fine_grid(back: Tensor, scale: float, coarse: float, generator: SecureGenerator) -> Tensor:
@@ -75,51 +106,3 @@ def _on_fine_grid(back: Tensor, scale: float, coarse: float, generator: SecureGe
     """
     step = min(coarse, 2.0 ** math.floor(math.log2(scale / FINEST)))
     return on_grid(back.div(step).floor_().mul_(step), scale, step, generator)
-
-
-def coefficients(noise: Gaussian) -> Array:
-    """1, c_1, c_2, ...: how much of earlier rounds is in what a round gives away."""
-    if not isinstance(noise, Correlated):
-        return np.ones(1)
-    j = np.arange(1, noise.bands)
-    root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])  # of 1/(1 - x)
-    found: Array = np.convolve(root, root * noise.momentum ** np.arange(noise.bands))[: noise.bands]
-    return found
-
-
-def reach(weights: Array, turns: int, rounds: int) -> Array:
-    """By how many clips a client moves a round's weighted sum, 0, 1, ... rounds after it first came.
-
-    It comes again every `turns` rounds, or less often.
-    """
-    padded = np.zeros(-(-rounds // turns) * turns)
-    padded[: min(len(weights), rounds)] = weights[:rounds]
-    found: Array = padded.reshape(-1, turns).cumsum(axis=0).ravel()[:rounds]
-    return found
-
-
-def price(noise: Gaussian, t: int, total: int, turns: int, again: bool = False, rounding: float = 0.0) -> float:
-    """What round t costs: (reach / noise)^2 of one client, which over all rounds is the squared shift of a Gaussian.
-
-    Clients begin in different rounds, and at any time some have paid more than others. Rounds that are played for
-    the first time come in order, and each is charged by how much the greatest of these sums has grown. A round that
-    is played `again` is charged what it costs the client that it hits hardest. So nobody pays more than was charged.
-    `rounding`: by how many clips rounding may move a weighted sum beyond that, for each unit of noise.
-    """
-    first, once_more = _prices(noise, turns, total, max(total, t + 1), rounding)
-    return float((once_more if again else first)[t])
-
-
-@lru_cache(maxsize=8)
-def _prices(noise: Gaussian, turns: int, total: int, rounds: int, rounding: float) -> tuple[Array, Array]:
-    scales = np.array([noise.multiplier(t, total) for t in range(rounds)])
-    # A round without noise has no price: the ledger says of it that nothing is proven.
-    weight = np.divide(1.0, scales**2, out=np.zeros(rounds), where=scales > 0)
-    reached = reach(coefficients(noise), turns, rounds)
-    dearest, hardest = np.zeros(rounds), np.zeros(rounds)
-    for start in range(min(turns, rounds)):
-        moved = reached[: rounds - start]
-        paid = (moved + (moved > 0) * rounding * scales[start:]) ** 2 * weight[start:]
-        dearest[start:] = np.maximum(dearest[start:], np.cumsum(paid))
-        hardest[start:] = np.maximum(hardest[start:], paid)
-    return np.diff(dearest, prepend=0.0), hardest

@@ -120,6 +120,9 @@ class Schedule:
         return ":".join([self.shape, *(repr(number) for number in self.numbers)])
 
 
+NO_NOISE = Schedule("constant", (0.0,))
+
+
 @lru_cache(maxsize=256, typed=True)  # every round asks for several
 def parse(text: str | float | int | Schedule) -> Schedule:
     """The schedule that a number or a word such as `linear:15:4.85` stands for."""

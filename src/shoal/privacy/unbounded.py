@@ -14,30 +14,13 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Draw
-from shoal.privacy.noise import Memory, add_to_updates, gaussian_like
+from shoal.privacy.mechanism import Draw, Layers, UpdateMechanism
+from shoal.privacy.noise import add_to_updates, gaussian_like
 from shoal.privacy.schedules import require_scale
 
 
-class Unclipped:
-    """What they share: no bound."""
-
-    waits_for_cohort: ClassVar[bool] = False
-
-    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return math.inf
-
-    def update_noise(self, noise: float, cohort: float) -> float:
-        return noise
-
-    def adapt(
-        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
-    ) -> None:
-        """Nothing to adapt."""
-
-
 @dataclass(frozen=True)
-class Prune(Unclipped):
+class Prune(UpdateMechanism):
     """Gradient compression: the smallest `share` of all coordinates of an update become 0."""
 
     share: float = 0.3
@@ -48,32 +31,41 @@ class Prune(Unclipped):
         if not 0 <= self.share < 1:
             raise ConfigError(f"per_update.share must be in [0, 1), got {self.share}")
 
-    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
         dropped = int(self.share * updates.shape[1])
         if dropped:
             least = updates.abs().topk(dropped, dim=1, largest=False, sorted=False).indices
             updates.scatter_(1, least, 0.0)
         return updates
 
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+        """Which coordinates were sent is plain."""
+        return shown * (seen != 0)
+
 
 @dataclass(frozen=True)
-class RandomNoise(Unclipped):
+class RandomNoise(UpdateMechanism):
     """Additive Gaussian noise of a fixed `scale` on an update that nothing bounds."""
 
     scale: float = 0.01
 
+    draws_noise: ClassVar[bool] = True
     unproven: ClassVar[str | None] = "updates are not clipped: one client can move the sum by any amount"
 
     def __post_init__(self) -> None:
         if self.scale < 0:
             raise ConfigError(f"per_update.scale must be >= 0, got {self.scale}")
 
-    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
         return add_to_updates(updates, self.scale, [draw(row) for row in range(len(updates))])
 
 
 @dataclass(frozen=True)
-class Select(Unclipped):
+class Select(UpdateMechanism):
     """DSSGD (Shokri & Shmatikov 2015): a client sends a random `fraction` of its coordinates, of those over a
     `threshold`; each is clipped to +-`cap` and, with `noise` > 0, gets Gaussian noise of noise x cap.
     """
@@ -83,6 +75,7 @@ class Select(Unclipped):
     cap: float = 0.001
     noise: float = 0.0
 
+    draws_noise: ClassVar[bool] = True
     unproven: ClassVar[str | None] = "which coordinates are sent depends on the data, without noise"
 
     def __post_init__(self) -> None:
@@ -95,7 +88,9 @@ class Select(Unclipped):
             if getattr(self, name):
                 require_scale(f"per_update.{name}", getattr(self, name))
 
-    def leave(self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw) -> Tensor:
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
         sent = torch.zeros_like(updates)
         wanted = math.ceil(self.fraction * updates.shape[1])
         held = _at_most(self.cap)
@@ -107,6 +102,12 @@ class Select(Unclipped):
             values = update[places].clamp(-held, held)
             sent[row, places] = values + gaussian_like(values, self.noise * self.cap, generator)
         return sent
+
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+        """A number at its cap says "at least so much", on its side: a dummy that is beyond is as good."""
+        side, cap = seen.sign(), self.cap * unit
+        capped = torch.where(seen.abs() > cap * (1 - 1e-5), side * (side * shown).clamp(max=cap), shown)
+        return capped * (seen != 0)
 
 
 def _at_most(cap: float) -> float:

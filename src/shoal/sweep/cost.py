@@ -10,9 +10,10 @@ from typing import Any
 from shoal.accounting import calibration, chain, selection
 from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, of_research, prove
 from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
-from shoal.algorithms.charges import NEIGHBOURS, PAIRS, whole_run
+from shoal.algorithms.charges import PAIRS, whole_run
 from shoal.config import Config, configure
 from shoal.errors import ConfigError
+from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.plan import Plan
 

@@ -1,0 +1,59 @@
+"""What noise on a sum costs where it is public who comes when: clients come in turn, and rounds may share noise."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+class Weighted(Protocol):
+    """Noise on a weighted sum of the last rounds' sums (see `correlated`)."""
+
+    def multiplier(self, t: int, total: int) -> float: ...
+
+    def coefficients(self) -> Array: ...
+
+    def __hash__(self) -> int: ...
+
+
+def reach(weights: Array, turns: int, rounds: int) -> Array:
+    """By how many clips a client moves a round's weighted sum, 0, 1, ... rounds after it first came.
+
+    It comes again every `turns` rounds, or less often.
+    """
+    padded = np.zeros(-(-rounds // turns) * turns)
+    padded[: min(len(weights), rounds)] = weights[:rounds]
+    found: Array = padded.reshape(-1, turns).cumsum(axis=0).ravel()[:rounds]
+    return found
+
+
+def price(noise: Weighted, t: int, total: int, turns: int, again: bool = False, rounding: float = 0.0) -> float:
+    """What round t costs: (reach / noise)^2 of one client, which over all rounds is the squared shift of a Gaussian.
+
+    Clients begin in different rounds, and at any time some have paid more than others. Rounds that are played for
+    the first time come in order, and each is charged by how much the greatest of these sums has grown. A round that
+    is played `again` is charged what it costs the client that it hits hardest. So nobody pays more than was charged.
+    `rounding`: by how many clips rounding may move a weighted sum beyond that, for each unit of noise.
+    """
+    first, once_more = _prices(noise, turns, total, max(total, t + 1), rounding)
+    return float((once_more if again else first)[t])
+
+
+@lru_cache(maxsize=8)
+def _prices(noise: Weighted, turns: int, total: int, rounds: int, rounding: float) -> tuple[Array, Array]:
+    scales = np.array([noise.multiplier(t, total) for t in range(rounds)])
+    # A round without noise has no price: the ledger says of it that nothing is proven.
+    weight = np.divide(1.0, scales**2, out=np.zeros(rounds), where=scales > 0)
+    reached = reach(noise.coefficients(), turns, rounds)
+    dearest, hardest = np.zeros(rounds), np.zeros(rounds)
+    for start in range(min(turns, rounds)):
+        moved = reached[: rounds - start]
+        paid = (moved + (moved > 0) * rounding * scales[start:]) ** 2 * weight[start:]
+        dearest[start:] = np.maximum(dearest[start:], np.cumsum(paid))
+        hardest[start:] = np.maximum(hardest[start:], paid)
+    return np.diff(dearest, prepend=0.0), hardest

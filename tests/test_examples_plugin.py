@@ -1,0 +1,162 @@
+"""The package in examples/plugin adds a method without a change to Shoal: it runs, and is charged, audited, attacked
+and served over a network.
+
+It is put on the path with the entry points of its pyproject.toml; nothing is installed.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shoal
+from plugins import install
+from shoal.accounting.ledger import Ledger
+from shoal.algorithms import algorithm
+from shoal.algorithms.charges import charges
+from shoal.audit.auditing import Effort, audit
+from shoal.config import configure
+from shoal.privacy.example_clip import ExampleClip
+from shoal.privacy.random import Streams
+from shoal.privacy.setting import Setting
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
+FEW = Effort(step_trials=600, canaries=1000, pairs=0)
+SMALL = {
+    "algorithm": "layered",
+    "model": "digits-mlp",
+    "rounds": 2,
+    "data.name": "digits",
+    "data.clients": 2,
+    "engine.device": "cpu",
+    "engine.threads": 1,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the package lies, as if it had been installed there."""
+    told = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = told["entry-points"].items()
+    points = "\n".join(f"[{name}]\n" + "\n".join(f"{k} = {v}" for k, v in group.items()) for name, group in groups)
+    install(tmp_path / "packages", told["name"], points)
+    shutil.copy(EXAMPLE / "shoal_layers.py", tmp_path / "packages")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("shoal_layers", None)
+
+
+def test_it_is_one_file_of_less_than_sixty_lines():
+    (file,) = EXAMPLE.glob("*.py")
+    assert len(file.read_text(encoding="utf-8").splitlines()) < 60
+
+
+@pytest.mark.usefixtures("folder")
+def test_each_layer_is_clipped_by_a_bound_of_its_own():
+    clip, layers = algorithm("layered").per_example, {"large": slice(0, 9), "small": slice(9, 10)}
+    norms = torch.tensor([[1e3, 0.5, 1e-3], [1e3, 0.5, 1e-3]], dtype=torch.float64).unsqueeze(1)
+    left = (norms * clip.factors(norms**2, 1.0, layers)).squeeze(1)
+    bounds = [math.sqrt(0.9), math.sqrt(0.1)]
+    assert left[:, 0].tolist() == pytest.approx(bounds, rel=1e-5)
+    assert left[:, 1].tolist() == pytest.approx([0.5, bounds[1]], rel=1e-5)
+    assert left[:, 2].tolist() == [1e-3, 1e-3]
+    assert bool((left.norm(dim=0) <= 1.0).all())
+
+
+@pytest.mark.usefixtures("folder")
+def test_it_runs_and_is_charged_as_the_same_noise_on_a_flat_clip():
+    result = shoal.run(SMALL)
+    assert result.algorithm == "layered"
+    record = algorithm("layered")
+    flat = replace(record, per_example=ExampleClip(1.0))
+    setting = Setting(2, 2, sizes=(700,))
+    assert charges(record, setting, 0) == charges(flat, setting, 0)
+    proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
+    assert proven["example", "server"] > 0
+    assert shoal.run(resume=result.run).rounds == 2
+
+
+@pytest.mark.usefixtures("folder")
+def test_its_clip_serves_other_methods_by_its_name():
+    config = configure({"algorithm": "fed-cdp"}, ["per_example.mechanism=layer-clip", "per_example.clip=2.0"])
+    assert type(config.algorithm.per_example).__name__ == "LayerClip"
+    assert config.algorithm.per_example.clip == 2.0
+
+
+@pytest.mark.usefixtures("folder", "rarely")
+@pytest.mark.statistical(false_alarm=3e-7)
+def test_an_audit_finds_it_consistent_and_flags_it_without_its_clip():
+    record = algorithm("layered")
+    (found,) = audit(record, level="example", effort=FEW)
+    assert found.verdict == "consistent"
+    (flagged,) = audit(replace(record, per_example=record.per_example.unclipped()), level="example", effort=FEW)
+    assert flagged.verdict == "VIOLATED"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_an_attacker_of_every_type_knows_its_clip(kind):
+    """With noise x 0 the true records, replayed by the attacker, show exactly what was seen."""
+    from shoal.attacks.observe import observe
+    from test_attacks_methods import victims_of
+
+    victims = victims_of(shoal.load("digits"), 3, 1 if kind == 2 else 2)
+    module = shoal.models.build("digits-mlp", (1, 8, 8), 10)
+    record = configure(SMALL, ["per_step.noise=0.0"]).algorithm
+    seen = observe(record, kind, module, victims, Streams(0), rounds=10)
+    shown = seen.replay(seen.shown(victims.x, F.one_hot(victims.y, 10).float()), seen.gradients).detach()
+    assert torch.allclose(shown, seen.gradients, rtol=1e-3, atol=1e-3)
+
+
+def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
+    """Processes on loopback: two sites that allow the package, and one that does not and says so."""
+    pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+    from shoal.config import to_toml
+    from test_deploy_processes import free_port
+
+    given = SMALL | {"federation.seeded": True, "federation.first": 2, "federation.deadline": 300.0}
+    (folder / "federation.toml").write_text(to_toml(configure(given)))
+    port = free_port()
+    paths = os.pathsep.join(filter(None, [str(folder / "packages"), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+    def start(*words):
+        command = [sys.executable, "-m", "shoal", *words]
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def join(name, part, *words):
+        where = ["join", f"127.0.0.1:{port}", "--data", "digits", "--part", str(part), "--folder", name]
+        return start(*where, "--name", name, *words)
+
+    started = [start("serve", "federation.toml", "--port", str(port), "--json")]
+    try:
+        started.append(join("wary", 0))
+        _, said = started[1].communicate(timeout=600)
+        assert started[1].returncode == 2
+        assert "algorithm 'layered' is none of Shoal's" in said
+        assert "--allow-plugin PACKAGE" in said
+        assert not (folder / "wary" / "ledger.jsonl").exists()
+        started += [join(f"site-{n}", n, "--allow-plugin", "shoal-layers") for n in (0, 1)]
+        ended = [process.communicate(timeout=600) for process in (started[0], *started[2:])]
+        assert [process.returncode for process in (started[0], *started[2:])] == [0, 0, 0], ended
+    finally:
+        for process in started:
+            process.kill()
+    served = json.loads(ended[0][0])
+    assert served["algorithm"] == "layered"
+    assert served["accuracy"] == shoal.run(given, runs=folder / "simulated").accuracy
+    for name in ("site-0", "site-1"):
+        with Ledger(folder / name / "ledger.jsonl") as ledger:
+            assert len(ledger.charged) == 2
