@@ -223,6 +223,7 @@ def test_every_kind_of_event_has_a_case() -> None:
             assert f"TwoLevel {kind} {seen}" in CASES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ADJACENCY)
 @pytest.mark.parametrize("name", CASES)
 def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
@@ -274,6 +275,7 @@ def test_a_fixed_size_sample_under_zero_out_needs_both_directions() -> None:
     assert both.backward(np.array([epsilon]))[0] >= true
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [2, 4])
 def test_copies_on_clients_of_a_fixed_size_sample_are_charged_enough(clients: int) -> None:
     """All K clients hold the record and half of them come: never fewer, as Poisson sampling would have it."""

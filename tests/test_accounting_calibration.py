@@ -22,6 +22,7 @@ def two_level(noise: float) -> Event:
     return Repeat(TwoLevel(0.2, 0.1, 10, noise), 20)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, database=None, deadline=None, max_examples=12)
 @given(
     st.floats(0.2, 12),
@@ -58,6 +59,7 @@ def test_other_events_can_be_calibrated(event_at: Callable[[float], Event]) -> N
     assert found.answer.epsilon <= 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event_at", "budget"),
     [
@@ -91,6 +93,7 @@ def test_no_more_rounds_than_were_planned() -> None:
     assert found.value == 30
 
 
+@pytest.mark.slow
 def test_a_schedule_stops_before_the_round_that_passes_the_budget() -> None:
     def event_at(count: int) -> Event:
         return Compose(tuple(Sampled("poisson", 0.1, Gaussian(6 - 4 * t / 100)) for t in range(count)))

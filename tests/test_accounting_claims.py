@@ -10,6 +10,7 @@ from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel, Unbound
 from shoal.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_a_proven_claim_has_the_shape_that_users_read() -> None:
     proven = claims.prove("client", "release", Repeat(Sampled("poisson", 0.1, Gaussian(3)), 100), 1e-5)
     assert proven.epsilon is not None

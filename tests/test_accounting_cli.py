@@ -28,6 +28,7 @@ def calculate(*words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accountant", "epsilon", "valid"),
     [
@@ -68,6 +69,7 @@ def test_noise_for_a_budget_keeps_it() -> None:
     assert again["epsilon"] == pytest.approx(found["epsilon"])
 
 
+@pytest.mark.slow
 def test_rounds_for_a_budget_keep_it() -> None:
     found = calculate("rounds", "--sampling-rate", ".01", "--noise", "6", "--epsilon", ".6", "--delta", "1e-5")
     assert found["rounds"] == found["steps"]

@@ -71,12 +71,14 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, database=None, deadline=None, max_examples=200)
 @given(events)
 def test_an_event_survives_json(event: Event) -> None:
     assert from_json(json.loads(json.dumps(event.to_json()))) == event
 
 
+@pytest.mark.slow
 @settings(derandomize=True, database=None, deadline=None, max_examples=300)
 @given(anything)
 def test_whatever_json_holds_it_is_read_as_an_event_or_refused_in_words(written: Any) -> None:

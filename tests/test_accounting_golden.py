@@ -88,6 +88,7 @@ def test_004_table_11_zcdp_is_not_a_bound_under_sampling() -> None:
     assert not answer.valid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "moments", "basic", "advanced", "zcdp"),
     [("linear", 95, 97, 95, 95), ("staircase", 95, 97, 95, 95), ("exponential", 96, 97, 94, 96)],

@@ -223,6 +223,7 @@ def test_lines_cut_off_the_end_show_against_a_known_head(tmp_path: Path) -> None
     assert "cut off after line 6" in found.because
 
 
+@pytest.mark.slow
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)
 @given(st.data())
 def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
@@ -234,6 +235,7 @@ def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
     assert not found.whole or (last and found.torn)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, database=None, deadline=None, max_examples=300)
 @given(
     st.one_of(

@@ -132,6 +132,7 @@ def noise_fits(record) -> bool:
     return chi_square_fits(found.numpy().ravel() / noise_of(record))
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_a_step_has_the_noise_that_its_event_says_also_where_its_batch_is_empty(name):
@@ -289,6 +290,7 @@ def moved(name_or_record, pairs=40) -> tuple[float, float, float]:
     return max(gone) / limit, max(swapped) / limit, limit
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.statistical(false_alarm=1e-12)
 def test_no_record_moves_a_step_by_more_than_the_declared_sensitivity(name):
@@ -302,6 +304,7 @@ def test_no_record_moves_a_step_by_more_than_the_declared_sensitivity(name):
     assert limit == pytest.approx(algorithm(name).per_example.excess(LAYERS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["flat", "split", "each"])
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order"])
 @pytest.mark.statistical(false_alarm=1e-9)
@@ -314,6 +317,7 @@ def test_every_way_to_clip_and_to_sample_keeps_to_what_it_declares(layers, sampl
     assert limit == pytest.approx(math.sqrt(LAYERS) if layers == "each" else 1)
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("rubbish", [1e6, 1e18, 1e30, 3e38, math.inf, math.nan])
 def test_a_record_of_rubbish_moves_no_step_further_than_another(name, rubbish):
@@ -331,6 +335,7 @@ def test_a_record_of_rubbish_moves_no_step_further_than_another(name, rubbish):
 COUNTING = [name for name in PER_EXAMPLE if isinstance(small(name).per_example, QuantileExampleClip)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTING)
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_no_record_moves_the_count_by_more_than_a_half(name):
@@ -348,6 +353,7 @@ def test_no_record_moves_the_count_by_more_than_a_half(name):
     assert max(swapped) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTING)
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_count_has_noise_of_its_own(name):
@@ -369,6 +375,7 @@ def test_the_count_has_noise_of_its_own(name):
 # --- nobody's data set a denominator
 
 
+@pytest.mark.slow
 @each
 def test_a_step_is_divided_by_the_expected_batch_however_many_records_came(name):
     """Records alone add up to records together, and none at all to nothing."""
@@ -411,6 +418,7 @@ def test_a_step_is_the_clipped_gradient_of_its_record(layers, clip):
 # --- what is sampled is what is charged
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_event_says_how_records_are_really_sampled(name):
@@ -458,6 +466,7 @@ def finished(record, folder, **more):
         return shoal.run(keys(record) | settings | more, data=digits(), runs=folder, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled", "fixed-order", "with-replacement"])
 def test_a_run_proves_of_records_what_its_sampling_allows(sampling, tmp_path):
     """Also where RDP, which counts while the run goes on, does not know the sampling: PLD tells at the end."""

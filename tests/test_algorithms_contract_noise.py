@@ -54,6 +54,7 @@ noisy = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BOUNDED if name not in IN_TURN])
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
@@ -111,6 +112,7 @@ def noises(sim, rounds=ROUNDS, attempts=3):
     return np.concatenate(found), tales
 
 
+@pytest.mark.slow
 @bounded
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_noise_on_the_sum_is_what_the_event_says(name):
@@ -182,6 +184,7 @@ def counted(record, memory, told):
     return (share - 0.5) * told["expected_clients"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_the_count_has_noise_of_its_own(name, monkeypatch):
@@ -231,6 +234,7 @@ def neighbours(sim, random, fastest=1):
     return sim, twin(sim, algorithm=others), twin(sim, federation=replace(federation, x=x, y=y))
 
 
+@pytest.mark.slow
 @bounded
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):

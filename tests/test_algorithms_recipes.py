@@ -78,6 +78,7 @@ def test_the_naive_method_and_the_rigorous_one_are_claimed_to_cost_the_same():
         assert published(algorithm(name), setting, 1e-3) == pytest.approx(claimed, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_pfl_claims_2_93_on_however_many_clients_a_record_lies():
     for multiplicity in (1, 7):
         found = published(algorithm("pfl"), Setting(10, 20, multiplicity, layers=3, sizes=(6000,)))

@@ -16,6 +16,7 @@ def shoal_attack(*words):
     return CliRunner().invoke(app, ["attack", *FAST, *map(str, words)], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_one_attack_leaves_a_table_a_picture_and_a_page(tmp_path):
     result = shoal_attack("--count", 3, "--algorithm", "fed-sdp", "--runs", tmp_path)
     assert result.exit_code == 0
@@ -59,6 +60,7 @@ def test_json_is_one_object_on_standard_output(tmp_path):
     assert told["rows"][0]["iterations"] == 1
 
 
+@pytest.mark.slow
 def test_settings_of_the_method_count(tmp_path):
     noisy = ["--algorithm", "fed-cdp", "--count", 2, "--iterations", 3, "--json", "--runs", tmp_path]
     held = json.loads(shoal_attack(*noisy).stdout)["rows"][0]
@@ -67,6 +69,7 @@ def test_settings_of_the_method_count(tmp_path):
     assert broken["success"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_matrix_of_methods_and_types_is_one_page(tmp_path, monkeypatch):
     from shoal.attacks import matrix
 
@@ -102,6 +105,7 @@ def test_names_with_brackets_are_shown_whole():
     assert "Fed-alphaCDP[sigma]" in shown.get()
 
 
+@pytest.mark.slow
 def test_membership_from_the_command_line(tmp_path):
     words = ["--membership", "--models", 4, "--records", 60, "--json", "--runs", tmp_path]
     told = json.loads(shoal_attack(*words, "-c", "rounds=1", "-c", "data.clients=4", "-c", "clients.cohort=2").stdout)
@@ -140,6 +144,7 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
     assert drawn[0] == [0.0001, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

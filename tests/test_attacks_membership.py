@@ -132,6 +132,7 @@ def private(epsilon):
     return config | {"budget.epsilon": epsilon, "engine.device": "cpu"}
 
 
+@pytest.mark.slow
 def test_as_many_rounds_are_played_as_a_run_would_play_with_the_budget(tmp_path):
     played = shoal.run(private(6.0), data=dataset(), runs=tmp_path)
     assert (played.stopped, played.rounds < 30) == ("budget", True)

@@ -47,6 +47,7 @@ def config(name, *changes):
     return configure({"algorithm": name, "engine.device": "cpu", "engine.threads": 1}, changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_without_privacy_every_attacker_sees_the_gradient_itself(digits, module, kind):
     victims = victims_of(digits, 4, 1 if kind == 2 else 3)
@@ -71,6 +72,7 @@ def test_fed_sdp_hides_updates_where_it_adds_its_noise_and_never_gradients_of_re
         assert torch.allclose(seen.gradients, clean(module, single), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-18)
 def test_the_noise_that_an_attacker_meets_is_sigma_times_the_clip(digits, module):
     """46,552 coordinates: 3% are 9 standard deviations, and a scale that is 5% off is found."""
@@ -101,6 +103,7 @@ def test_noise_for_records_is_shared_by_a_batch(digits, module):
     assert float((noise[0] - noise[1]).std()) == pytest.approx(2.0, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_every_method_can_be_observed_by_every_type_and_dummies_are_replayed_alike(digits, module, name):
     """With noise x 0 the true records, replayed by the attacker, show exactly what was seen."""
@@ -145,11 +148,13 @@ def test_an_honest_update_of_records_that_fill_no_batch_is_divided_by_the_public
     assert (shown - seen.gradients).norm() < 1e-2 * seen.gradients.norm()  # 600 times smaller than a step of one
 
 
+@pytest.mark.slow
 def test_a_cap_that_everybody_knows_is_no_privacy(digits):
     method = config("dssgd", "per_update.fraction=1.0")
     assert attack(method, recipe("cpl"), Aim(0, 3, 1), digits).row()["success"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_noise_is_that_which_the_budget_chooses(digits):
     """A run at epsilon .1 has a lot more of it than the method's own setting."""
     budget = ("budget.epsilon=0.1", "budget.unit=example", "budget.calibrate=true")
@@ -165,6 +170,7 @@ def test_the_noise_is_that_which_the_budget_chooses(digits):
     assert left[0] != left[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "changes"),
     [
@@ -183,6 +189,7 @@ def test_a_method_with_noise_times_zero_leaks_as_the_non_private_one(digits, nam
     assert row["label_hits"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("fed-sdp", 0), ("fed-cdp", 2), ("fed-alpha-cdp-sigma", 1)])
 def test_a_method_with_its_noise_withstands(digits, name, kind):
     short = replace(recipe("cpl"), iterations=5)
@@ -191,6 +198,7 @@ def test_a_method_with_its_noise_withstands(digits, name, kind):
     assert row["rmse"] > 0.3
 
 
+@pytest.mark.slow
 def test_the_attackers_of_the_papers_fail_at_a_clip_that_a_knowing_one_reckons_with(digits):
     method = config("fed-cdp", "per_step.noise=0.0", "per_example.clip=0.05")
     naive = attack(method, replace(recipe("cpl"), iterations=5), Aim(2, 3, knowing=False), digits).row()
@@ -198,6 +206,7 @@ def test_the_attackers_of_the_papers_fail_at_a_clip_that_a_knowing_one_reckons_w
     assert naive["success"] < knowing["success"] == 1.0
 
 
+@pytest.mark.slow
 def test_victims_beyond_one_group_are_searched_for_in_the_next(digits, monkeypatch):
     monkeypatch.setattr("shoal.attacks.leakage.TOGETHER", 2)
     outcome = attack(config("fedavg"), recipe("cpl"), Aim(2, 5), digits)

@@ -62,6 +62,7 @@ def original(module, seen, generator):
     return min(found, key=lambda each: each[0])[1]
 
 
+@pytest.mark.slow
 def test_dlg_gets_at_least_what_the_original_loop_gets_of_the_same_gradients(large):
     settings, streams = config(), Streams(0)
     ours = attack(settings, recipe("dlg"), AIM, large)
@@ -93,6 +94,7 @@ def test_the_distance_is_relative_to_what_was_seen(size):
         assert torch.allclose(ours, same, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "clip"), [("dlg", "1e-2"), ("cpl", "1e-4")])
 def test_a_gradient_that_a_clip_made_small_is_explained_as_well(name, clip):
     small = replace(config("fed-cdp", f"per_example.clip={clip}", "per_step.noise=0"), model="auto")

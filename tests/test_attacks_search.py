@@ -144,6 +144,7 @@ def test_gradients_of_victims_are_those_of_plain_autograd(name):
         assert torch.allclose(found[victim], torch.cat([s.flatten() for s in slopes]), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_simulated_update_is_that_of_plain_sgd_with_momentum():
     module = build("attack-mlp", (6,), 2)
     x, y = numbers(2, 3, 6, name="x").float(), F.one_hot(torch.tensor([[0, 1, 1], [1, 0, 1]]), 2).float()
@@ -251,6 +252,7 @@ def test_arithmetic_is_exact_during_a_search_and_as_it_was_afterwards():
     assert torch.backends.cudnn.allow_tf32
 
 
+@pytest.mark.slow
 def test_gradinv_matches_directions_inside_the_box():
     x = torch.from_numpy(STREAMS.generator("rows").random((3, 1, 1, 8, 8), dtype=np.float32)).round()
     x = F.avg_pool2d(x.flatten(0, 1), 3, 1, 1).unsqueeze(1)

@@ -46,6 +46,7 @@ def game(shift, trials, alpha, random):
     return bounds.points(without[trials:], with_unit[trials:], chosen, alpha)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_what_is_true_is_flagged_as_rarely_as_is_said():
     """At the claim itself, 400 games at alpha .2: no more than .2 of them but for a chance of 1e-7."""

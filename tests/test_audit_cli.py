@@ -25,6 +25,7 @@ def invoke(*words):
     return CliRunner().invoke(app, ["audit", *words])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_a_consistent_method_ends_with_0_and_tells_how(tmp_path):
     done = invoke("--algorithm", "dp-sgd", "--quick", "--runs", str(tmp_path))
@@ -43,6 +44,7 @@ def test_a_violated_claim_ends_with_3_and_json_is_one_object(tmp_path):
     assert row["measured"] > 4 * row["claimed"]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_only_what_is_proven_is_audited_where_a_ci_asks_for_that(tmp_path):
     done = invoke("--algorithm", "end-to-end", "--claim", "proven", "--quick", "--json", "--runs", str(tmp_path))
@@ -50,12 +52,14 @@ def test_only_what_is_proven_is_audited_where_a_ci_asks_for_that(tmp_path):
     assert [row["kind"] for row in json.loads(done.stdout)["rows"]] == ["proven"]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_the_methods_keys_may_be_changed(tmp_path):
     words = ("--algorithm", "fed-cdp", "-c", "per_example.layers=split", "--quick", "--json", "--runs", str(tmp_path))
     assert json.loads(invoke(*words).stdout)["rows"][0]["verdict"] == "consistent"
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(auditing, "QUICK", Effort(600, 600, 4000, 40, 4))

@@ -49,6 +49,7 @@ def test_the_claim_of_an_audits_setting_is_about_one(key):
     assert (claim is None) == (CASES[key].kind == "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", PROVEN_STEPS, ids=" ".join)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=3e-7)
@@ -60,6 +61,7 @@ def test_what_is_proven_of_a_record_is_consistent_and_a_quarter_of_the_noise_is_
     assert "game" in outcome.power["noise x 1/4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["geyer-private", "trusted-curator"])
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=5e-7)
@@ -69,6 +71,7 @@ def test_what_is_proven_of_a_client_is_consistent_and_a_quarter_of_the_noise_is_
     assert {"canaries", "noise scale"} <= set(outcome.power["noise x 1/4"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [*PROVEN_STEPS, *(key for key in PROVEN_SUM if key[1] == "client")], ids=" ".join)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)
@@ -100,6 +103,7 @@ def test_broken_forms_are_caught_by_what_is_made_for_them():
     assert set(found["median or maximum unprotected"]) == {"noise beside data"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("fed-alpha-cdp", 5.0), ("fed-alpha-cdp-sigma", 5.0), ("geyer", 3.5)])
 def test_noise_that_follows_the_data_is_violated_several_times_over(name, least):
     (outcome,) = audit(algorithm(name), kind="published", effort=LITTLE, seed=3)
@@ -107,6 +111,7 @@ def test_noise_that_follows_the_data_is_violated_several_times_over(name, least)
     assert outcome.epsilon > least * outcome.case.claim.epsilon
 
 
+@pytest.mark.slow
 def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_it():
     (outcome,) = audit(algorithm("end-to-end"), level="client", effort=replace(LITTLE, round_trials=80), seed=3)
     assert outcome.verdict == "VIOLATED"
@@ -118,6 +123,7 @@ def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_
     assert float(cells(outcome)[2].removeprefix("published ")) >= row["claimed"]
 
 
+@pytest.mark.slow
 def test_a_method_that_claims_nothing_is_measured_all_the_same():
     (outcome,) = audit(algorithm("fedavg"), effort=LITTLE, seed=3)
     assert outcome.verdict == "no claim"
@@ -125,12 +131,14 @@ def test_a_method_that_claims_nothing_is_measured_all_the_same():
     assert outcome.flagged == []
 
 
+@pytest.mark.slow
 def test_an_audit_that_would_catch_nothing_says_so():
     weak = replace(LITTLE, step_trials=20, canaries=20)
     (outcome,) = audit(algorithm("dp-sgd"), effort=weak, seed=3)
     assert outcome.verdict == "too weak to tell"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp-sgd", "pfl", "adaclip"])
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=5e-7)
@@ -169,6 +177,7 @@ def test_a_clip_that_ends_at_its_limit_is_not_taken_for_too_little_noise():
     assert not [check for check in noise_checks(whole(case, Streams(3)), 24) if check.flagged]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["per_example.clip=1000", "clients.sampling=cyclic"])
 def test_a_claim_that_is_known_to_be_wrong_is_never_called_consistent(change):
     few = replace(FEW, round_trials=60)
@@ -199,6 +208,7 @@ def test_lower_bounds_are_never_rounded_up():
     assert [at_least(bound) for bound in (3.6854, 0.1665, 0.0, 5.7799)] == ["3.68", "0.16", "0.00", "5.77"]
 
 
+@pytest.mark.slow
 def test_no_game_shows_more_than_its_trials_could():
     for trials in (3, 30, 300):
         (outcome,) = audit(algorithm("fedavg"), effort=replace(FEW, round_trials=trials), seed=3)
@@ -209,6 +219,7 @@ def changed(name, *changes):
     return configure({"algorithm": name}, changes).algorithm
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_secure_mode_is_audited_too():
@@ -218,6 +229,7 @@ def test_secure_mode_is_audited_too():
     assert "noise scale" in outcome.power["noise x 1/4"]
 
 
+@pytest.mark.slow
 def test_a_page_holds_table_picture_and_how(tmp_path):
     outcomes = list(audit(algorithm("dp-sgd"), effort=Effort(step_trials=200, canaries=100, pairs=10), seed=1))
     with place(new_folder(tmp_path, "dp-sgd")) as folder:
@@ -232,6 +244,7 @@ def test_a_page_holds_table_picture_and_how(tmp_path):
     assert "a &lt;b&gt;" in html("a <b>", outcomes, b"", "")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_audit():
     few = Effort(step_trials=100, canaries=50, pairs=10)
     rows = [next(audit(algorithm("pfl"), effort=few, seed=seed)).row() for seed in (1, 1, 2)]

@@ -26,6 +26,7 @@ def of_31_bits(into, scales, keystreams, sums=None):
         row += torch.cat([radius * angle.cos(), radius * angle.sin()])[: len(row)] * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [STREAMS, SecureStreams()], ids=["research", "secure"])
 @pytest.mark.statistical(false_alarm=3 * tails.CHANCE)
 def test_the_samplers_of_both_modes_pass(streams):

@@ -252,6 +252,7 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz") / "config.toml"
 
 
+@pytest.mark.slow
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
 def test_no_mapping_makes_the_reader_fail_otherwise(scratch, mapping):
     accepted_or_refused(mapping, (), scratch)

@@ -194,6 +194,7 @@ def test_the_command_itself_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_loading_one_set_imports_only_what_it_needs() -> None:
     code = "import sys, shoal.data; print(sorted({'sklearn', 'pyarrow', 'PIL'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

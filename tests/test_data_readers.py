@@ -226,6 +226,7 @@ GOOD_NPZ = npz(x=np.arange(60.0).reshape(20, 3), y=np.arange(20) % 2)
 GOOD_STORED = npz_with_header("{'descr': '|u1', 'fortran_order': False, 'shape': (8,), }", bytes(8))
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([GOOD_NPZ, GOOD_STORED]),
     st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 255)), min_size=1, max_size=8),

@@ -30,6 +30,7 @@ def real(name: str, scale: str = "unit") -> Dataset:
     return load(name, scale=scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_rows_shapes_and_classes_are_as_listed(name: str) -> None:
     data, known = real(name), KNOWN[name]

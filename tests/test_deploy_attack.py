@@ -124,6 +124,7 @@ def record_read(update, given):
     return (nearest, label) if away[nearest] < 1e-3 and own.train_y[nearest] == label else None
 
 
+@pytest.mark.slow
 def test_what_the_attack_reads_where_nothing_is_clipped(tmp_path):
     """Without clip and noise, for which a site that insists on nothing may be asked, one round shows one record."""
     refused, update, charged, code = attacked(tmp_path, OPEN | {"local.lr": 0.1})

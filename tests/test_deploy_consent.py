@@ -37,6 +37,7 @@ def charged(folder):
         return rounds, ledger.charged_event("client", "release")
 
 
+@pytest.mark.slow
 def test_a_site_leaves_when_its_own_budget_ends(tmp_path):
     """Epsilon 4 at delta 1e-5 pays for two rounds of noise 1.633: a third costs 4.66 (PLD)."""
     assert epsilon(Repeat(Gaussian(1.633), 2), 1e-5).epsilon < 4 < epsilon(Repeat(Gaussian(1.633), 3), 1e-5).epsilon
@@ -51,6 +52,7 @@ def test_a_site_leaves_when_its_own_budget_ends(tmp_path):
     assert charged(tmp_path / "site-1")[0] == 5
 
 
+@pytest.mark.slow
 def test_the_budget_is_of_all_runs_together(tmp_path):
     wishes = Wishes(epsilon=4.0)
     for turn, answered in enumerate((1, 1, 0)):
@@ -232,6 +234,7 @@ def test_a_site_is_charged_for_noise_on_updates_without_amplification(tmp_path, 
     assert cost(event) > 4.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("false", [{"sizes": [10**7]}, {"all_answer": True}])
 def test_terms_that_count_on_other_sites_than_they_say_are_refused(heard, false):
     site, terms, _ = heard
@@ -262,6 +265,7 @@ def test_a_late_joiner_pays_from_when_it_joined(heard, tmp_path):
     assert (count, times, leaf.noise) == (1, 1, pytest.approx(1.633, rel=1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

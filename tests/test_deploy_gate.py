@@ -61,6 +61,7 @@ def silent(tmp_path_factory):
     return served(folder, full_cohort(), grid)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", TAMPERED)
 def test_a_bad_answer_counts_as_zero(tmp_path, silent, what):
     change, why = TAMPERED[what]

@@ -81,6 +81,7 @@ def answers(folder, agreed, model, times, wishes=STRICT):
     return found
 
 
+@pytest.mark.slow
 def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
     """A bias of 2^20 rounds what is added to it to a 16th: gradient and noise must be added as one.
 
@@ -127,6 +128,7 @@ def heard(tmp_path):
     site.close()
 
 
+@pytest.mark.slow
 def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(heard):
     site, first, _, _ = heard
     said = json.loads(first.values["terms"])
@@ -146,6 +148,7 @@ def test_noise_from_a_seed_is_charged_as_none(tmp_path):
             assert all(isinstance(event, Unbounded) for event in ledger.charged_event(unit, observer).events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut", "old", "gone"])
 def test_a_ledger_that_is_not_the_last_one_is_noticed(heard, tmp_path, how):
     site, first, letter, _ = heard
@@ -203,6 +206,7 @@ def told_otherwise(first, **changes):
     return json.dumps(said, sort_keys=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -294,6 +298,7 @@ def spent(folder):
         return ledger.charged[-1].round, epsilon(event, 1e-5, neighbours="zero-out").epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "noise"), [("two", 1.0), ("one", 8.0)], ids=["run", "terms"])
 def test_a_run_whose_end_never_comes_is_charged_before_the_next(tmp_path, run, noise):
     """Of 1,000 rounds the site was asked in the first: being sampled by chance costs something in all of them."""
@@ -360,6 +365,7 @@ def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
     assert spent(tmp_path)[0] == PLANNED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [math.nan, math.inf, 0.0, -1.0, 5e-324])
 def test_a_clip_that_cannot_be_is_refused_before_it_is_charged(tmp_path, clip):
     _, wire = served(tmp_path, settings("geyer-private", clients__sampling="all", federation__seeded=False))
@@ -385,6 +391,7 @@ def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(h
     assert "ZeroDivisionError: 29.3 in row 7" in told[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [1.0, None])
 def test_sites_refuse_a_method_that_shows_the_server_their_updates(tmp_path, noise):
     wire = with_sites(tmp_path, 1, wishes=Wishes(noise=noise, observer="server"))

@@ -28,6 +28,7 @@ from small_federation import IN_TURN, NAMES
 from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])
 def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
     given = settings(name)
@@ -61,6 +62,7 @@ def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_
         Terms.read(terms.text).settings  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -76,6 +78,7 @@ def test_it_does_so_with_momentum_other_partitions_and_models(tmp_path, changes)
     assert farthest(served(tmp_path, given)[0], simulated(tmp_path, given)) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])
 def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
     """Each update that was sent is, number by number, what the method lets leave that client, and nothing else is."""
@@ -140,6 +143,7 @@ def test_the_ledgers_of_both_say_the_same(tmp_path):
     assert result.proven == [claim | {"simulated": False} for claim in expected], "sites exist"
 
 
+@pytest.mark.slow
 def test_fresh_noise_is_of_no_seed(tmp_path):
     given = settings("trusted-curator") | {"federation.seeded": False}
     one, grid = served(tmp_path / "1", given)

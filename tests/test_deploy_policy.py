@@ -75,6 +75,7 @@ def charged(here):
         return sum(intent.round - intent.first + 1 for intent in ledger.charged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -197,6 +198,7 @@ def test_a_clip_that_adapts_stays_within_the_bounds(tmp_path, clip):
     assert charged(here) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 1e-44, 1e9], ids=["zero", "subnormal", "great"])
 @pytest.mark.parametrize("sampling", ["shuffled", "with-replacement"])
 @pytest.mark.parametrize(("clip", "lr"), [(1e-6, 1e4), (1e-6, 1e-9), (1e6, 1e4), (1e6, 1e-9)])

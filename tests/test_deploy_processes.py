@@ -33,6 +33,8 @@ from shoal.deploy.superlink import ALIVE, SuperLink, Tls, identity
 from shoal.deploy.terms import ROUND, TERMS
 from shoal.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 240.0  # seconds for all that a test waits for together; a quiet machine needs a twentieth
 CONFIG = """
 algorithm = "{algorithm}"

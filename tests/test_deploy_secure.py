@@ -45,6 +45,7 @@ def numbers(sites, slots=6, most=1000, seed=0):
 # ---------------------------------------------------------------- the protocol
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [(), (2,), (0, 4)], ids=str)
 @pytest.mark.parametrize("letter", LETTERS)
 def test_the_sum_is_that_of_those_who_sent(letter, gone):

@@ -88,6 +88,7 @@ def sums(monkeypatch):
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [None, 102], ids=["all", "a drop-out"])
 def test_the_sum_is_that_of_the_plain_path_on_the_grid(tmp_path, sums, gone):
     """Number by number what the clipped updates add up to when each is rounded towards 0 in the open."""
@@ -111,6 +112,7 @@ def test_the_sum_is_that_of_the_plain_path_on_the_grid(tmp_path, sums, gone):
     assert result.metrics[0]["clients"] == len(letters) - (gone is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trusted-curator", "geyer-private", "quantile", "end-to-end-private"])
 def test_with_the_coordinators_noise_it_ends_where_the_simulator_does(tmp_path, name):
     """But for what rounding to the grid takes, less than a step of each update, and what later rounds make of it."""
@@ -124,6 +126,7 @@ def test_with_the_coordinators_noise_it_ends_where_the_simulator_does(tmp_path, 
     assert clips[0] == pytest.approx(clips[1], rel=1e-6), "the count of norms within the clip is exact"
 
 
+@pytest.mark.slow
 def test_a_cohort_of_fixed_size_is_enough(tmp_path):
     """Three of the four sites a round: all three must answer."""
     given = secure(clients__sampling="fixed-size", clients__cohort=3)
@@ -134,6 +137,7 @@ def test_a_cohort_of_fixed_size_is_enough(tmp_path):
 # ---------------------------------------------------------------- what is on the wire
 
 
+@pytest.mark.slow
 def test_nothing_but_the_protocols_letters_is_on_the_wire(tmp_path):
     given = secure("geyer-private", federation__seeded=False)
     _, grid_ = served(tmp_path, given, with_keys(tmp_path))
@@ -168,6 +172,7 @@ def test_the_sites_noise_is_in_the_model(tmp_path, sums):
     assert "snr" not in result.metrics[0]
 
 
+@pytest.mark.slow
 def test_the_claim_holds_against_the_server_too(tmp_path):
     """A client's content is hidden, by noise of z/2 on a change of one clip; nobody's taking part is."""
     result, _ = served(tmp_path, secure(), with_keys(tmp_path))
@@ -195,6 +200,7 @@ def test_sampling_does_not_hide_who_takes_part():
     assert "server" not in proves(algorithm("trusted-curator"))
 
 
+@pytest.mark.slow
 def test_noise_can_be_calibrated_against_the_server(tmp_path):
     budget = {"epsilon": 3.0, "calibrate": True, "observer": "server"}
     given = secure() | {f"budget.{key}": value for key, value in budget.items()}
@@ -206,6 +212,7 @@ def test_noise_can_be_calibrated_against_the_server(tmp_path):
 # ---------------------------------------------------------------- sites that go, and sites that lie
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KEYS, SHARES, ROUND, CHECK, UNMASK])
 def test_a_round_goes_on_without_a_site(tmp_path, kind):
     grid_ = with_keys(tmp_path)
@@ -322,6 +329,7 @@ def told_by_a_site(tmp_path, given, **owner):
     return answer.values
 
 
+@pytest.mark.slow
 def test_sites_refuse_what_they_cannot_check(tmp_path):
     key = ec.generate_private_key(ec.SECP256R1())
     server = Wishes(epsilon=50.0, observer="server")
@@ -344,6 +352,7 @@ def test_a_site_never_adds_no_noise_where_it_should_share_it(tmp_path):
     site.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"per_update.at": "client", "algorithm": "fed-sdp"}, {"algorithm": "dp-sgd"}])
 def test_a_round_asked_for_twice_has_no_noise_twice(tmp_path, changes):
     """Under plain aggregation a site answers again, and is charged again: then its noise must be new as well."""

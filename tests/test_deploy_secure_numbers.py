@@ -224,6 +224,7 @@ def test_what_colluding_sites_know_leaves_the_noise_that_is_charged():
     assert math.sqrt(left) * plan.step == pytest.approx(2.0 * plan.bound)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_the_count_has_noise_of_its_own():
     """10,000 counts of a site that was below: mean 1/2, variance sigma_b^2 / (threshold - colluding); alpha 1e-6."""

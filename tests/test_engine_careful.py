@@ -52,6 +52,7 @@ def rows():
     return digits().train_x[:RECORDS].clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
 def test_a_record_that_is_nan_also_where_it_is_0_does_not_take_the_noise_along(streams, together):

@@ -80,6 +80,7 @@ def plain_round(sim, module, t):
     module.load_state_dict({name: start[name] + sums[name] / weight for name in start})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [small_cnn, small_mlp])
 @pytest.mark.parametrize(
     "changes",
@@ -108,6 +109,7 @@ def final_model(settings, record=None, make=small_cnn):
     return sim.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -123,6 +125,7 @@ def test_every_speed_up_can_be_turned_off_and_gives_the_same_model(settings):
     torch.testing.assert_close(final_model(settings), final_model(Settings()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_kernels_no_noise_is_drawn_by_the_loop_in_c(monkeypatch):
     """Of a method that adds noise to its steps and to its counts."""
     record = replace(algorithm("quantile-example"), clients=Clients("fixed-size", 4), examples=Examples("poisson", 7))
@@ -132,10 +135,12 @@ def test_without_kernels_no_noise_is_drawn_by_the_loop_in_c(monkeypatch):
     assert torch.equal(final_model(Settings(kernels=False), record), plain)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model_to_the_last_bit():
     assert torch.equal(final_model(Settings(threads=2)), final_model(Settings(threads=2)))
 
 
+@pytest.mark.slow
 def test_kept_momentum_goes_on_where_the_client_left_off():
     kept = fedavg(clients=Clients("all"), local=Local(momentum=0.9, keep_momentum=True))
     reset = fedavg(clients=Clients("all"), local=Local(momentum=0.9))

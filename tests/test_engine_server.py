@@ -25,6 +25,7 @@ def models(server, rounds):
     return seen, memory
 
 
+@pytest.mark.slow
 def test_a_plain_server_adds_the_update():
     seen, memory = models(Server(lr=0.5), 2)
     torch.testing.assert_close(seen[1], torch.tensor([10.75, -0.75, 1.0]))

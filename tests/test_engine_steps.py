@@ -15,6 +15,7 @@ from small_federation import ROUNDS, simulator, small
 FALLING = {"per_example": ExampleClip("linear:4:1"), "per_step": StepNoise("linear:2:1")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "record",
     [

@@ -37,6 +37,7 @@ def test_the_default_experiment_runs_without_any_extra(tmp_path):
     assert "<svg" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

@@ -9,6 +9,8 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from loopback import with_sites
 from support.federations import BAD, full_cohort, in_rounds, named, served, settings, with_update
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("records", [10**9, -9, 0, math.nan, 1e9, "many", True], ids=str)
 def test_a_claimed_weight_that_cannot_be_counts_as_zero(tmp_path, records):

@@ -113,6 +113,7 @@ def hostile(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_small_files_that_claim_to_be_huge_or_hold_code_are_refused_in_little_memory(tmp_path):
     paths = []
     for name, content in hostile(tmp_path).items():
@@ -135,6 +136,7 @@ def test_small_files_that_claim_to_be_huge_or_hold_code_are_refused_in_little_me
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_no_module_can_load_a_pickle():
     """torch.load, numpy's allow_pickle, pickle, marshal, shelve, joblib: none is imported or called."""
     banned = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "cloudpickle"}
@@ -171,6 +173,7 @@ CHECKPOINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", CHECKPOINTS.values(), ids=CHECKPOINTS)
 def test_a_hostile_checkpoint_is_refused_in_words_and_nothing_is_released(tmp_path, content):
     run = stopped_after(tmp_path, PRIVATE, rounds=2)

@@ -87,6 +87,7 @@ def test_gradient_histograms_have_unit_norm_and_a_flat_picture_gives_zero(name):
     assert not features(name, torch.full((2, 3, 9, 9), 0.5)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "expected"), [((1, 28, 28), (81, 7, 7)), ((3, 32, 32), (243, 8, 8))])
 def test_scattering_is_kymatios_on_pixels_from_0_to_255(shape, expected):
     with warnings.catch_warnings():

@@ -23,6 +23,8 @@ from shoal.privacy.secure import SecureStreams, discrete_on_grid, grid, toward_z
 from shoal.report.folder import read_run
 from tiny import PRIVATE, go_on, play, stopped_after
 
+pytestmark = pytest.mark.slow
+
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 updates = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=40), elements=numbers)
 

@@ -28,6 +28,7 @@ def everything(rule, x, params, upstream, factors):
     return y, into_x, plain, examples, squares, weighted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(1, 4), st.integers(5, 9), st.integers(5, 9))

@@ -83,6 +83,7 @@ def test_nor_where_products_are_long_sums(apart, turned):
         assert float(product_squares(*((short, long) if turned else (long, short)), False)) >= true
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(0, 4), st.integers(4, 11), st.integers(4, 11))
@@ -125,6 +126,7 @@ class Swapped(nn.Module):
         return self.layer(x.transpose(1, 2)).transpose(1, 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(networks(), st.integers(1, 3), st.sampled_from([0, 1, 4]))
 def test_random_networks_on_words(drawn, clients, batch):
@@ -141,6 +143,7 @@ def test_bias_only_convolutions():
     assert_agree(module, torch.rand(2, 3, 1, 8, 8, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"auto"}))
 def test_the_papers_networks(name):
     torch.manual_seed(0)

@@ -12,6 +12,8 @@ from shoal.privacy.clip import MARGIN
 from shoal.privacy.example_clip import ExampleClip
 from support.layers import home
 
+pytestmark = pytest.mark.slow
+
 CLIP = 0.7
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 

@@ -31,6 +31,7 @@ def assert_both_ways_agree(module, x, classes, clients):
     torch.testing.assert_close(gradients(fast, params, x, y, weights), expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(1, 4), st.integers(8, 11), st.integers(8, 11))

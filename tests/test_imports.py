@@ -52,6 +52,7 @@ def files():
     return [path for path in sorted(SOURCE.rglob("*.py")) if path.name not in ("__main__.py",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_go_one_way(path):
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
@@ -66,6 +67,7 @@ def test_imports_go_one_way(path):
         assert LAYERS[other] < LAYERS[own], f"{own} must not import {module}"
 
 
+@pytest.mark.slow
 def test_flower_is_loaded_only_where_it_is_needed():
     """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of."""
     modules = (

@@ -175,6 +175,7 @@ def test_what_does_not_fit_is_refused_with_the_mend(name, shape, classes, words)
         build(name, shape, classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-mlp"])
 def test_the_small_networks_learn_the_digits(name):
     from sklearn.datasets import load_digits

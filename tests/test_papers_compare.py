@@ -129,6 +129,7 @@ def test_a_quick_line_stands_beside_no_published_figure_of_a_full_one_and_gets_n
     assert "quick version" in to_html(found, [row], [])
 
 
+@pytest.mark.slow
 def test_recipes_give_the_published_figures_of_000_and_004_but_for_those_that_do_not_recompute():
     rows = [row for name in ("alphacdp-table6", "alphacdp-table7") for row in compare(table(name), [])]
     wrong = {(row.cell.row, row.cell.column) for row in rows if row.cell.work.instant and row.light != "reproduced"}
@@ -137,6 +138,7 @@ def test_recipes_give_the_published_figures_of_000_and_004_but_for_those_that_do
     assert {row.light for row in thesis if row.cell.work.instant} == {"reproduced"}
 
 
+@pytest.mark.slow
 def test_table_11_comes_out_of_its_four_accountants():
     rows = [row for row in compare(table("alphacdp-table11"), []) if row.cell.work.instant]
     off = {row.cell.name for row in rows if row.light != "reproduced"}
@@ -228,6 +230,7 @@ def test_markdown_csv_and_page_hold_the_same_rows():
     assert summary(rows) in page
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_beside_what_the_published_one_shows():
     lines = kept_lines("geyer-table1")
     found = table("geyer-figure3")
@@ -241,6 +244,7 @@ def shell(*words):
     return CliRunner().invoke(app, ["papers", *map(str, words)], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_command_lists_shows_runs_and_compares(tmp_path):
     listed = json.loads(shell("list", "--json").stdout)["tables"]
     assert len(listed) == 34
@@ -330,6 +334,7 @@ def test_the_frontier_draws_the_worst_seed():
         assert found == expected
 
 
+@pytest.mark.slow
 def test_where_nothing_was_measured_the_text_says_how_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hint = "nothing measured yet: shoal papers run alphacdp-table6"
@@ -342,6 +347,7 @@ def test_where_nothing_was_measured_the_text_says_how_to(tmp_path, monkeypatch):
     assert "Compare the small version." in shell("compare", "--help").stdout
 
 
+@pytest.mark.slow
 def test_curves_have_panels_and_a_legend_that_covers_none(monkeypatch):
     """IID and non-IID beside each other, with one colour a method; else a panel a quantity."""
     sheets = []

@@ -17,6 +17,8 @@ from shoal.papers.base import Cell, Job, Table, unfinished_folder
 from shoal.papers.running import chosen, plan, play, read_lines
 from shoal.papers.work import Account, Leak, Run
 
+pytestmark = pytest.mark.slow
+
 
 def nobody(cell, done, share):
     pass

@@ -42,6 +42,7 @@ def vectors(*norms, size=7):
     return rows / rows.norm(dim=1, keepdim=True) * torch.tensor(norms).unsqueeze(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [Clip(1.0), MedianClip(), QuantileClip(), NoisyClip(1.0, noise=0.0)])
 def test_a_long_update_is_shortened_and_a_short_one_left_alone(clip):
     updates = vectors(10.0, 0.5, 1.0, 0.0)

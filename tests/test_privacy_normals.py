@@ -84,6 +84,7 @@ def test_a_scale_may_be_small_or_great(scale, kernels):
     assert float(found.std()) == pytest.approx(1.0, rel=0.02)
 
 
+@pytest.mark.slow
 def test_scales_are_each_clients_own_and_zero_draws_nothing():
     first = drawn([0, 1, 2], 1001, steps=2, scales=[2.0, 0.0, 0.5])
     plain = drawn([0, 1, 2], 1001, steps=2)
@@ -112,6 +113,7 @@ def test_vectors_that_lie_otherwise_in_memory(like):
     torch.testing.assert_close(found.float(), plain, rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.slow
 @in_c
 @pytest.mark.parametrize(
     ("right", "wrong"),

@@ -215,6 +215,7 @@ def assert_held(into, out, limit):
     assert (norms_of(into[~out]) <= limit).all(), norms_of(into) / limit
 
 
+@pytest.mark.slow
 @on_devices
 @pytest.mark.parametrize("name", LAYERS)
 @given(seeds, st.lists(spans, min_size=6, max_size=6), bounds, st.sampled_from(CLIPS), st.booleans())
@@ -240,6 +241,7 @@ def test_nor_where_products_are_added_with_the_noise(name, seed, given_spans, bo
     assert_held(into, out, step * clip.excess(3))
 
 
+@pytest.mark.slow
 @on_devices
 @pytest.mark.parametrize("name", LAYERS)
 @given(seeds, st.integers(-25, 25), st.integers(-25, 25), bounds)
@@ -256,6 +258,7 @@ def test_records_of_a_usable_size_are_not_shortened_for_nothing(device, name, se
     assert (norms_of(into) >= 0.95 * np.minimum(true, bound))[unclipped].all()
 
 
+@pytest.mark.slow
 @on_devices
 @pytest.mark.parametrize("name", [name for name in LAYERS if "norm" in name or "words" in name or "place" in name])
 @given(seeds, st.integers(-10, 10), st.floats(1e-3, 1e3))

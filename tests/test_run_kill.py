@@ -23,6 +23,8 @@ from shoal.report.folder import read_run
 from support.paths import TESTS
 from tiny import FEDAVG, PRIVATE, go_on, play, stopped_after
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = TESTS / "kill_run.py"
 
 

@@ -13,6 +13,8 @@ from shoal.cli.main import main
 from shoal.engine.settings import cores
 from shoal.sweep.cells import sensible_jobs
 
+pytestmark = pytest.mark.slow
+
 KEYS = ["algorithm=trusted-curator", "model=linear", "data.clients=20", "clients.sampling=poisson"]
 KEYS += ["clients.cohort=10", "local.steps=2", "budget.delta=1e-3"]
 SMALL = [word for key in KEYS for word in ("-c", key)]
