@@ -87,7 +87,7 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
     [
         ((), "say which method"),
         (("--all", "--algorithm", "pfl"), "say which method"),
-        (("--run", "none"), "none is no run folder"),
+        (("--run", "none"), "none is not a run folder"),
         (("--run", "none", "-c", "rounds=3"), "belongs to one method"),
         (("--algorithm", "pfll"), "did you mean 'pfl'"),
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),

@@ -16,7 +16,7 @@ from shoal.accounting.ledger import Ledger
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
 from shoal.report import page, record
-from shoal.report.claims import main_claim, proven_rows
+from shoal.report.claims import main_claim, proven_rows, shared_notes
 from shoal.report.compare import write_comparison
 from shoal.report.folder import read_run
 from shoal.report.page import run_page, write_report
@@ -120,14 +120,11 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     said = Text((private.run / "report.html").read_text()).said
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
     assert f"{100 * private.accuracy:.1f} %" in said
-    assert (
-        f"ε {figure(epsilon)} δ 0.001 for a client (zero-out), against whoever sees the model of a budget of 20"
-        in said
-    )
+    assert f"ε {figure(epsilon)} δ 0.001 for a client (zero-out); observer: released models of a budget of 20" in said
     assert "Not a release" in said
     assert "published, not proven" in said
     assert "each update reaches the server before any noise is added" in said
-    assert "The chain is whole" in said
+    assert "The hash chain is intact" in said
 
 
 def test_delta_is_said_as_a_test_has_it(private):
@@ -303,7 +300,7 @@ def require_nothing_printed(run):
     assert len(claims) == 18
     assert all(claim["epsilon"] is None for claim in claims)
     html = write_report(run).read_text()
-    assert "The chain is whole" not in html
+    assert "The hash chain is intact" not in html
     compared = write_comparison(run.parent / "all.html", [read_run(run, every_round=False)], "client", "release")
     assert "0.0123" not in html + compared.read_text()
 
@@ -513,13 +510,21 @@ def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_
         ]
     )
     assert [(row["unit"], row["observer"], row["epsilon"], row["tone"]) for row in rows] == [
-        ("a client", "whoever sees the model", "4.00", "yes"),
-        ("a client", "the server", "5470", "weak"),
-        ("a record", "anybody", "5.20", "yes"),
-        ("a client", "whoever sees every noisy local step", "", "no"),
+        ("a client", "released models", "4.00", "yes"),
+        ("a client", "server", "5.5e3", "void"),
+        ("a record", "all", "5.20", "yes"),
+        ("a client", "client process", "", "no"),
     ]
-    assert "in name only" in rows[1]["note"]
-    assert rows[3]["note"] == "because no noise"
+    assert rows[3]["note"] == "no noise"
+
+
+def test_notes_that_all_bounds_share_are_printed_once():
+    rows = proven_rows([claim("client", "release", 4.0), claim("example", "release", 5.0)])
+    both = [row | {"note": f"PLD; seed secret{more}"} for row, more in zip(rows, ("", "; K public"), strict=True)]
+    rest, shared = shared_notes(both)
+    assert shared == "PLD; seed secret"
+    assert [row["note"] for row in rest] == ["", "K public"]
+    assert shared_notes(both[:1]) == (both[:1], ""), "one bound keeps its own"
 
 
 def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(private):

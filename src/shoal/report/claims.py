@@ -73,6 +73,21 @@ def _reasons(unproven: list[dict[str, Any]], of: int) -> list[dict[str, str]]:
     return rows
 
 
+def shared_notes(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], str]:
+    """Take out the notes that all bounds have in common, so that they can be printed once.
+
+    Args:
+        rows: From `proven_rows`.
+
+    Returns:
+        The rows without these notes, and the notes.
+    """
+    bounds = [row["note"].split("; ") for row in rows if row["epsilon"]]
+    shared = [note for note in bounds[0] if all(note in other for other in bounds)] if len(bounds) > 1 else []
+    notes = ("; ".join(note for note in row["note"].split("; ") if note not in shared) for row in rows)
+    return [row | {"note": note} for row, note in zip(rows, notes, strict=True)], "; ".join(shared)
+
+
 def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
     """What the method's paper claims, as rows with unit, epsilon, delta and recipe."""
     return [
