@@ -121,7 +121,7 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
     assert f"{100 * private.accuracy:.1f} %" in said
     assert f"ε {figure(epsilon)} δ 0.001 for a client (zero-out); observer: released models of a budget of 20" in said
-    assert "Not a release" in said
+    assert "Not for release" in said
     assert "published, not proven" in said
     assert "each update reaches the server before any noise is added" in said
     assert "The hash chain is intact" in said
@@ -129,8 +129,8 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
 
 def test_delta_is_said_as_a_test_has_it(private):
     said = Text((private.run / "report.html").read_text()).said
-    assert "rate of true positives is at most" in said
-    assert "its rate of false positives, plus 0.001." in said
+    assert "has a true-positive rate of at most" in said
+    assert "times the false-positive rate, plus 0.001." in said
     assert "but for a chance" not in said
 
 
@@ -247,7 +247,7 @@ def test_a_ledger_that_was_edited_shows(tmp_path):
     assert "Broken: line 2 was edited" in said
     assert {claim["because"] for claim in read_run(run).proven} == {"the ledger is broken"}
     ledger.unlink()
-    assert "There is no ledger: nothing can be proven" in Text(write_report(run).read_text()).said
+    assert "There is no ledger, so nothing is proven" in Text(write_report(run).read_text()).said
     assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 
 
@@ -261,11 +261,11 @@ def test_a_result_that_was_edited_shows(tmp_path):
     assert not found.ledger.whole
     assert all(claim["epsilon"] is None for claim in found.proven)
     html = write_report(run).read_text()
-    assert "result.json says something else is proven" in Text(html).said
+    assert "result.json and the ledger's closing line disagree on what is proven" in Text(html).said
     assert "proven for a client" not in html, "no full dot in the plot either"
     shown = CliRunner().invoke(ledger_app, ["verify", str(run)])
     assert shown.exit_code == 3
-    assert "result.json says something else" in shown.stdout
+    assert "result.json and the ledger's closing line disagree" in shown.stdout
 
 
 def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
@@ -540,7 +540,7 @@ def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     shown = CliRunner().invoke(runs_app, ["show", str(run)])
     assert shown.exit_code == 0, shown.output
-    assert "(pld, zero-out)" in " ".join(shown.stdout.split())
+    assert "a client (zero-out)" in " ".join(shown.stdout.split())
 
 
 def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
