@@ -160,6 +160,8 @@ def show_claims(proven: list[dict[str, Any]], published: list[dict[str, Any]], c
     console.print(table)
     if shared:
         console.print(f"all bounds: {shared}", highlight=False, markup=False)
+    if not any(row["epsilon"] for row in rows):
+        console.print("nothing is proven: the model is not private", highlight=False)
 
 
 def _figure(row: dict[str, str]) -> str:

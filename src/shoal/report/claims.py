@@ -83,9 +83,14 @@ def shared_notes(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], str]
         The rows without these notes, and the notes.
     """
     bounds = [row["note"].split("; ") for row in rows if row["epsilon"]]
-    shared = [note for note in bounds[0] if all(note in other for other in bounds)] if len(bounds) > 1 else []
-    notes = ("; ".join(note for note in row["note"].split("; ") if note not in shared) for row in rows)
-    return [row | {"note": note} for row, note in zip(rows, notes, strict=True)], "; ".join(shared)
+    if len(bounds) < 2:
+        return rows, ""
+    shared = [note for note in bounds[0] if all(note in other for other in bounds)]
+
+    def own(note: str) -> str:
+        return "; ".join(part for part in note.split("; ") if part not in shared)
+
+    return [row | {"note": own(row["note"])} for row in rows], "; ".join(shared)
 
 
 def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
