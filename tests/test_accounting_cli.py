@@ -167,7 +167,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_whole_ledger_verifies(run: Path) -> None:
     for target in (run, run / "ledger.jsonl"):
         ran = CliRunner().invoke(ledger.app, ["verify", str(target)])
-        assert (ran.exit_code, "is whole: 3 lines" in ran.stdout) == (0, True)
+        assert (ran.exit_code, "is intact: 3 lines" in ran.stdout) == (0, True)
 
 
 def test_a_broken_ledger_is_named_with_exit_code_3(run: Path) -> None:

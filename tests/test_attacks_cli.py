@@ -34,9 +34,9 @@ def test_one_attack_leaves_a_table_a_picture_and_a_page(tmp_path):
     assert "https://" not in page
     assert "SSIM" in page
     assert "<h1>cpl against fed-sdp on digits, type 2</h1>" in page
-    assert "attack-cnn, is an untrained one that is easy to attack, not one of your runs." in page
-    assert "Types 0 and 1 are one step of length 1 on 3 records" in page
-    assert "An attack that fails proves nothing" in page
+    assert "attack-cnn, is untrained and easy to attack; it is not one of your runs." in page
+    assert "Types 0 and 1 see one step with learning rate 1 on 3 records" in page
+    assert "A failed attack proves nothing" in page
     assert {"model", "honest", "naive"} <= set(re.findall(r"<th scope=.col.>(.*?)</th>", page))
 
 
@@ -88,8 +88,8 @@ def test_the_matrix_of_methods_and_types_is_one_page(tmp_path, monkeypatch):
     (folder,) = tmp_path.iterdir()
     page = (folder / "report.html").read_text()
     assert "<h1>cpl against 2 methods on digits, types 0, 1 and 2</h1>" in page
-    assert "resilient where fewer than 50% of the records" in page
-    assert "attack-cnn, is an untrained one" in page
+    assert "resilient if fewer than 50% of the records" in page
+    assert "attack-cnn, is untrained" in page
     assert page.count('<tr class="leaks">') == 5
     assert page.count('<tr class="">') == 1  # what withstood is not green
 
@@ -118,8 +118,8 @@ def test_membership_from_the_command_line(tmp_path):
     page = (next(tmp_path.iterdir()) / "report.html").read_text()
     assert "guessing reaches" in page
     assert "barely better than guessing" in page
-    assert "none is one of your runs" in page
-    assert "An attack that fails proves nothing" in page
+    assert "they are not your runs" in page
+    assert "A failed attack proves nothing" in page
 
 
 def test_a_rate_that_cannot_be_told_is_a_dash(tmp_path):
@@ -154,15 +154,15 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
         (["--iterations", 0], "at least 1 iteration"),
         (["--algorithm", "fed-spd"], "did you mean 'fed-sdp'"),
         (["--all", "--membership"], "two questions"),
-        (["--all", "--algorithm", "fed-sdp"], "leave out --algorithm fed-sdp"),
-        (["--membership", "--attack", "cpl"], "--attack does nothing with --membership"),
-        (["--membership", "--count", 20], "--count does nothing with --membership"),
-        (["--membership", "--type", 2], "--type does nothing with --membership"),
-        (["--membership", "--iterations", 3], "--iterations does nothing with --membership"),
-        (["--membership", "--honest"], "--honest does nothing with --membership"),
-        (["--membership", "--naive"], "--naive does nothing with --membership"),
-        (["--all", "--type", 2], "--type does nothing with --all"),
-        (["--models", 16], "--models does nothing with a reconstruction"),
+        (["--all", "--algorithm", "fed-sdp"], "omit --algorithm fed-sdp"),
+        (["--membership", "--attack", "cpl"], "--attack has no effect with --membership"),
+        (["--membership", "--count", 20], "--count has no effect with --membership"),
+        (["--membership", "--type", 2], "--type has no effect with --membership"),
+        (["--membership", "--iterations", 3], "--iterations has no effect with --membership"),
+        (["--membership", "--honest"], "--honest has no effect with --membership"),
+        (["--membership", "--naive"], "--naive has no effect with --membership"),
+        (["--all", "--type", 2], "--type has no effect with --all"),
+        (["--models", 16], "--models has no effect with a reconstruction"),
         (["--type", 0, "-c", "federation.aggregation=secure"], "sees only sums"),
         (["--all", "-c", "federation.aggregation=secure"], "sees only sums"),
         (["-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),

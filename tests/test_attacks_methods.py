@@ -271,7 +271,7 @@ def test_more_victims_than_records_are_refused_with_the_most_there_are(digits):
 
 def test_data_outside_the_unit_box_and_models_that_mix_are_refused(digits):
     wide = replace(digits, train_x=digits.train_x * 16)
-    with pytest.raises(DataError, match="run from 0 to 16"):
+    with pytest.raises(DataError, match="are 0 to 16"):
         attack(config("fedavg"), recipe("cpl"), Aim(2, 4), wide)
 
     class Mixing(torch.nn.Sequential):

@@ -31,7 +31,7 @@ def test_a_consistent_method_ends_with_0_and_tells_how(tmp_path):
     done = invoke("--algorithm", "dp-sgd", "--quick", "--runs", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "consistent" in done.output
-    assert "noise x 1/4 would be caught by game" in " ".join(done.output.split())
+    assert "noise x 1/4: caught by game" in " ".join(done.output.split())
     assert len(list(tmp_path.glob("audit-*-dp-sgd/report.html"))) == 1
 
 
@@ -91,12 +91,12 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
     [
         ((), "say which method"),
         (("--all", "--algorithm", "pfl"), "say which method"),
-        (("--run", "none"), "none is no run folder"),
+        (("--run", "none"), "none is not a run folder"),
         (("--run", "none", "-c", "rounds=3"), "belongs to one method"),
         (("--algorithm", "pfll"), "did you mean 'pfl'"),
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),
         (("--all", "-c", "rounds=3"), "belongs to one method"),
-        (("--algorithm", "pfl", "--claim", "published", "--quick"), "nothing that is published"),
+        (("--algorithm", "pfl", "--claim", "published", "--quick"), "there is no published claim"),
     ],
 )
 def test_what_cannot_be_audited_is_said_so_and_nothing_is_written(words, said, tmp_path):

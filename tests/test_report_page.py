@@ -19,7 +19,7 @@ from shoal.accounting.ledger import Ledger
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
 from shoal.report import page, record
-from shoal.report.claims import main_claim, proven_rows
+from shoal.report.claims import main_claim, proven_rows, shared_notes
 from shoal.report.compare import write_comparison
 from shoal.report.folder import read_run
 from shoal.report.page import run_page, write_report
@@ -119,20 +119,17 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     said = Text((private.run / "report.html").read_text()).said
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
     assert f"{100 * private.accuracy:.1f} %" in said
-    assert (
-        f"ε {figure(epsilon)} δ 0.001 for a client (zero-out), against whoever sees the model of a budget of 20"
-        in said
-    )
-    assert "Not a release" in said
+    assert f"ε {figure(epsilon)} δ 0.001 for a client (zero-out); observer: released models of a budget of 20" in said
+    assert "Not for release" in said
     assert "published, not proven" in said
     assert "each update reaches the server before any noise is added" in said
-    assert "The chain is whole" in said
+    assert "The hash chain is intact" in said
 
 
 def test_delta_is_said_as_a_test_has_it(private):
     said = Text((private.run / "report.html").read_text()).said
-    assert "rate of true positives is at most" in said
-    assert "its rate of false positives, plus 0.001." in said
+    assert "has a true-positive rate of at most" in said
+    assert "times the false-positive rate, plus 0.001." in said
     assert "but for a chance" not in said
 
 
@@ -249,7 +246,7 @@ def test_a_ledger_that_was_edited_shows(tmp_path):
     assert "Broken: line 2 was edited" in said
     assert {claim["because"] for claim in read_run(run).proven} == {"the ledger is broken"}
     ledger.unlink()
-    assert "There is no ledger: nothing can be proven" in Text(write_report(run).read_text()).said
+    assert "There is no ledger, so nothing is proven" in Text(write_report(run).read_text()).said
     assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 
 
@@ -263,11 +260,11 @@ def test_a_result_that_was_edited_shows(tmp_path):
     assert not found.ledger.whole
     assert all(claim["epsilon"] is None for claim in found.proven)
     html = write_report(run).read_text()
-    assert "result.json says something else is proven" in Text(html).said
+    assert "result.json and the ledger's closing line disagree on what is proven" in Text(html).said
     assert "proven for a client" not in html, "no full dot in the plot either"
     shown = CliRunner().invoke(ledger_app, ["verify", str(run)])
     assert shown.exit_code == 3
-    assert "result.json says something else" in shown.stdout
+    assert "result.json and the ledger's closing line disagree" in shown.stdout
 
 
 def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
@@ -302,7 +299,7 @@ def require_nothing_printed(run):
     assert len(claims) == 18
     assert all(claim["epsilon"] is None for claim in claims)
     html = write_report(run).read_text()
-    assert "The chain is whole" not in html
+    assert "The hash chain is intact" not in html
     compared = write_comparison(run.parent / "all.html", [read_run(run, every_round=False)], "client", "release")
     assert "0.0123" not in html + compared.read_text()
 
@@ -494,13 +491,21 @@ def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_
         ]
     )
     assert [(row["unit"], row["observer"], row["epsilon"], row["tone"]) for row in rows] == [
-        ("a client", "whoever sees the model", "4.00", "yes"),
-        ("a client", "the server", "5470", "weak"),
-        ("a record", "anybody", "5.20", "yes"),
-        ("a client", "whoever sees every noisy local step", "", "no"),
+        ("a client", "released models", "4.00", "yes"),
+        ("a client", "server", "5.5e3", "void"),
+        ("a record", "all", "5.20", "yes"),
+        ("a client", "client process", "", "no"),
     ]
-    assert "in name only" in rows[1]["note"]
-    assert rows[3]["note"] == "because no noise"
+    assert rows[3]["note"] == "no noise"
+
+
+def test_notes_that_all_bounds_share_are_printed_once():
+    rows = proven_rows([claim("client", "release", 4.0), claim("example", "release", 5.0)])
+    both = [row | {"note": f"PLD; seed secret{more}"} for row, more in zip(rows, ("", "; K public"), strict=True)]
+    rest, shared = shared_notes(both)
+    assert shared == "PLD; seed secret"
+    assert [row["note"] for row in rest] == ["", "K public"]
+    assert shared_notes(both[:1]) == (both[:1], ""), "one bound keeps its own"
 
 
 def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(private):
@@ -516,7 +521,7 @@ def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     shown = CliRunner().invoke(runs_app, ["show", str(run)])
     assert shown.exit_code == 0, shown.output
-    assert "(pld, zero-out)" in " ".join(shown.stdout.split())
+    assert "a client (zero-out)" in " ".join(shown.stdout.split())
 
 
 def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def test_a_run_is_shown_by_the_beginning_of_its_name(shell, runs):
 def test_a_name_that_fits_several_runs_or_none_is_refused(shell, runs):
     code, _, err = shell("runs", "show", "2026")
     assert code == 2
-    assert "write more of its name" in err
+    assert "give more of the name" in err
     code, _, err = shell("runs", "show", "1999")
     assert code == 2
     assert "there is no run '1999'" in err

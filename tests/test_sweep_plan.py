@@ -43,8 +43,8 @@ def test_values_are_read_one_by_one(word, values):
         (["rounds"], "names no values"),
         (["rounds="], "names no values"),
         (["rounds=5,,6"], "empty value"),
-        (["rounds=5", "rounds=6"], "there already"),
-        (["rounds=9..3"], "must go up"),
+        (["rounds=5", "rounds=6"], "given before"),
+        (["rounds=9..3"], "must be increasing"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(words, said):
@@ -108,7 +108,7 @@ def test_a_plan_is_read_back_as_it_was_written(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"version": 1}))
     with pytest.raises(RunError, match="cannot be read"):
         Plan.read(tmp_path)
-    with pytest.raises(RunError, match="no sweep's folder"):
+    with pytest.raises(RunError, match="not a sweep's folder"):
         Plan.read(tmp_path / "elsewhere")
 
 

@@ -4,7 +4,7 @@
 
 with S the last m moves, Y the turns of the slope that came with them, R the upper triangle of S'Y in the order of
 time, D its diagonal. Against the usual two loops over the pairs this is two products with all pairs and two small
-triangular systems, whatever the number of rows: nobody's overhead.
+triangular systems, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ class History:
         self.turned = torch.zeros_like(self.crossed)  # Y'Y
 
     def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these."""
         for name in _ROWS:
             setattr(self, name, getattr(self, name)[rows])
 
     def put(self, rows: Tensor, other: History) -> None:
+        """Replace these rows."""
         for name in _ROWS:
             getattr(self, name)[rows] = getattr(other, name)
 

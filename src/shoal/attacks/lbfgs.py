@@ -1,7 +1,7 @@
 """L-BFGS for many independent problems at once (Nocedal & Wright, Algorithm 7.5): one row a victim.
 
 Each row has its own history, its own step length and its own end; all rows share the evaluations. A row whose
-trial point is refused simply tries a shorter step at the next evaluation, so that nobody waits for anybody's line
+trial point is refused simply tries a shorter step at the next evaluation, so that no row waits for another's line
 search. `search="fixed"` takes every step of length 1 that is finite, as PyTorch's optimiser and DLG do, and may
 diverge: such a row ends, and never takes the others with it.
 """
@@ -25,7 +25,7 @@ _ROWS = ("x", "value", "slope", "direction", "step", "ended")
 class Lbfgs:
     """The state of every row: its point, value, slope, direction, step and history.
 
-    `trial` gives the points to evaluate next, `take` is told their values and slopes.
+    `trial` gives the points to evaluate next, `take` gets their values and slopes.
     """
 
     def __init__(self, x: Tensor, search: Search, history: int) -> None:
@@ -52,6 +52,7 @@ class Lbfgs:
 
     @property
     def trial(self) -> Tensor:
+        """The points to evaluate next."""
         return self.x + self.step.unsqueeze(1) * self.direction
 
     def take(self, value: Tensor, slope: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from shoal import release
 from shoal.errors import RunError
+from shoal.report.small_page import render
 
 COLUMNS = {
     "method": "method",
@@ -38,54 +38,14 @@ COLUMNS = {
 
 PROVES_NOTHING = "A failed attack proves nothing; only an epsilon does."
 
-_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="release" content="{{ release }}"><meta name="color-scheme" content="light dark">
-<title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
-<style>
-:root {
-  --paper: #fbfbf9; --card: #fff; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --paper: #111417; --card: #181c20; --ink: #e8eaec; --soft: #a3adb8; --rule: #2a3037; --bad: #ff9a7c;
-  }
-}
-body {
-  margin: 0 auto; max-width: 1120px; padding: 32px; background: var(--paper); color: var(--ink);
-  font: 15px/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums;
-}
-h1 { font-size: 30px; letter-spacing: -.02em; line-height: 1.2; margin: 0 0 8px; }
-p { max-width: 76ch; color: var(--soft); }
-figure {
-  margin: 24px 0; padding: 12px; overflow-x: auto; background: #fff;
-  border: 1px solid var(--rule); border-radius: 12px;
-}
-img { display: block; max-width: none; }
-@media (min-width: 900px) { img { max-width: 100%; } }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13.5px; }
-th, td {
-  text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var(--rule);
-  font-weight: 400; white-space: nowrap;
-}
-thead th { color: var(--soft); } .leaks { color: var(--bad); }
-pre {
-  overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 12px;
-  font-size: 12.5px;
-}
-</style></head><body><main>
-<h1>{{ title }}</h1>
+_BODY = """
 {% for line in words %}<p>{{ line }}</p>{% endfor %}
 <figure><img alt="{{ about }}" src="data:image/png;base64,{{ picture }}"></figure>
-<div class="scroll"><table>
+<div class="scroll"><table class="figures">
 <thead><tr>{% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}<tr class="{{ row.tone }}">{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
-{% if command %}<p>Command</p><pre>{{ command }}</pre>{% endif %}
-</main></body></html>
 """
 
 
@@ -118,17 +78,18 @@ def html(
     title: str, words: Sequence[str], rows: Sequence[Mapping[str, Any]], png: bytes, about: str, command: str = ""
 ) -> str:
     """The page as one self-contained HTML file."""
-    import jinja2
-
     chosen = columns(rows)
-    filled = [
-        {"cells": [shown(row.get(key)) for key in chosen], "tone": _tone(row)} for row in rows
-    ]  # fmt: skip
-    template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
-    return template.render(
-        title=title, words=words, rows=filled, head=chosen.values(), about=about, command=command,
-        picture=base64.b64encode(png).decode(), release=release.ATTACK,
-    )  # fmt: skip
+    return render(
+        _BODY,
+        png,
+        title=title,
+        words=words,
+        rows=[{"cells": [shown(row.get(key)) for key in chosen], "tone": _tone(row)} for row in rows],
+        head=chosen.values(),
+        about=about,
+        command=command,
+        release=release.ATTACK,
+    )
 
 
 def write(

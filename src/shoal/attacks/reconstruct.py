@@ -47,10 +47,17 @@ class Searcher(Protocol):
     ended: Tensor
 
     @property
-    def trial(self) -> Tensor: ...
-    def take(self, value: Tensor, slope: Tensor) -> None: ...
-    def keep(self, rows: Tensor) -> None: ...
-    def put(self, rows: Tensor, other: Any) -> None: ...
+    def trial(self) -> Tensor:
+        """The points to evaluate next."""
+
+    def take(self, value: Tensor, slope: Tensor) -> None:
+        """Step from the values and slopes at the trial points."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these."""
+
+    def put(self, rows: Tensor, other: Any) -> None:
+        """Replace these rows."""
 
 
 def reconstruct(objective: Objective, streams: Streams, watch: Watch | None = None) -> Found:
@@ -89,10 +96,10 @@ class _Search:
             self._let_go()
             if len(self._victims) == 0:
                 break
-        everybody = torch.arange(len(self._best), device=self._best.device)
+        every = torch.arange(len(self._best), device=self._best.device)
         return Found(
             x=self._examples(self._best),
-            labels=self._objective.probabilities(self._best, everybody, self._attempt).argmax(-1),
+            labels=self._objective.probabilities(self._best, every, self._attempt).argmax(-1),
             left=self._left,
             iterations=self._iterations,
             restarts=self._restarts,

@@ -22,9 +22,11 @@ class SignedAdam:
 
     @property
     def trial(self) -> Tensor:
+        """The points to evaluate next."""
         return self.x
 
     def take(self, value: Tensor, slope: Tensor) -> None:
+        """Step from the values and slopes at the trial points."""
         fine = torch.isfinite(value) & torch.isfinite(slope).all(1)
         self.ended |= ~fine
         sign = torch.nan_to_num(slope).sign()

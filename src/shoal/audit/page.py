@@ -5,7 +5,6 @@ In `runs/audit-.../`, or in `audit/` of a run's folder, whose own page shows the
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -21,33 +20,9 @@ from shoal.audit.cases import DELTA
 from shoal.audit.picture import COLOURS, picture
 from shoal.errors import RunError
 from shoal.report.claims import at_least
+from shoal.report.small_page import render
 
-_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="release" content="{{ release }}"><meta name="color-scheme" content="light dark">
-<title>{{ title }} · Shoal</title><link rel="icon" href="data:,">
-<style>
-:root { --paper: #fbfbf9; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314; --good: #0f6b5c; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #111417; --ink: #e8eaec; --soft: #a3adb8; --rule: #2a3037; --bad: #ff9a7c; --good: #6fd3bf; }
-}
-body { margin: 0 auto; max-width: 1200px; padding: 32px; background: var(--paper); color: var(--ink);
-  font: 15px/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
-h1 { font-size: 30px; letter-spacing: -.02em; line-height: 1.2; margin: 0 0 8px; } h2 { margin-top: 36px; }
-p { max-width: 80ch; color: var(--soft); }
-figure { margin: 24px 0; padding: 12px; overflow-x: auto; background: #fff; border: 1px solid var(--rule);
-  border-radius: 12px; }
-img { display: block; max-width: 100%; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13.5px; }
-th, td { text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var(--rule); font-weight: 400;
-  vertical-align: top; }
-thead th { color: var(--soft); } .VIOLATED { color: var(--bad); } .consistent { color: var(--good); }
-ul { margin: 0 0 20px; padding-left: 20px; max-width: 80ch; color: var(--soft); } h3 { font-size: 16px; margin: 0; }
-pre { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: 12px; font-size: 12.5px; }
-</style></head><body><main>
-<h1>{{ title }}</h1>
+_BODY = """
 <p>A claim is an upper bound on epsilon; an audit attacks the code that runs and measures a lower bound. “At least”
 holds with confidence {{ confidence }} (99% where canaries are used too) for any mechanism. The audit runs in a small
 setting of its own, in which this epsilon is claimed: it checks whether the code keeps its claims, not how large the
@@ -63,8 +38,6 @@ epsilon of a run is.</p>
 {% for row in rows %}<h3>{{ row.name }}: <span class="{{ row.tone }}">{{ row.verdict }}</span></h3>
 <p>{{ row.setting }}</p><ul>{% for line in row.words %}<li>{{ line }}</li>{% endfor %}</ul>
 {% endfor %}
-{% if command %}<p>Command</p><pre>{{ command }}</pre>{% endif %}
-</main></body></html>
 """
 
 HEAD = ("method", "unit", "claim", "at least", "verdict")
@@ -80,27 +53,25 @@ def cells(outcome: Outcome) -> list[str]:
 def words(outcome: Outcome) -> list[str]:
     """What each part of the audit found, and which broken variants it would catch."""
     game = outcome.game
-    said = [f"game: {game.trials:,} trials of each kind, epsilon at least {at_least(game.epsilon(DELTA))}"]
-    said += [f"{check.name}: {check.words}" for check in outcome.checks]
+    lines = [f"game: {game.trials:,} trials of each kind, epsilon at least {at_least(game.epsilon(DELTA))}"]
+    lines += [f"{check.name}: {check.words}" for check in outcome.checks]
     if outcome.guesses is not None:
         found = outcome.guesses
         least = at_least(found.epsilon)
-        said.append(f"canaries: {found.right} of {found.guesses} guesses correct, epsilon at least {least}")
+        lines.append(f"canaries: {found.right} of {found.guesses} guesses correct, epsilon at least {least}")
     if outcome.case.true is not None:
-        said.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
-        said.append(f"the true bound for this setting is {math.ceil(outcome.case.true)}")
+        lines.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
+        lines.append(f"the true bound for this setting is {math.ceil(outcome.case.true)}")
     if outcome.flagged:
-        said.append(f"flagged by: {', '.join(outcome.flagged)}")
-    said += [
+        lines.append(f"flagged by: {', '.join(outcome.flagged)}")
+    lines += [
         f"{name}: caught by {', '.join(by)}" if by else f"{name}: NOT caught" for name, by in outcome.power.items()
     ]
-    return said
+    return lines
 
 
 def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> str:
     """The page as one self-contained HTML file."""
-    import jinja2
-
     rows = [
         {
             "cells": cells(outcome),
@@ -112,13 +83,12 @@ def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> s
         }
         for outcome in outcomes
     ]
-    template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)
-    held = base64.b64encode(png).decode()
-    return template.render(
+    return render(
+        _BODY,
+        png,
         title=title,
         rows=rows,
         head=HEAD,
-        picture=held,
         command=command,
         confidence=f"{CONFIDENCE:.2%}",
         release=release.AUDIT,

@@ -69,20 +69,28 @@ def command(
                     secure=secure,
                     progress=status.update,
                 )
-        if not outcomes:
-            where = f" at {level} level" if level else ""
-            raise ConfigError(f"there is no {claim or ''} claim{where} to audit; omit --claim and --level")
+        _refuse_none(outcomes, claim, level)
         written = page.write(folder, "all methods" if every else name, outcomes, command_line())
     if run:
         _update_page(run)
-    if as_json:
-        print_json({"run": str(folder), "rows": [outcome.row() for outcome in outcomes]})
-    else:
-        show(outcomes, console)
-        also = f", and {run / 'report.html'}" if run else ""
-        console.print(f"\npage: {written}{also}", highlight=False, soft_wrap=True)
+    _report(outcomes, written, run, console, as_json)
     if any(outcome.verdict == "VIOLATED" for outcome in outcomes):
         raise typer.Exit(VIOLATED)
+
+
+def _refuse_none(outcomes: list[Outcome], claim: str | None, level: str | None) -> None:
+    if not outcomes:
+        what, where = f"{claim} claim" if claim else "claim", f" at {level} level" if level else ""
+        raise ConfigError(f"there is no {what}{where} to audit; omit --claim and --level")
+
+
+def _report(outcomes: list[Outcome], page: Path, run: Path | None, console: Console, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": str(page.parent), "rows": [outcome.row() for outcome in outcomes]})
+        return
+    show(outcomes, console)
+    also = f", and {run / 'report.html'}" if run else ""
+    console.print(f"\npage: {page}{also}", highlight=False, soft_wrap=True)
 
 
 def _records(name: str | None, run: Path | None, every: bool, changes: list[str]) -> tuple[list[Algorithm], bool]:

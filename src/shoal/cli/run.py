@@ -147,22 +147,21 @@ def show(result: Result, console: Console) -> None:
 
 def show_claims(proven: list[dict[str, Any]], published: list[dict[str, Any]], console: Console) -> None:
     """Print what is proven and what the paper claims; assumptions that all bounds share are printed once, below."""
-    from shoal.report.claims import proven_rows, published_rows
+    from shoal.report.claims import proven_rows, published_rows, shared_notes
 
-    rows = proven_rows(proven)
-    bounds = [row for row in rows if row["epsilon"]]
-    shared = _shared(bounds)
+    rows, shared = shared_notes(proven_rows(proven))
     table = Table("unit", "observer", "proven", "", box=None, pad_edge=False)
     for row in rows:
-        notes = [note for note in row["note"].split("; ") if note not in shared]
-        words = (row["unit"], row["observer"], _figure(row), "; ".join(notes))
+        words = (row["unit"], row["observer"], _figure(row), row["note"])
         table.add_row(*map(escape, words), style=_STYLES[row["tone"]])
     for row in published_rows(published):
         words = (row["unit"], "published, not proven", _figure(row), row["recipe"])
         table.add_row(*map(escape, words), style="italic")
     console.print(table)
     if shared:
-        console.print(f"all bounds: {'; '.join(shared)}", highlight=False, markup=False)
+        console.print(f"all bounds: {shared}", highlight=False, markup=False)
+    if not any(row["epsilon"] for row in rows):
+        console.print("nothing is proven: the model is not private", highlight=False)
 
 
 def _figure(row: dict[str, str]) -> str:
@@ -171,14 +170,6 @@ def _figure(row: dict[str, str]) -> str:
     if row.get("tone") == "void":
         return f"none in practice ({row['epsilon']})"
     return f"epsilon {row['epsilon']}, delta {row['delta']}"
-
-
-def _shared(bounds: list[dict[str, str]]) -> list[str]:
-    """The notes that several bounds have in common."""
-    if len(bounds) < 2:
-        return []
-    first, *others = (row["note"].split("; ") for row in bounds)
-    return [note for note in first if all(note in other for other in others)]
 
 
 _STYLES = {"yes": "bold", "weak": "", "void": "dim", "no": "dim"}

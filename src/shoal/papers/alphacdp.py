@@ -52,6 +52,7 @@ QUICK_CLIENTS = {100: 10, 1000: 20, 10_000: 40}
 def config(
     method: str, column: str = "MNIST", noise: Any = None, clip: float = 4, clients: int = 1000, share: float = 0.1
 ) -> dict[str, Any]:
+    """The configuration of a method on one of the paper's data sets."""
     data, model, records, batch, rounds = DATA[column]
     algorithm = ALGORITHMS[method]
     given: dict[str, Any] = {
@@ -76,6 +77,7 @@ def config(
 
 
 def small(given: dict[str, Any]) -> dict[str, Any]:
+    """What the quick version changes."""
     clients = QUICK_CLIENTS[given["data.clients"]]
     pictures = given["data.name"] not in ("adult", "cancer")
     return {
@@ -91,6 +93,7 @@ def small(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(given: dict[str, Any], at: int | None = None, target: float | None = None) -> Run:
+    """A run with its quick version."""
     return Run(given, small(given), at, target)
 
 
@@ -103,6 +106,7 @@ def claim_of(method: str, column: str = "MNIST") -> Claim | None:
 
 
 def table4() -> Table:
+    """Accuracy by the number of clients."""
     cells = []
     for clients in (100, 1000, 10_000):
         for percent in (5, 10, 20, 50):
@@ -115,6 +119,7 @@ def table4() -> Table:
 
 
 def table5() -> Table:
+    """Accuracy by the clip norm."""
     cells = []
     for column in DATA:
         cells.append(Cell(f"{column} non-private", "C=4", run(config("non-private", column))))
@@ -126,6 +131,7 @@ def table5() -> Table:
 
 
 def table6() -> Table:
+    """Epsilon and accuracy."""
     cells = []
     for column, (*_, rounds) in DATA.items():
         for method in FOUR:
@@ -148,6 +154,7 @@ def _spent(column: str, rounds: int, methods: tuple[str, ...]) -> list[Cell]:
 
 
 def table7() -> Table:
+    """Rounds until a target accuracy."""
     figures = published("alphacdp-table7")
     cells = []
     for column in DATA:
@@ -169,6 +176,7 @@ def decay_rounds(policy: str, rounds: int, target: float, accountant: str = "mom
 
 
 def table8() -> Table:
+    """Accuracy with decaying noise."""
     figures = published("alphacdp-table8")
     cells = []
     for column, (*_, rounds) in DATA.items():
@@ -185,6 +193,7 @@ def table8() -> Table:
 
 
 def table9() -> Table:
+    """Seconds of a local step."""
     cells = [
         Cell(method, column, run(config(method, column)), ("step_seconds",))
         for method in (*FOUR, "Fed-alphaCDP[sigma]")
@@ -194,6 +203,7 @@ def table9() -> Table:
 
 
 def table10() -> Table:
+    """Comparison with adaptive clipping."""
     cells = []
     for method in ("non-private", "quantile", "AdaClip", "Fed-alphaCDP[sigma]"):
         for column in DATA:
@@ -207,6 +217,7 @@ def table10() -> Table:
 
 
 def table11() -> Table:
+    """Four accountants."""
     figures = published("alphacdp-table11")
     step = (0.01, 6.0, 10_000, 1e-5)
     spent = {"base": recipes.basic_epsilon, "advanced": recipes.advanced_epsilon, "zCDP": recipes.zcdp_epsilon}
@@ -227,6 +238,7 @@ def table11() -> Table:
 
 
 def tables() -> list[Table]:
+    """All tables and figures of the paper."""
     attacked = [alphacdp_attacks.table1(), alphacdp_attacks.table3()]
     trained = [table4(), table5(), table6(), table7(), table8(), table9(), table10(), table11()]
     plain = {key: value for key, value in config("non-private", "LFW").items() if key != "algorithm"}

@@ -16,6 +16,7 @@ RECORDS = "quantile, records"  # quantile clipping of each record's gradient; th
 
 
 def table1() -> Table:
+    """Three attacks on plain gradients."""
     cells = []
     for row, attack in (("DLG", "dlg"), ("GradInv", "gradinv"), ("CPL", "cpl")):
         for column, data in PICTURES.items():
@@ -29,6 +30,7 @@ def table1() -> Table:
 
 
 def table3() -> Table:
+    """Which method resists which attack type."""
     cells = []
     for kind in (0, 1, 2):
         for method in methods("table3"):

@@ -48,6 +48,7 @@ def cyclic(epsilon: float) -> dict[str, Any]:
 
 
 def client() -> Table:
+    """Client level."""
     cells = []
     for clients, epsilons in EPSILONS.items():
         for epsilon in epsilons:
@@ -93,6 +94,7 @@ def disjoint(data: str, sites: int, epsilon: float) -> dict[str, Any]:
 
 
 def example() -> Table:
+    """Record level."""
     cells = []
     for data, sites, epsilon in RECIPES:
         given = disjoint(data, sites, epsilon)
@@ -104,4 +106,5 @@ def example() -> Table:
 
 
 def tables() -> list[Table]:
+    """Our own tables."""
     return [client(), example()]

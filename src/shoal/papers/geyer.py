@@ -25,6 +25,7 @@ QUICK = {100: (10, 5), 1000: (40, 20), 10_000: (100, 60)}  # clients, cohort
 
 
 def as_printed(clients: int, lr: float = 0.1) -> dict[str, Any]:
+    """The paper's setting."""
     cohort, noise, rounds, delta = SIZES[clients]
     return {
         "algorithm": "geyer",
@@ -45,6 +46,7 @@ def as_printed(clients: int, lr: float = 0.1) -> dict[str, Any]:
 
 
 def not_private() -> dict[str, Any]:
+    """The same without privacy."""
     same = {key: value for key, value in as_printed(100).items() if key not in ("clients.cohort", "per_round.noise")}
     return same | {"algorithm": "fedavg", "rounds": 380, "clients.sampling": "all"}
 
@@ -82,6 +84,7 @@ def proven(clients: int, epsilon: float = 8.0) -> dict[str, Any]:
 
 
 def run(config: dict[str, Any]) -> Run:
+    """A run with its quick version."""
     clients, cohort = QUICK[config["data.clients"]]
     small: dict[str, Any] = {
         "data.name": "digits",
@@ -100,6 +103,7 @@ def run(config: dict[str, Any]) -> Run:
 
 
 def tables() -> list[Table]:
+    """All tables and figures of the paper."""
     both = ("accuracy", "communication")
     cells = [Cell("non-private", "100", run(not_private()), both)]
     claim = Claim("client", "release", 8, MEDIAN)

@@ -48,6 +48,7 @@ def pfl(
     lr: float = 0.3,
     momentum: float = 0.5,
 ) -> Run:
+    """A run in the paper's setting; without noise it is federated averaging."""
     network, features, quick = MODELS[model]
     if data == "CIFAR-10":
         network = network.replace("pfl-cnn", "pfl-cifar-cnn")
@@ -95,6 +96,7 @@ def own_data(noise: float, batches: int) -> float:
 
 
 def by_split(name: str) -> Table:
+    """Tables 2 to 4: accuracy by local epochs and rounds."""
     data = TABLES[name]
     columns: dict[str, tuple[float | None, Claim | None]] = {"FedAvg": (None, None)}
     columns |= {f"PFL {epsilon}": (noise, claim_of(data, epsilon, noise)) for epsilon, noise in NOISE[data].items()}
@@ -113,6 +115,7 @@ def by_split(name: str) -> Table:
 
 
 def by_clients() -> Table:
+    """Table 5: accuracy by the number of clients."""
     cells = []
     for clients in CLIENTS:
         for data, noises in NOISE.items():
@@ -122,11 +125,12 @@ def by_clients() -> Table:
             for model in MODELS:
                 work = pfl(data, model, sigma, clients=clients)
                 cells.append(Cell(str(clients), f"{data} {model}", work, claim=claim))
-                if clients == 1 and data != "CIFAR-10":  # nobody's noise cancels its own: a smaller step
+                if clients == 1 and data != "CIFAR-10":  # no averaging over clients: a smaller step
                     slow = pfl(data, model, sigma, clients=1, lr=0.03)
                     cells.append(Cell("1", f"{data} {model}", slow, change="lr 0.03", claim=claim))
     return Table("pfl-table5", tuple(DATA.values()), 60, tuple(cells))
 
 
 def tables() -> list[Table]:
+    """All tables of the paper."""
     return [*map(by_split, TABLES), by_clients()]

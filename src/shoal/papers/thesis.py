@@ -29,6 +29,7 @@ QUICK_CLIENTS = {1: 1, 100: 10, 1000: 30, 10_000: 60}
 
 
 def fedavg(model: str, split: str) -> dict[str, Any]:
+    """Federated averaging."""
     return {
         "algorithm": "fedavg",
         "model": model,
@@ -121,10 +122,12 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(config: dict[str, Any]) -> Run:
+    """A run with its quick version."""
     return Run(config, small(config))
 
 
 def table41() -> Table:
+    """Federated averaging."""
     cells = [
         Cell(name, split, run(fedavg(model, kind)))
         for name, model in (("CNN", "thesis-cnn"), ("MLP", "thesis-mlp"))
@@ -134,6 +137,7 @@ def table41() -> Table:
 
 
 def table42() -> Table:
+    """Central DP-SGD."""
     cells = []
     for noise, epochs, epsilon in ((8.0, 51, 0.5), (4.0, 247, 2.0), (2.0, 730, 8.0)):
         row = f"sigma {noise:g}"
@@ -146,6 +150,7 @@ def table42() -> Table:
 
 
 def table43() -> Table:
+    """End to end, by noise."""
     cells = []
     for noise, rounds in ((4.0, 640), (3.0, 288), (2.0, 54)):
         for split, kind in SPLITS.items():
@@ -209,6 +214,7 @@ def _drawn(figure: str, table: Table) -> Table:
 
 
 def tables() -> list[Table]:
+    """All tables and figures of the thesis."""
     numbered = [table41(), table42(), table43()]
     numbered += [compared(name, minutes) for name, minutes in zip(SIZES, (5, 11, 120), strict=True)]
     drawn = {1: 0, 2: 1, 3: 2, 5: 3, 6: 4, 7: 5}

@@ -73,6 +73,26 @@ def _reasons(unproven: list[dict[str, Any]], of: int) -> list[dict[str, str]]:
     return rows
 
 
+def shared_notes(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], str]:
+    """Take out the notes that all bounds have in common, so that they can be printed once.
+
+    Args:
+        rows: From `proven_rows`.
+
+    Returns:
+        The rows without these notes, and the notes.
+    """
+    bounds = [row["note"].split("; ") for row in rows if row["epsilon"]]
+    if len(bounds) < 2:
+        return rows, ""
+    shared = [note for note in bounds[0] if all(note in other for other in bounds)]
+
+    def own(note: str) -> str:
+        return "; ".join(part for part in note.split("; ") if part not in shared)
+
+    return [row | {"note": own(row["note"])} for row in rows], "; ".join(shared)
+
+
 def published_rows(published: list[dict[str, Any]]) -> list[dict[str, str]]:
     """What the method's paper claims, as rows with unit, epsilon, delta and recipe."""
     return [

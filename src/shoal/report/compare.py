@@ -183,10 +183,7 @@ def _table(
     entries: Sequence[Entry], page: Path, choices_first: bool
 ) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
     """The columns (name, numeric) and the rows."""
-    rows = [_cells(entry, choices_first) for entry in entries]
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name, _cell("")) for row in rows] for name in names}
-    shown = {name: cells for name, cells in columns.items() if _informative(name, cells, choices_first)}
+    shown = _columns([_cells(entry, choices_first) for entry in entries], choices_first)
     made = [
         {
             "cells": [cells[place] for cells in shown.values()],
@@ -196,6 +193,13 @@ def _table(
         for place, entry in enumerate(entries)
     ]
     return [(name, any(cell["value"] is not None for cell in cells)) for name, cells in shown.items()], made
+
+
+def _columns(rows: list[dict[str, dict[str, Any]]], sweep: bool) -> dict[str, list[dict[str, Any]]]:
+    """The cells of each column that is shown."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name, _cell("")) for row in rows] for name in names}
+    return {name: cells for name, cells in columns.items() if _informative(name, cells, sweep)}
 
 
 def _informative(name: str, cells: list[dict[str, Any]], sweep: bool) -> bool:

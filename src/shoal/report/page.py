@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal import __version__, release
-from shoal.accounting.rounding import plain
+from shoal.accounting.rounding import IN_NAME_ONLY, plain
 from shoal.errors import RunError
-from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows
+from shoal.report.claims import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows, shared_notes
 from shoal.report.folder import REPORT, Run, number, read_run
 from shoal.report.plots import OBSERVERS, plots_of, whose
 from shoal.report.series import figure, in_seconds, percent
@@ -81,12 +81,14 @@ def write_page(path: Path, page: str) -> Path:
 
 def _context(run: Run) -> dict[str, Any]:
     result = run.result or {}
+    rows, shared = shared_notes(proven_rows(run.proven))
     return {
         "run": run,
         "headline": _headline(run),
         "stopped": _ending(run),
         "facts": _facts(run),
-        "proven": proven_rows(run.proven),
+        "proven": rows,
+        "shared": shared,
         "published": published_rows(run.published),
         "by_client": _by_client(run.by_client),
         "audit": audit_rows(run.audit),
@@ -106,8 +108,9 @@ def _headline(run: Run) -> dict[str, str]:
     claim = main_claim(run)
     if claim is not None:
         observer = str(claim.get("observer"))
-        shown["epsilon"] = figure(float(claim["epsilon"]))
-        shown["tone"] = "good" if float(claim["epsilon"]) <= WEAK else ""
+        epsilon = float(claim["epsilon"])
+        shown["epsilon"] = figure(epsilon)
+        shown["tone"] = "good" if epsilon <= WEAK else "" if epsilon <= IN_NAME_ONLY else "void"
         shown["delta"] = plain(claim.get("delta") or 0.0)
         shown["whom"] = f"{whose(claim)}; observer: {OBSERVERS.get(observer, observer)}"
     budget = number(run.budget.get("epsilon"))

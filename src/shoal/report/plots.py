@@ -19,8 +19,8 @@ OBSERVERS = {
 def whose(claim: Mapping[str, Any]) -> str:
     """The unit of a claim and its adjacency: `a simulated client (zero-out)`."""
     unit, adjacency = str(claim.get("unit")), claim.get("adjacency")
-    said = "a simulated client" if claim.get("simulated") else UNITS.get(unit, unit)
-    return f"{said} ({adjacency})" if adjacency else said
+    words = "a simulated client" if claim.get("simulated") else UNITS.get(unit, unit)
+    return f"{words} ({adjacency})" if adjacency else words
 
 
 PLAIN = "no clip, no noise"

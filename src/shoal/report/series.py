@@ -129,8 +129,8 @@ def figure(epsilon: float) -> str:
     """An epsilon with three digits, rounded up."""
     if epsilon == 0 or epsilon >= 1e5:
         return up(epsilon, 3)
-    said = float(up(epsilon, 3))
-    return f"{said:.{max(2 - math.floor(math.log10(said)), 0)}f}"
+    rounded = float(up(epsilon, 3))
+    return f"{rounded:.{max(2 - math.floor(math.log10(rounded)), 0)}f}"
 
 
 def in_bytes(value: float) -> str:

@@ -67,7 +67,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
     runs = runs_of(sweep, plan)
     configs = [configure(run / "config.toml") for run in runs]
     spent = [charged(run) for run in runs]
-    delta = min((config.budget.delta for config in configs), default=1e-5)
+    delta = _least_delta(configs)
     clients = configs[0].data.clients if configs else None
     other_clients = _other_clients(configs)
     found = []
@@ -94,7 +94,7 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
     runs = runs_of(sweep, plan)
     # A trial that was killed and resumed was charged more than planned; its ledger says how much.
     events = [event for _, event in planned] + [charged(run) for run in runs]
-    delta = min(config.budget.delta for config in configs)
+    delta = _least_delta(configs)
     shared = _shared_noise([configure(run / "config.toml") for run in runs])
     found = []
     for unit, observer in PAIRS:
@@ -114,6 +114,10 @@ def _unprotected(configs: Sequence[Config], unit: Unit, observer: Observer) -> s
     if unit == "client":
         reason = reason or _other_clients(configs) or _scored_by_clients(configs)
     return reason
+
+
+def _least_delta(configs: Sequence[Config]) -> float:
+    return min((config.budget.delta for config in configs), default=1e-5)
 
 
 def _mark_simulated(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
