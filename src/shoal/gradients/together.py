@@ -37,7 +37,7 @@ class TogetherNetwork:
         self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Records:
-        self._bound.params, self._bound.records = params, Records(weights, params.shape[1], len(self.layout.layers))
+        self._bound.params, self._bound.records = params, Records(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return self._bound.records
         self._bound.anchor = params.new_zeros((), requires_grad=True)
@@ -67,7 +67,7 @@ class TogetherNetwork:
 class Records(list[tuple[Rule, Any, Tensor]]):
     """The tape: what each layer saw, its input and the gradient of its output."""
 
-    def __init__(self, weights: Tensor, size: int, layers: int) -> None:
+    def __init__(self, weights: Tensor, size: int, layers: list[str]) -> None:
         super().__init__()
         self._weights, self._size, self._layers = weights, size, layers
         self._kept: list[Any] = []
@@ -98,7 +98,7 @@ class Records(list[tuple[Rule, Any, Tensor]]):
     @torch.no_grad()
     def squares(self) -> Tensor:
         if not len(self):
-            return self._weights.new_zeros(self._layers, *self._weights.shape, dtype=torch.float64)
+            return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         used = [entry for rule, _, _ in self for entry in rule.entries]
         if len(set(used)) < len(used):
             raise ModelError("some parameters are used twice for one example; set engine.together=false")
@@ -106,6 +106,10 @@ class Records(list[tuple[Rule, Any, Tensor]]):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
         return torch.stack([squares for squares, _ in found]).view(len(self), *self._weights.shape)
+
+    @property
+    def layers(self) -> list[str]:
+        return [rule.entries[0].name.rpartition(".")[0] for rule, _, _ in self] or self._layers
 
     @torch.no_grad()
     def make_finite(self) -> None:

@@ -233,7 +233,7 @@ class ClippedByFactors:
 
     def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
         squares = tape.squares()
-        factors = self.clip.factors(squares, self.bound, self.layers)
+        factors = self.clip.factors(squares, self.bound, {name: self.layers[name] for name in tape.layers})
         scales = None
         if self.noise is not None:
             scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * moving
