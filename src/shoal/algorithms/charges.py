@@ -21,10 +21,12 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Compose, Event, SamplerError, Unbounded
 from shoal.accounting.ledger import Charge
 from shoal.accounting.theorems import ADJACENCY
-from shoal.algorithms.base import Algorithm, Setting
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Setting as Setting
 from shoal.errors import ConfigError
 from shoal.privacy import discrete
-from shoal.privacy.mechanism import NEIGHBOURS, Round
+from shoal.privacy.mechanism import NEIGHBOURS as NEIGHBOURS
+from shoal.privacy.mechanism import Round
 from shoal.privacy.normals import TAIL
 from shoal.privacy.secure import FINEST
 

@@ -152,7 +152,8 @@ class Elsewhere(Partition):
     @property
     def sizes(self) -> np.ndarray:
         """Those that the configuration says sites may have: public, and none if it does not say."""
-        return self._told  # type: ignore[attr-defined]
+        told: np.ndarray = self._told  # type: ignore[attr-defined]
+        return told
 
     @cached_property
     def multiplicity(self) -> int:
