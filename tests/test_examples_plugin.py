@@ -64,13 +64,36 @@ def test_it_is_one_file_of_less_than_sixty_lines():
 @pytest.mark.usefixtures("folder")
 def test_each_layer_is_clipped_by_a_bound_of_its_own():
     clip, layers = algorithm("layered").per_example, {"large": slice(0, 9), "small": slice(9, 10)}
-    norms = torch.tensor([[1e3, 0.5, 1e-3], [1e3, 0.5, 1e-3]], dtype=torch.float64).unsqueeze(1)
+    norms = torch.tensor([[1e3, 0.5, 1e-3]] * 2, dtype=torch.float64).unsqueeze(1)
     left = (norms * clip.factors(norms**2, 1.0, layers)).squeeze(1)
     bounds = [math.sqrt(0.9), math.sqrt(0.1)]
-    assert left[:, 0].tolist() == pytest.approx(bounds, rel=1e-5)
-    assert left[:, 1].tolist() == pytest.approx([0.5, bounds[1]], rel=1e-5)
+    assert left[:, 0].tolist() == pytest.approx(bounds, rel=1e-4)
+    assert left[:, 1].tolist() == pytest.approx([0.5, bounds[1]], rel=1e-4)
     assert left[:, 2].tolist() == [1e-3, 1e-3]
     assert bool((left.norm(dim=0) <= 1.0).all())
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("model", ["digits-mlp", "digits-cnn"])
+def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, together):
+    """One step of one record, whose gradient is beyond every bound: each layer moves by just its own."""
+    from shoal.gradients import Layout
+    from shoal.models import build
+    from shoal.prepare import prepare
+
+    changes = {"model": model, "rounds": 1, "examples.sampling": "shuffled", "examples.batch": 1, "local.steps": 1}
+    changes |= {"local.lr": 1.0, "per_example.clip": 1e-3, "per_step.noise": 0.0, "data.clients": 1437}
+    changes |= {"clients.sampling": "fixed-size", "clients.cohort": 1, "engine.together": together}
+    config = configure(SMALL | changes)
+    _, simulator = prepare(config, None, None)
+    before = simulator.state.model.clone()
+    simulator.play(0)
+    moved = simulator.state.model - before
+    layers = Layout.of(build(model, (1, 8, 8), 10)).named_layers
+    for place in layers.values():
+        share = (place.stop - place.start) / len(moved)
+        assert float(moved[place].norm()) == pytest.approx(1e-3 * math.sqrt(share), rel=1e-3)
 
 
 @pytest.mark.usefixtures("folder")
@@ -119,12 +142,12 @@ def test_an_attacker_of_every_type_knows_its_clip(kind):
 
 
 def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
-    """Processes on loopback: two sites that allow the package, and one that does not and says so."""
+    """A coordinator and two sites, each a process. What a site does that does not allow it: test_deploy_plugins."""
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")
     from shoal.config import to_toml
     from test_deploy_processes import free_port
 
-    given = SMALL | {"federation.seeded": True, "federation.first": 2, "federation.deadline": 300.0}
+    given = SMALL | {"federation.fewest_records": 700, "federation.most_records": 720, "federation.deadline": 300.0}
     (folder / "federation.toml").write_text(to_toml(configure(given)))
     port = free_port()
     paths = os.pathsep.join(filter(None, [str(folder / "packages"), os.environ.get("PYTHONPATH")]))
@@ -141,22 +164,17 @@ def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
         return start(*where, "--name", name, *words)
 
     started = [start("serve", "federation.toml", "--port", str(port), "--json")]
+    started += [join(f"site-{n}", n, "--allow-plugin", "shoal-layers") for n in (0, 1)]
     try:
-        started.append(join("wary", 0))
-        _, said = started[1].communicate(timeout=600)
-        assert started[1].returncode == 2
-        assert "algorithm 'layered' is none of Shoal's" in said
-        assert "--allow-plugin PACKAGE" in said
-        assert not (folder / "wary" / "ledger.jsonl").exists()
-        started += [join(f"site-{n}", n, "--allow-plugin", "shoal-layers") for n in (0, 1)]
-        ended = [process.communicate(timeout=600) for process in (started[0], *started[2:])]
-        assert [process.returncode for process in (started[0], *started[2:])] == [0, 0, 0], ended
+        ended = [process.communicate(timeout=600) for process in started]
+        assert [process.returncode for process in started] == [0, 0, 0], ended
     finally:
         for process in started:
             process.kill()
     served = json.loads(ended[0][0])
-    assert served["algorithm"] == "layered"
-    assert served["accuracy"] == shoal.run(given, runs=folder / "simulated").accuracy
+    assert (served["algorithm"], served["rounds"]) == ("layered", 2)
+    proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in served["proven"]}
+    assert proven["example", "server"] > 0
     for name in ("site-0", "site-1"):
         with Ledger(folder / name / "ledger.jsonl") as ledger:
             assert len(ledger.charged) == 2

@@ -126,16 +126,16 @@ def test_the_count_below_the_bound_is_that_of_a_full_batch_whatever_came():
     squares = torch.tensor([[[0.1, 4.0, 0.2, 0.0], [4.0, 4.0, 0.0, 0.0]]])
     real = torch.tensor([[1.0, 1, 1, 0], [1, 1, 0, 0]])
     assert clip.count(squares, real, 1.0).tolist() == [0.5, -1.0]
-    assert clip.counts(squares, torch.zeros(2, 4), 1.0).tolist() == [0.0, 0.0]
+    assert clip.count(squares, torch.zeros(2, 4), 1.0).tolist() == [0.0, 0.0]
 
 
 def test_one_record_moves_the_count_by_a_half():
     clip, squares = QuantileExampleClip(), torch.tensor([[[0.5, 4.0, 0.2]]])
-    here = clip.counts(squares, torch.ones(1, 3), 1.0)
+    here = clip.count(squares, torch.ones(1, 3), 1.0)
     for place in range(3):
         gone = torch.ones(1, 3)
         gone[0, place] = 0
-        assert abs(float(here - clip.counts(squares, gone, 1.0))) == pytest.approx(0.5)
+        assert abs(float(here - clip.count(squares, gone, 1.0))) == pytest.approx(0.5)
 
 
 def test_gradients_and_count_together_are_one_gaussian():

@@ -318,7 +318,7 @@ def test_the_count_of_short_records_goes_by_the_same_norms(seed, span, bound):
     clip, layout = QuantileExampleClip(), Layout.of(nn.Linear(7, 5))
     rows = wild(seed, span, 1, 6, layout.size)
     squares = GradientTape(layout, rows).squares()
-    counts = clip.counts(squares, torch.ones(1, 6), torch.tensor(bound))
+    counts = clip.count(squares, torch.ones(1, 6), torch.tensor(bound))
     true = norms_of(rows[0])
     if (np.abs(true / bound - 1) > 2 * MARGIN).all():
         assert float(counts) == (true <= bound).sum() - 3

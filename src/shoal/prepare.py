@@ -22,7 +22,6 @@ from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
 from shoal.privacy.random import Streams
-from shoal.privacy.schedules import parse
 from shoal.privacy.secure import SecureStreams
 
 
@@ -159,7 +158,7 @@ def _of_one_client(config: Config, dataset: Dataset) -> Config:
         wanted = f"data.clients is {section.clients}"
     elif budget.epsilon is not None and budget.unit == "client":
         wanted = "budget.unit is client"
-    elif method.clients.sampling != "all" and max(parse(method.clients.cohort).values(config.rounds)) > 1:
+    elif method.clients.greatest(config.rounds) > 1:
         wanted = f"clients.cohort is {method.clients.cohort}"
     if wanted is not None:
         raise ConfigError(

@@ -24,7 +24,7 @@ from shoal.privacy.mechanism import (
 )
 from shoal.privacy.sampling import MOST_STEPS, Clients, Examples
 from shoal.privacy.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
-from shoal.privacy.setting import Setting
+from shoal.privacy.setting import Setting as Setting
 
 NO_CLAIM = "no privacy"
 

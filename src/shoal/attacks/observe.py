@@ -32,6 +32,7 @@ from shoal.engine.settings import Settings
 from shoal.engine.trainer import simulate
 from shoal.gradients import Layout
 from shoal.privacy.clip import row_norms
+from shoal.privacy.mechanism import Layers
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients, Examples
 from shoal.privacy.schedules import parse
@@ -80,7 +81,7 @@ def observe(
 
     Without `knowing` it replays nothing, as the attacks of the papers.
     """
-    played = _played(algorithm, kind, victims.y.shape[1], honest)
+    played, layers = _played(algorithm, kind, victims.y.shape[1], honest), Layout.of(module).named_layers
     with exact():
         left = _left_client(played, module, victims, streams, rounds)
     per_update = played.per_update if kind != 2 else None
@@ -90,13 +91,13 @@ def observe(
     if per_update is not None:
         norms = row_norms(left)
         bound = per_update.bound({}, 0, rounds, norms)
-        left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams), Layout.of(module).named_layers)
-    clip = _record_clip(played, module, rounds) if knowing else None
+        left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams), layers)
+    clip = _record_clip(played, layers, rounds) if knowing else None
     shown, unit = _map(played, module, victims.y.shape[1], rounds, clip)
 
     def replay(dummies: Tensor, seen: Tensor) -> Tensor:
         known = per_update if knowing else None
-        return dummies if known is None else known.replay(dummies, seen, bound, abs(unit))
+        return dummies if known is None else known.replay(dummies, seen, bound, abs(unit), layers)
 
     return Seen((left * unit).detach(), shown, replay)
 
@@ -160,7 +161,7 @@ def _map(
     return (lambda x, y: unit * whole(x, y)), unit
 
 
-def _record_clip(algorithm: Algorithm, module: nn.Module, rounds: int) -> Shrink | None:
+def _record_clip(algorithm: Algorithm, layers: Layers, rounds: int) -> Shrink | None:
     """The clip of single records, on vectors [N, P] that can be differentiated."""
-    clip, layers = algorithm.per_example, Layout.of(module).named_layers
+    clip = algorithm.per_example
     return None if clip is None else lambda vectors: clip.replay(vectors, layers, 0, rounds)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ def sampler_checks(streams: Streams, device: torch.device) -> list[Check]:
         return [discrete_tail(generator), discrete_steps(generator)]
     ways = {"in C": loop_in_c(), "by operations": None}
     found = [
-        beyond(lambda into, scales, keys, loop=loop: add_normals(into, scales, keys, None, loop), streams, name)
+        beyond(partial(add_normals, loop=loop), streams, name)
         for name, loop in ways.items()
         if loop is not None or name == "by operations"
     ]

@@ -222,7 +222,7 @@ class Without:
     """A tape without some of its records: to have no norm is to be clipped to nothing."""
 
     def __init__(self, tape: ExampleTape, dropped: Tensor) -> None:
-        self._tape, self.dropped = tape, dropped
+        self._tape, self.dropped, self.layers = tape, dropped, tape.layers
         self._squares = tape.squares().masked_fill(dropped, float("inf"))
         tape.make_finite()
 

@@ -103,7 +103,7 @@ class GradientTape:
     """A tape of every example's gradient, [K, B, P]."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:
-        self._layers, self._gradients = layout.layers, gradients
+        self._layers, self._gradients, self.layers = layout.layers, gradients, layout.layer_names
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         if factors is None:

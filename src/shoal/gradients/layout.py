@@ -55,6 +55,11 @@ class Layout:
         return [slice(*place) for place in places.values()]
 
     @property
+    def layer_names(self) -> list[str]:
+        """Their names, in the order of `layers`."""
+        return list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in self.entries))
+
+    @property
     def named_layers(self) -> dict[str, slice]:
         """The same by name; running statistics are layers of their own, so that each number is in just one."""
         places: dict[str, slice] = {}

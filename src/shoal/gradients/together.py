@@ -37,7 +37,7 @@ class BatchedNetwork:
         self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> LayerTape:
-        tape = LayerTape(weights, params.shape[1], len(self.layout.layers))
+        tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
         self._bound.params, self._bound.tape = params, tape
@@ -70,7 +70,7 @@ class BatchedNetwork:
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
     """A tape of what each layer saw: its input and the gradient of its output."""
 
-    def __init__(self, weights: Tensor, size: int, layers: int) -> None:
+    def __init__(self, weights: Tensor, size: int, layers: list[str]) -> None:
         super().__init__()
         self._weights, self._size, self._layers = weights, size, layers
         self._kept: list[Any] = []
@@ -101,7 +101,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
     @torch.no_grad()
     def squares(self) -> Tensor:
         if not len(self):
-            return self._weights.new_zeros(self._layers, *self._weights.shape, dtype=torch.float64)
+            return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         used = [entry for rule, _, _ in self for entry in rule.entries]
         if len(set(used)) < len(used):
             raise ModelError("some parameters are used twice for one example; set engine.together=false")
@@ -109,6 +109,10 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
         return torch.stack([squares for squares, _ in found]).view(len(self), *self._weights.shape)
+
+    @property
+    def layers(self) -> list[str]:
+        return [rule.entries[0].name.rpartition(".")[0] for rule, _, _ in self] or self._layers
 
     @torch.no_grad()
     def make_finite(self) -> None:

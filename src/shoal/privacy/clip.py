@@ -76,7 +76,7 @@ class Clipping(UpdateMechanism):
         found: Self = altered(self, clipped=lambda self, updates, norms, bound, layers: updates)
         return found
 
-    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
         return into_ball(shown, bound * unit)
 
 

@@ -106,7 +106,7 @@ class FactorClip(GradientClip):
 
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
         squares = torch.stack([vectors[:, place].square().sum(1) for place in layers.values()])
-        factors = self.factors(squares.unsqueeze(1) + 1e-30, self.bound({}, t, total), layers).squeeze(1)
+        factors = self.factors(squares.unsqueeze(1) + 1e-30, self.bound({}, t, total), layers).squeeze(1).to(vectors)
         if len(factors) == 1:
             return vectors * factors[0].unsqueeze(1)
         places = zip(layers.values(), factors, strict=True)
@@ -233,7 +233,7 @@ class ClippedByFactors:
 
     def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
         squares = tape.squares()
-        factors = self.clip.factors(squares, self.bound, self.layers)
+        factors = self.clip.factors(squares, self.bound, {name: self.layers[name] for name in tape.layers})
         scales = None
         if self.noise is not None:
             scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * moving

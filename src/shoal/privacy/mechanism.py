@@ -290,7 +290,7 @@ class UpdateMechanism(Mechanism):
         """For one that proves nothing: the clip by a public bound that its paper's claim presumes."""
         return None
 
-    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
         """What an attacker makes of its dummies, as far as it is public what was done.
 
         Args:
@@ -298,6 +298,7 @@ class UpdateMechanism(Mechanism):
             seen: What it saw of its victims.
             bound: This round's.
             unit: What is seen of an update of norm 1.
+            layers: Of the model.
         """
         return shown
 
@@ -389,7 +390,8 @@ class Round:
         """
         if not self.setting.secure or noise == 0:
             return noise
-        count = 0.0 if self.per_update is None else self.per_update.count_rounding(self.cohort)
+        clip = self.per_update
+        count = clip.count_rounding(self.cohort) if clip is not None and clip.counts else 0.0
         return (counted_on_grid if self.per_round is None else self.per_round.counted)(noise, count)
 
     def on_sum(self, unit: Unit, noise: float) -> Event:

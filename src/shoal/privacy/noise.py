@@ -143,7 +143,11 @@ class StepNoise(StepMechanism):
             return NO_NOISE
         if round.clients.in_turn:
             return IN_TURN
-        return self._of_a_record(round, z) if unit == "example" else self._of_a_client(round, z, observer)
+        copies = round.setting.multiplicity if unit == "example" else 1
+        rate = round.clients.rate(*round.when, round.setting.clients, copies)
+        if unit == "example":
+            return self._of_a_record(round, rate, z)
+        return self._of_a_client(round, rate, z, observer)
 
     def _counted(self, round: Round, clip: GradientClip) -> float:
         """What of the noise counts: all of it, but in secure mode what rounding a sum leaves.
@@ -163,22 +167,20 @@ class StepNoise(StepMechanism):
         share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn
         return z * min(share, 1 / (1 + clip.count_rounding(batch)))
 
-    def _of_a_record(self, round: Round, z: float) -> Event:
+    def _of_a_record(self, round: Round, rate: float, z: float) -> Event:
         """One record is another one; on each of the clients that hold it, if they are several.
 
         These are charged as if each came by itself.
         """
-        setting = round.setting
-        found = round.uses
+        found, copies = round.uses, round.setting.multiplicity
         if not found:
             return Unbounded("how many records a client has is not known, so neither is how often one is used")
-        rate = round.clients.rate(*round.when, setting.clients, setting.multiplicity)
         worst, found = round.examples.event(rate, z, found)
-        if setting.multiplicity > 1:
-            return OnClients(setting.multiplicity, worst)
+        if copies > 1:
+            return OnClients(copies, worst)
         return worst if len(found) == 1 else BySize(worst, tuple(found))
 
-    def _of_a_client(self, round: Round, z: float, observer: Observer) -> Event:
+    def _of_a_client(self, round: Round, rate: float, z: float, observer: Observer) -> Event:
         """All that a client has is something else: every record of a batch may pull the same way, then the other way.
 
         Such noise was made for one record. The figure is true, and far too large to protect anybody.
@@ -191,13 +193,13 @@ class StepNoise(StepMechanism):
         if len(steps) > 1 or (round.by_size and len(sizes) != 1):
             return Unbounded("clients of several sizes add noise of several amounts, which tell their sizes")
         if observer != "release":
-            return TwoLevel(round.rate, 1.0, max(steps), z / most / 2, local="none")
-        if round.clients.shows(round.rate, "client"):
+            return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
+        if round.clients.shows(rate, "client"):
             return HOW_MANY
         if not round.setting.all_answer:
             return WITH_ITS_NOISE
         whole = Repeat(events.Gaussian(z / most), max(steps))
-        return round.clients.amplified(whole, round.rate, round.remembers)
+        return round.clients.amplified(whole, rate, round.remembers)
 
 
 def multiplier(key: str, noise: str | float, t: int, total: int) -> float:

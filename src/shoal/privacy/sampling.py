@@ -97,6 +97,10 @@ class Clients(_Scheme):
             )
         return size
 
+    def greatest(self, total: int) -> float:
+        """The largest cohort that it asks for; 0 where it takes whoever is there."""
+        return max(parse(self.cohort).values(total))
+
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """The clients of round t, in ascending order; there may be none."""
         raise NotImplementedError
@@ -195,6 +199,9 @@ class AllClients(Clients):
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         return np.arange(clients)
+
+    def greatest(self, total: int) -> float:
+        return 0.0
 
     def of_cohort(self, cohort: float) -> Clients:
         return self

@@ -32,6 +32,10 @@ class Gradients(Protocol):
     ) -> list[Product]:
         """The same, but for products that are left to whoever adds noise to the same places in one go."""
 
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers, in the order of `squares` and `factors`."""
+
     def squares(self) -> Tensor:
         """The squared norm of every record's gradient in each layer, [layers, K, B], in float64."""
 

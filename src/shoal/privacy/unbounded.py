@@ -40,7 +40,7 @@ class Prune(UpdateMechanism):
             updates.scatter_(1, least, 0.0)
         return updates
 
-    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
         """Which coordinates were sent is plain."""
         return shown * (seen != 0)
 
@@ -103,7 +103,7 @@ class Select(UpdateMechanism):
             sent[row, places] = values + gaussian_like(values, self.noise * self.cap, generator)
         return sent
 
-    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float) -> Tensor:
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
         """A number at its cap says "at least so much", on its side: a dummy that is beyond is as good."""
         side, cap = seen.sign(), self.cap * unit
         capped = torch.where(seen.abs() > cap * (1 - 1e-5), side * (side * shown).clamp(max=cap), shown)
