@@ -165,6 +165,42 @@ def test_on_cuda_too():
     assert abs(float(torch.corrcoef(torch.stack([first[0], into.cpu().double()[0]]))[0, 1])) < 6e-3
 
 
+def philox(key, counter, third):
+    """Ten rounds of Philox 4x32 (Salmon et al. 2011) at step 0, in whole numbers of 64 bits."""
+    low, keys = 2**32 - 1, (key & (2**32 - 1), key >> 32 & (2**32 - 1))
+    words = [counter, torch.zeros_like(counter), torch.full_like(counter, third), torch.zeros_like(counter)]
+    for turn in range(10):
+        k, m = (keys[0] + turn * 0x9E3779B9) & low, (keys[1] + turn * 0xBB67AE85) & low
+        one, other = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [other >> 32 & low ^ words[1] ^ k, other & low, one >> 32 & low ^ words[3] ^ m, one & low]
+    return words
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_cuda_a_radius_is_that_of_its_bits():
+    """32, six more that the angle lends, and 128 in their place where the first 18 are zero: here in float64."""
+    from shoal.privacy.philox import LENT, RARE
+
+    into = torch.zeros(1, 2**25, device="cuda")
+    normals(STREAMS, "x", (), [0], into).add(into, torch.ones(1, device="cuda"))
+    found = into.double().view(-1, 2, 2).square().sum(2).sqrt()
+    key, counter = STREAMS.key("x", 0), torch.arange(2**23, device="cuda")
+    words, shortest = philox(key, counter, 0), 2**32
+    for pair in range(2):
+        number, angle = words[2 * pair : 2 * pair + 2]
+        rare = number < RARE
+        low = ((angle & LENT).double() + 0.5) / 64
+        more = torch.full_like(low[rare], 0.5)
+        for word in reversed(philox(key, counter[rare], pair + 1)):
+            more = (word + more) * 2.0**-32
+        low[rare] = more
+        left = (2**32 - 1 - number + low) * 2.0**-32
+        radius = torch.where(number < 2**31, ((number + low) * 2.0**-32).log(), torch.log1p(-left)).mul(-2).sqrt()
+        torch.testing.assert_close(found[:, pair], radius, rtol=1e-5, atol=0)
+        shortest = min(shortest, int(number.min()))
+    assert shortest < 2**10, "where too few bits would show"
+
+
 def test_a_thread_may_begin_with_nothing_to_draw():
     """As where no parameter of an update was selected."""
     nothing = torch.zeros(2, 0)

@@ -18,7 +18,7 @@ from shoal.kernels import libdevice, tl, triton
 from shoal.privacy.normals import Product, between
 
 BLOCK = 256  # counters a program takes, each of which gives four numbers
-TILE = (8, 64)  # of a matrix: rows, and counters along a row
+TILE = (4, 128)  # of a matrix: rows, and counters along a row
 LONG = (1, 256)  # of a matrix that is one row
 MOST_ROWS = 16  # of a product; with more of them a library's own is faster
 LENT = 63  # the last 6 of an angle's bits follow those of its radius: 26 are as fine as float32 is
