@@ -44,7 +44,7 @@ def test_calibrated_noise_keeps_the_budget_and_a_little_less_noise_does_not(
     assert less > epsilon
 
 
-@pytest.mark.parametrize("accountant", accountants.NAMES)
+@pytest.mark.parametrize("accountant", list(accountants.REGISTRY.own))
 def test_every_accountant_can_be_calibrated(accountant: str) -> None:
     budget = Budget(3.0, 1e-5, accountant)
     found = calibration.noise(lambda noise: Repeat(Gaussian(noise), 10), budget)

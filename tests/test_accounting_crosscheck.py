@@ -376,7 +376,7 @@ def test_steps_too_faint_to_matter_cost_nothing_and_break_nothing() -> None:
 # What is not proven, and what is refused
 
 
-@pytest.mark.parametrize("accountant", accountants.NAMES)
+@pytest.mark.parametrize("accountant", list(accountants.REGISTRY.own))
 def test_an_unbounded_event_gives_none_and_its_reason(accountant: str) -> None:
     event = Compose((Gaussian(3), Sampled("poisson", 0.1, Unbounded("no clip"))))
     answer = accountants.epsilon(event, DELTA, accountant)
@@ -384,7 +384,7 @@ def test_an_unbounded_event_gives_none_and_its_reason(accountant: str) -> None:
     assert accountants.delta(event, 1.0, accountant).delta is None
 
 
-@pytest.mark.parametrize("accountant", accountants.NAMES)
+@pytest.mark.parametrize("accountant", list(accountants.REGISTRY.own))
 def test_nothing_done_costs_nothing(accountant: str) -> None:
     assert epsilon(NOTHING, accountant=accountant) == 0
     assert epsilon(Repeat(Sampled("poisson", 0.0, Gaussian(1)), 100), accountant=accountant) == 0

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy.stats import hypergeom
-from shoal.algorithms.charges_examples import LARGEST_BATCH
 
 from shoal.accounting import accountants, curves
 from shoal.accounting.calibration import Budget
@@ -27,7 +26,7 @@ from shoal.privacy.clip import Clip, NoisyClip
 from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
 from shoal.privacy.mechanism import NEIGHBOURS
 from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.privacy.sampling import LARGEST_BATCH, Clients, Examples
 from shoal.privacy.setting import Setting
 
 SETTING = Setting(clients=100, rounds=20, layers=4, sizes=(60,))

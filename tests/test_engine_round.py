@@ -18,7 +18,7 @@ from shoal.data import load, partition
 from shoal.engine import round as engine_round
 from shoal.engine.local import planned
 from shoal.engine.moment import Moment
-from shoal.engine.round import play_round, trained
+from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
 from shoal.engine.trainer import simulate
 from shoal.privacy.random import Streams
@@ -50,11 +50,15 @@ def fedavg(**changes):
     return replace(base, **(wanted | changes))
 
 
-def simulator(record, module, kind="dirichlet", clients=9, settings=None, rounds=3, seed=5, dataset=None):
+def simulator(
+    record, module, kind="dirichlet", clients=9, settings=None, rounds=3, seed=5, dataset=None, streams=None
+):
     dataset = dataset or load("digits")
     parts = partition(kind, dataset.train_y, clients=clients, generator=Streams(seed).generator("partition"))
     settings = settings or Settings()
-    return simulate(record, module, dataset, parts, rounds=rounds, streams=Streams(seed), settings=settings)
+    return simulate(
+        record, module, dataset, parts, rounds=rounds, streams=streams or Streams(seed), settings=settings
+    )
 
 
 def plain_round(sim, module, t):
@@ -245,11 +249,10 @@ def test_a_model_that_views_its_pictures_is_trained_and_evaluated(channels, tmp_
 def test_in_secure_mode_the_shape_of_a_poisson_batch_says_nothing_of_who_was_drawn():
     """Of 32 rows and of 33 a product may be rounded in two ways, and a ReLU go two ways by that."""
     record = replace(algorithm("dp-sgd"), examples=Examples("poisson", 8), local=Local(steps=2))
-    sim = simulator(record, small_mlp())
-    sim.draw_from(SecureStreams())
-    clients = np.arange(len(sim.stage.federation))
+    cohort = simulator(record, small_mlp(), streams=SecureStreams()).cohort
+    clients = np.arange(cohort.population.clients)
     widths = [
-        {planned(sim.stage, clients[k : k + 1], Moment(t, 30)).batches.shape[2] for t in range(30)} for k in clients
+        {planned(cohort, clients[k : k + 1], Moment(t, 30)).batches.shape[2] for t in range(30)} for k in clients
     ]
     assert [len(found) for found in widths] == [1] * len(clients)
 
@@ -266,16 +269,15 @@ def test_no_poisson_batch_is_wider_than_the_widest_but_for_a_chance_of_1e_30(rec
 def test_in_secure_mode_clients_are_trained_one_by_one_in_one_thread_each(size, monkeypatch):
     seen = []
 
-    def watched(stage, model, memory, clients, moment):
+    def watched(stage, params, clients, moment, state):
         seen.append((len(clients), torch.get_num_threads()))
-        return trained(stage, model, memory, clients, moment)
+        return train(stage, params, clients, moment, state)
 
-    monkeypatch.setattr(engine_round, "trained", watched)
+    monkeypatch.setattr(engine_round, "train", watched)
     record = replace(
         algorithm("trusted-curator"), clients=Clients("fixed-size", size), examples=Examples("shuffled", 7)
     )
-    sim = simulator(record, small_mlp(), settings=Settings(threads=2))
-    sim.draw_from(SecureStreams())
-    sim.play(0)
+    sim = simulator(record, small_mlp(), settings=Settings(threads=2), streams=SecureStreams())
+    play_round(sim.cohort, sim.params, {}, Moment(0, 3))
     sim.close()
     assert seen == [(1, 1)] * size
