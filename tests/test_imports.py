@@ -14,7 +14,7 @@ SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "errors": 0,
     "kernels": 0,
-    "registry": 0.5,
+    "registry": 0.4,
     "precision": 0,
     "privacy": 1,
     "accounting": 0.5,
