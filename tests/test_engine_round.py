@@ -16,7 +16,7 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
 from shoal.engine import round as engine_round
-from shoal.engine.local import planned
+from shoal.engine.local import planned, train
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.engine.settings import Settings
@@ -153,8 +153,6 @@ def test_kept_momentum_goes_on_where_the_client_left_off():
 
 def test_v_c_and_u_s_are_those_of_001():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
-    from shoal.engine.local import train
-
     updates = train(sim.cohort, sim.params, np.arange(5), Moment(0, 3), {})[0].double()
     _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
     assert told["v_c"] == pytest.approx(float(updates.var(0, unbiased=False).mean()), rel=1e-4)

@@ -17,7 +17,7 @@ LAYERS = {
     "cache": 0,
     "extras": 0.5,
     "kernels": 0.5,
-    "registry": 0.5,
+    "registry": 0.4,
     "precision": 0,
     "privacy": 1,
     "accounting": 0.5,
