@@ -68,7 +68,7 @@ class LayerExampleClip(FactorClip):
         return self.clip
 
     def factors(self, squares, bound, layers):
-        return shrinking(squares.sqrt(), shares(layers).view(-1, 1, 1) * bound)
+        return shrinking(squares.sqrt(), shares(layers).to(squares).view(-1, 1, 1) * bound)
 
 
 UPDATES = replace(algorithm("trusted-curator"), name="layers", per_update=LayerClip(1.0))
@@ -132,7 +132,7 @@ def test_an_attacker_sees_what_it_leaves_and_replays_it(record):
     module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
     x, y = torch.randn(2, 1, 6), torch.tensor([[0], [1]])
     seen = observe(replace(record, per_step=None), 0, module, Victims(x, y, ("a", "b")), Streams(3))
-    shown = seen.replay(seen.shown(x, y), seen.gradients)
+    shown = seen.replay(seen.shown(x, nn.functional.one_hot(y, 2).float()), seen.gradients)
     torch.testing.assert_close(shown.detach(), seen.gradients, rtol=1e-3, atol=1e-5)
 
 

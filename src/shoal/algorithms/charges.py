@@ -24,7 +24,7 @@ from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
 from shoal.privacy import discrete
-from shoal.privacy.mechanism import NEIGHBOURS, Round
+from shoal.privacy.mechanism import NEIGHBOURS, UNCLIPPED, Round
 from shoal.privacy.normals import TAIL
 from shoal.privacy.secure import FINEST
 from shoal.privacy.setting import Setting
@@ -97,7 +97,7 @@ def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observ
     if observer == "inside":
         return Unbounded("inside a client's process its records lie open, and no noise is added there")
     if algorithm.per_update is None:
-        return Unbounded("updates are not clipped: one client can move the sum by any amount")
+        return Unbounded(UNCLIPPED)
     inside = algorithm.per_example.unproven_for_clients if algorithm.per_example is not None else None
     for reason in (algorithm.per_update.unproven, algorithm.aggregate.unproven, inside):
         if reason is not None:

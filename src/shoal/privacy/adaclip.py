@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class AdaClip(GradientClip):
     h2: float = 1e-3
     beta1: float = 0.99
     beta2: float = 0.9
+    unproven: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         for name in ("h1", "h2"):

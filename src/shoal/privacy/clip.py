@@ -57,6 +57,8 @@ class Clipping(UpdateMechanism):
     One of your own writes `bound` and, where it does not shrink the whole update by one factor, `clipped`.
     """
 
+    unproven: ClassVar[str | None] = None
+
     def leave(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:

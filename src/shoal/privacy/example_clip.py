@@ -31,6 +31,8 @@ class FactorClip(GradientClip):
     One of your own writes `bound` and `factors`.
     """
 
+    unproven: ClassVar[str | None] = None
+
     def bound(self, memory: Memory, t: int, total: int) -> float:
         """What noise is scaled to in round t: what one record may move the sum of a batch by, but for `excess`."""
         raise NotImplementedError

@@ -43,6 +43,7 @@ Bound = float | Tensor
 
 NEIGHBOURS: dict[Unit, Neighbours] = {"client": "zero-out", "example": "replace-one"}
 """A client contributes nothing, and its place among K stays. A record of a client is another one."""
+UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
 IN_TURN = Unbounded("clients that come in turn are accounted only where the noise is on their sum")
@@ -83,12 +84,12 @@ class GradientClip(Mechanism):
 
     To write one that multiplies each layer of a gradient by a factor, derive from `example_clip.FactorClip` and write
     `bound` (what noise is scaled to: by how much, at most, one record moves a batch's sum) and `factors`. Any other
-    writes `sanitiser`, `least`, `sensitivity_at_start`, `unclipped` and `replay`.
+    writes `sanitiser`, `least`, `sensitivity_at_start`, `unclipped` and `replay`, and sets `unproven` to None.
     """
 
     section: ClassVar[str] = "per_example"
-    unproven: ClassVar[str | None] = None
-    """Why nothing is proven by noise on what it clips: its bound depends on the data, say."""
+    unproven: ClassVar[str | None] = "nothing says how far one record can move a step"
+    """Why nothing is proven by noise on what it clips; None where its bound holds, and is no secret of the data."""
     unproven_for_clients: ClassVar[str | None] = None
     """Why noise on whole updates proves nothing where this is inside."""
     counts: ClassVar[bool] = False
@@ -196,8 +197,8 @@ class UpdateMechanism(Mechanism):
     section: ClassVar[str] = "per_update"
     waits_for_cohort: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
-    unproven: ClassVar[str | None] = None
-    """Why nothing is proven by noise on what leaves."""
+    unproven: ClassVar[str | None] = UNCLIPPED
+    """Why nothing is proven by noise on what leaves; None where its bound holds, and is no secret of the data."""
     counts: ClassVar[bool] = False
     """Does each client tell whether its norm is within the bound?"""
     draws_noise: ClassVar[bool] = False

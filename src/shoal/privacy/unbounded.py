@@ -52,7 +52,6 @@ class RandomNoise(UpdateMechanism):
     scale: float = 0.01
 
     draws_noise: ClassVar[bool] = True
-    unproven: ClassVar[str | None] = "updates are not clipped: one client can move the sum by any amount"
 
     def __post_init__(self) -> None:
         if self.scale < 0:
