@@ -172,7 +172,7 @@ def _privacy(cell: Cell, lines: list[Line]) -> Compared:
     if claim.mended is not None and (epsilon := claim.mended[1]()) <= claim.epsilon * 1.001:
         note = f"{claim.mended[0]}: {epsilon:.3g} is proven then"
         return Compared(cell, PROVEN, claim.epsilon, values, whom, WITH, note)
-    because = next((because for _, because in found if because), "")
+    because = next((because for epsilon, because in found if epsilon is None and because), "")
     note = claim.contradicted or because
     return Compared(cell, PROVEN, claim.epsilon, values, whom, CONTRADICTED if claim.contradicted else NOT, note)
 
