@@ -115,9 +115,9 @@ def test_a_claimed_epsilon_is_reproduced_only_if_no_more_is_proven(epsilon, cont
     accuracy, privacy = compare(found, [line(found, proven=proven)])
     assert (privacy.measure, privacy.published, privacy.light) == (PROVEN, 2.93, expected)
     assert accuracy.proven == ("none" if epsilon is None else f"a record: {epsilon}")
+    assert privacy.note == (contradicted if epsilon else "because of this"), "an epsilon's premises are no reason"
     if epsilon is None:
         assert privacy.ours is None
-        assert privacy.note == "because of this"
 
 
 def test_a_quick_line_stands_beside_no_published_figure_of_a_full_one_and_gets_no_light():
