@@ -82,7 +82,7 @@ SHOKRI = Reference(
 )
 BIBLIOGRAPHY = (
     *(THESIS, GEYER, PFL, WEI, SHOKRI),
-    *(Reference(*words, f"https://arxiv.org/abs/{number}") for *words, number in _OTHERS),
+    *(Reference(name, who, title, f"https://arxiv.org/abs/{number}") for name, who, title, number in _OTHERS),
 )
 
 

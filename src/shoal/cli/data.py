@@ -30,7 +30,8 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Hash the files of data sets and compare them with the published checksums."""
-    from shoal.data.catalogue import MISSING, entries, inspect
+    from shoal.data.catalogue import entries, inspect
+    from shoal.data.known import MISSING
 
     shown = [inspect(name)] if name else [entry for entry in entries() if entry.state != MISSING]
     _show(shown, as_json)
@@ -42,7 +43,7 @@ def check_command(
 
 
 def _missing(entry: Entry) -> str:
-    from shoal.data.catalogue import MISSING
+    from shoal.data.known import MISSING
 
     files = ", ".join(file.path for file in entry.files if file.state == MISSING)
     return (

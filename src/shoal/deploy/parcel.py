@@ -98,7 +98,8 @@ def unpack(records: RecordDict, most_bytes: int) -> Parcel:
             raise Spoilt(f"its value '{key[:40]}' has {len(value):,} characters")
     if (size := sum(len(array.data) for array in arrays.values())) > most_bytes:
         raise Spoilt(f"its vectors have {size:,} bytes, at most {most_bytes:,} are taken")
-    return Parcel(dict(values), {key: _vector(key, array) for key, array in arrays.items()})
+    plain: dict[str, Value] = {key: value for key, value in values.items() if isinstance(value, Value)}
+    return Parcel(plain, {key: _vector(key, array) for key, array in arrays.items()})
 
 
 def _array(kind: type, vector: Tensor) -> object:

@@ -57,7 +57,7 @@ class Post(InMemoryLinkState):
         news = self._news
         if news is not None:
             with suppress(RuntimeError):  # the server is closed
-                news.get_loop().call_soon_threadsafe(lambda: news.done() or news.set_result(None))
+                news.get_loop().call_soon_threadsafe(_set, news)
 
     def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
         """As Flower's, which checks every message of everybody for each request."""
@@ -126,3 +126,8 @@ class Post(InMemoryLinkState):
         self.activate_task(task)
         self.task_token_store.clear()  # nobody sends this task's heartbeat: it must not expire
         return run
+
+
+def _set(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)

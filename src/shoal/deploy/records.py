@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -41,7 +42,7 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     """Client `part` of the simulation of this very configuration."""
     settings = terms.settings
     if settings.data.partition == "auto":
-        kind = "iid" if dataset.owners is None else "column"
+        kind: Literal["iid", "column"] = "iid" if dataset.owners is None else "column"
         settings = replace(settings, data=replace(settings.data, partition=kind))
     parts = parted(settings, dataset)
     if not 0 <= part < len(parts):

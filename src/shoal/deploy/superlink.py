@@ -152,7 +152,6 @@ class SuperLink:
 
 
 def _server(app: Fleet, host: str, port: int, tls: Tls | None) -> uvicorn.Server:
-    files = {} if tls is None else {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     config = uvicorn.Config(
         app,
         host=host,
@@ -162,7 +161,8 @@ def _server(app: Fleet, host: str, port: int, tls: Tls | None) -> uvicorn.Server
         ws="none",
         lifespan="off",
         timeout_keep_alive=75,
-        **files,
+        ssl_certfile=None if tls is None else str(tls.certificate),
+        ssl_keyfile=None if tls is None else str(tls.key),
     )
     try:
         config.load()

@@ -187,7 +187,8 @@ def _privacy(cell: Cell, claim: Claim, lines: list[Line]) -> Compared:
     values = _bounds(cell, lines)
     light, note = _verdict(claim, values)
     if light == NOT:
-        note = next((because for epsilon, because in (_proven(cell, line) for line in lines) if epsilon is None and because), "")
+        found = (_proven(cell, line) for line in lines)
+        note = next((because for epsilon, because in found if epsilon is None and because), "")
     whom = f"{UNITS[claim.unit]}, {OBSERVERS[claim.observer]}"
     return Compared(cell, PROVEN, claim.epsilon, values, whom, light, note)
 
