@@ -44,7 +44,7 @@ def test_a_row_names_the_model_and_the_attacker(tmp_path):
     words = ["--count", 2, "--json", "--runs", tmp_path, "--iterations", 1, "--naive"]
     (row,) = json.loads(shoal_attack(*words, "-c", "model=linear").stdout)["rows"]
     assert (row["model"], row["naive"], row["honest"]) == ("linear", True, False)
-    assert "The model attacked, linear, is" in (next(tmp_path.iterdir()) / "report.html").read_text()
+    assert "The attacked model, linear, is" in (next(tmp_path.iterdir()) / "report.html").read_text()
 
 
 def test_tables_say_what_a_success_is_for_them(tmp_path):
