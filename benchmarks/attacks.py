@@ -31,7 +31,7 @@ from shoal.attacks.matrix import TYPES, methods
 from shoal.attacks.membership import membership
 from shoal.attacks.observe import Kind, applied_at_client
 from shoal.config import Config, configure
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 Sets = dict[str, shoal.Dataset]
 Lines = list[dict[str, Any]]

@@ -19,17 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms import algorithm
+from shoal.attacks.attack_recipes import CPL
 from shoal.attacks.labels import infer
 from shoal.attacks.leakage import Aim, attacked_model, choose
 from shoal.attacks.objective import Objective
 from shoal.attacks.observe import observe
-from shoal.attacks.recipes import CPL
 from shoal.attacks.reconstruct import SOLVED, reconstruct
 from shoal.attacks.starts import start
 from shoal.config import configure
 from shoal.data import load
-from shoal.engine.stage import pick_device
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
+from shoal.training.context import pick_device
 
 
 def settled(device: torch.device) -> float:

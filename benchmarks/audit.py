@@ -18,9 +18,9 @@ from typing import Any
 
 from shoal.accounting.claims import Unit
 from shoal.algorithms import algorithms
+from shoal.audit.audit_plot import picture
 from shoal.audit.auditing import QUICK, THOROUGH, Effort, Outcome, audit
-from shoal.audit.picture import picture
-from shoal.report.claims import at_least
+from shoal.report.claim_rows import at_least
 
 
 def main() -> None:

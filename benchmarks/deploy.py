@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-PRELOADED = [f"shoal.deploy.{name}" for name in ("serve", "superlink", "node")] + ["shoal.report.page"]
+PRELOADED = [f"shoal.federation.{name}" for name in ("serve", "superlink", "node")] + ["shoal.report.run_page"]
 context = multiprocessing.get_context("forkserver")
 
 
@@ -54,7 +54,7 @@ def pictures(path: Path, rows: int, seed: int) -> None:
 
 
 def prepared(folder: Path, sites: int, rounds: int, steps: int) -> None:
-    from shoal.deploy.keys import make_authority, make_site
+    from shoal.federation.keys import make_authority, make_site
 
     make_authority(folder / "keys", ["127.0.0.1"], 2)
     for number in range(sites):

@@ -27,14 +27,14 @@ from torch import nn
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
-from shoal.data.partition import partition
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import simulate
+from shoal.data.partitions import partition
+from shoal.mechanisms.sampling import Clients, Examples
 from shoal.models import build
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients, Examples
+from shoal.random.streams import Streams
+from shoal.training.engine_settings import Settings
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import simulate
 
 
 @dataclass(frozen=True)

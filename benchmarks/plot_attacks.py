@@ -22,7 +22,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from shoal.papers.base import published
+from shoal.papers.table import published
 
 Line = dict[str, Any]
 ATTACKS = {"dlg": "DLG", "gradinv": "GradInv", "gradinv-lbfgs": "GradInv", "cpl": "CPL"}

@@ -18,16 +18,16 @@ import torch
 from plain_loop import Task, _name, _wait, synthetic
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
-from shoal.data.partition import partition
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import Trainer, simulate
+from shoal.data.partitions import partition
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.sampling import Clients, Examples
 from shoal.models import build
-from shoal.privacy.example_clip import ExampleClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients, Examples
+from shoal.random.streams import Streams
+from shoal.training.engine_settings import Settings
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import Trainer, simulate
 
 TASKS = (
     Task("CNN 1,663,370", "thesis-cnn", 100, 100, 5),

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = [
-    "shoal.deploy.serve",
-    "shoal.deploy.superlink",
-    "shoal.deploy.node",
-    "shoal.report.page",
+    "shoal.federation.serve",
+    "shoal.federation.flower.superlink",
+    "shoal.federation.flower.node",
+    "shoal.report.run_page",
     "sklearn.datasets",
 ]
 _context = multiprocessing.get_context("forkserver")
@@ -89,9 +89,9 @@ def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> 
 
 def _die(moment: str, at: int) -> None:
     """The end before or after a function, once the round that was named is charged."""
-    from shoal.deploy.coordinator import RemoteCohort
-    from shoal.deploy.mail import Mail
-    from shoal.engine.spending import Spending
+    from shoal.federation.coordinator import RemoteCohort
+    from shoal.federation.flower.transport import Mail
+    from shoal.training.budget import Spending
 
     owner: Any
     owner, name, before = {

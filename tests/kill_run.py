@@ -31,17 +31,17 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from shoal.accounting.chain import Line, read
 from shoal.accounting.claims import Unit
 from shoal.accounting.events import from_json
+from shoal.accounting.hash_chain import Line, read
 from shoal.accounting.rdp import Running
 from shoal.algorithms.charges import charges
 from shoal.config import configure
-from shoal.engine.folder import CHECKPOINT
-from shoal.engine.spending import Spending
-from shoal.privacy.mechanism import NEIGHBOURS
-from shoal.privacy.random import Streams
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.setting import Setting
+from shoal.random.streams import Streams
+from shoal.training.budget import Spending
+from shoal.training.run_folder import CHECKPOINT
 from tiny import CLIENTS, FEDAVG, PRIVATE, go_on, play
 
 DELTA = 1e-5

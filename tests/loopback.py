@@ -10,9 +10,9 @@ from typing import Any
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from shoal.deploy.parcel import Parcel, pack, unpack
-from shoal.deploy.records import reader
-from shoal.deploy.site import Owner, Site
+from shoal.federation.messages import Parcel, pack, unpack
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
 
 Change = Callable[[str, Parcel], Parcel | None]
 

@@ -9,17 +9,17 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.config import configure, to_toml
-from shoal.deploy.consent import Wishes
-from shoal.deploy.keys import public_pem
-from shoal.deploy.parcel import Parcel, Spoilt, pack, unpack
-from shoal.deploy.secure_desk import Desk
-from shoal.deploy.secure_keys import context
-from shoal.deploy.secure_masks import as_vector
-from shoal.deploy.secure_plan import Plan
-from shoal.deploy.secure_tally import Tally
-from shoal.deploy.terms import ROUND, Terms
-from shoal.engine.moment import Moment
-from shoal.privacy.setting import Setting
+from shoal.federation.consent import Wishes
+from shoal.federation.keys import public_pem
+from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.secagg.aggregator import Tally
+from shoal.federation.secagg.client import Desk
+from shoal.federation.secagg.masks import as_vector
+from shoal.federation.secagg.round_keys import context
+from shoal.federation.secagg.round_plan import Plan
+from shoal.federation.terms import ROUND, Terms
+from shoal.mechanisms.setting import Setting
+from shoal.training.round_index import Moment
 
 ROUNDS = 5
 NOW = Moment(0, ROUNDS)

@@ -20,18 +20,18 @@ from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import BOUNDARIES, Algorithm, Server
 from shoal.algorithms.charges import event
-from shoal.audit.stage import silent as silent
+from shoal.audit.testbed import silent as silent
 from shoal.data import Dataset, Partition, load, partition
-from shoal.engine import round as round_module
-from shoal.engine.moment import Moment
-from shoal.engine.round import SimulatedCohort, play_round
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import Trainer, simulate
-from shoal.privacy.clip import QuantileClip
-from shoal.privacy.correlated import Correlated
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.correlated import Correlated
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import QuantileClip
+from shoal.random.streams import Streams
+from shoal.training import round as round_module
+from shoal.training.engine_settings import Settings
+from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import Trainer, simulate
 
 CLIENTS, COHORT, ROUNDS = 10, 4, 4
 SETTING = Setting(CLIENTS, ROUNDS, layers=1, sizes=(10,))

@@ -282,9 +282,9 @@ def test_copies_on_clients_of_a_fixed_size_sample_are_charged_enough(clients: in
     from shoal.algorithms import algorithm
     from shoal.algorithms.base import Local
     from shoal.algorithms.charges import event
-    from shoal.privacy.noise import StepNoise
-    from shoal.privacy.sampling import Clients, Examples
-    from shoal.privacy.setting import Setting
+    from shoal.mechanisms.gaussian import StepNoise
+    from shoal.mechanisms.sampling import Clients, Examples
+    from shoal.mechanisms.setting import Setting
 
     record = replace(
         algorithm("fed-cdp-private"),

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.accounting import accountants, chain
+from shoal.accounting import accountants, hash_chain
 from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded, leaves
 from shoal.accounting.ledger import Charge, Ledger, verify
 from shoal.errors import LedgerError, ShoalError
@@ -45,7 +45,7 @@ def rehashed(raw: bytes, change: Callable[[dict[str, object]], None]) -> bytes:
     del content["hash"]
     change(content)
     number, kind, before = content.pop("n"), content.pop("kind"), content.pop("before")
-    return chain.seal(number, kind, before, content)[1]
+    return hash_chain.seal(number, kind, before, content)[1]
 
 
 # What it says
@@ -257,9 +257,9 @@ def test_whatever_a_file_holds_it_is_read_or_refused_in_words(raw: bytes) -> Non
 
 
 def _sample() -> bytes:
-    raw, before = b"", chain.START
+    raw, before = b"", hash_chain.START
     for number in range(5):
-        line, one = chain.seal(number, "intent", before, {"round": number, "attempt": 1, "charges": []})
+        line, one = hash_chain.seal(number, "intent", before, {"round": number, "attempt": 1, "charges": []})
         raw, before = raw + one, line.hash
     return raw
 
@@ -267,10 +267,10 @@ def _sample() -> bytes:
 _SAMPLE = _sample()
 
 
-def _verify_bytes(raw: bytes) -> chain.Verification:
+def _verify_bytes(raw: bytes) -> hash_chain.Verification:
     import io
 
-    return chain.read(io.BytesIO(raw), lambda line: None)[0]
+    return hash_chain.read(io.BytesIO(raw), lambda line: None)[0]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_hostile_files_are_refused_without_harm(tmp_path: Path, hostile: bytes) 
 def test_a_sealed_line_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     path = tmp_path / "ledger.jsonl"
     body = {"round": 1, "attempt": 1, "charges": [], **change}
-    path.write_bytes(chain.seal(0, "intent", chain.START, body)[1])
+    path.write_bytes(hash_chain.seal(0, "intent", hash_chain.START, body)[1])
     assert verify(path).whole
     with pytest.raises(LedgerError, match=rf"line 1 .* cannot be understood: .*{said}"):
         Ledger(path)

@@ -18,7 +18,7 @@ from shoal.accounting.claims import Proven
 from shoal.accounting.rounding import down, up
 from shoal.cli import account
 from shoal.cli.run import Watch
-from shoal.report import claims
+from shoal.report import claim_rows
 from shoal.report.series import figure
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
@@ -54,7 +54,7 @@ def test_a_claim_in_words_is_rounded_up() -> None:
 
 def test_the_factor_between_the_rates_is_rounded_up() -> None:
     run: Any = SimpleNamespace(proven=[proven(7.99).to_json()], budget={})
-    factor = float(claims.in_words(run).split("at most ")[1].split(" times")[0])
+    factor = float(claim_rows.in_words(run).split("at most ")[1].split(" times")[0])
     assert math.exp(7.99) == pytest.approx(2951.3, abs=0.1)
     assert factor == 2960
 

@@ -14,7 +14,7 @@ from shoal.accounting.events import Gaussian, Repeat, Sampled, Unbounded
 from shoal.accounting.rdp import DEFAULT
 from shoal.accounting.selection import Trials
 from shoal.errors import ConfigError
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 SHAPES = (-0.5, 0.0, 0.5, 1.0, 3.0)
 

@@ -13,20 +13,20 @@ from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
 from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, whole_run
 from shoal.errors import ConfigError
-from shoal.privacy import noise
-from shoal.privacy.clip import Clip, MedianClip, NoisyClip, QuantileClip
-from shoal.privacy.mechanism import NEIGHBOURS
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients
-from shoal.privacy.setting import Setting
-from shoal.privacy.unbounded import Prune, RandomNoise, Select
+from shoal.mechanisms import gaussian
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
+from shoal.mechanisms.update_clipping import Clip, MedianClip, NoisyClip, QuantileClip
+from shoal.random.streams import Streams
 
 SETTING = Setting(clients=100, rounds=20)
 
 
 def curator(**changes):
     """Clip 1, noise 2 on the sum, 10 of 100 clients by Poisson sampling; `changes` replace boundaries."""
-    wanted = {"clients": Clients("poisson", 10), "per_update": Clip(1.0), "per_round": noise.Gaussian(2.0)}
+    wanted = {"clients": Clients("poisson", 10), "per_update": Clip(1.0), "per_round": gaussian.Gaussian(2.0)}
     return replace(algorithm("trusted-curator"), **(wanted | changes))
 
 
@@ -110,7 +110,7 @@ def test_a_private_quantile_costs_no_more_than_the_noise_says():
 
 
 def test_noise_and_cohort_may_follow_schedules():
-    record = curator(clients=Clients("poisson", "linear:10:50"), per_round=noise.Gaussian("linear:4:2"))
+    record = curator(clients=Clients("poisson", "linear:10:50"), per_round=gaussian.Gaussian("linear:4:2"))
     assert charged(record, t=0) == Sampled("poisson", 0.1, Gaussian(4.0))
     assert charged(record, t=10) == Sampled("poisson", 0.3, Gaussian(3.0))
 
@@ -193,7 +193,7 @@ def test_inside_a_client_nothing_is_hidden(record):
     ("record", "reason"),
     [
         (curator(per_round=None), "no noise is added"),
-        (curator(per_round=noise.Gaussian(0.0)), "the noise is 0"),
+        (curator(per_round=gaussian.Gaussian(0.0)), "the noise is 0"),
         (sdp(own=0.0), "the noise is 0"),
         (curator(per_update=None), "updates are not clipped"),
         (curator(per_update=MedianClip()), "median of the clients' norms, taken without noise"),
@@ -212,7 +212,7 @@ def test_what_has_no_bound_says_why_whoever_looks(record, reason):
 
 
 def test_a_schedule_that_reaches_zero_proves_nothing_in_that_round():
-    record = curator(per_round=noise.Gaussian("decay:2:0.999:0"))
+    record = curator(per_round=gaussian.Gaussian("decay:2:0.999:0"))
     assert isinstance(charged(record, t=0), Sampled)
     assert charged(record, t=200) == Unbounded("the noise is 0")
 
@@ -249,9 +249,9 @@ def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the
         (curator(clients=Clients("fixed-size", 10)), "client", "release"),
         (curator(), "example", "release"),
         (curator(per_update=QuantileClip()), "client", "release"),
-        (curator(per_round=noise.Gaussian("linear:4:1")), "client", "release"),
-        (curator(per_round=noise.Gaussian("staircase:15:4.85:4")), "client", "release"),
-        (curator(clients=Clients("all"), per_round=noise.Gaussian("decay:4:0.1:1")), "client", "release"),
+        (curator(per_round=gaussian.Gaussian("linear:4:1")), "client", "release"),
+        (curator(per_round=gaussian.Gaussian("staircase:15:4.85:4")), "client", "release"),
+        (curator(clients=Clients("all"), per_round=gaussian.Gaussian("decay:4:0.1:1")), "client", "release"),
         (sdp(), "client", "release"),
         (sdp(), "client", "server"),
         (sdp(own="exponential:4:2"), "example", "release"),
@@ -266,7 +266,7 @@ def test_calibrated_noise_spends_the_budget_and_no_more(record, unit, observer, 
 
 
 def test_calibration_scales_a_schedule_and_leaves_all_else_alone():
-    record = curator(per_round=noise.Gaussian("linear:4:1"))
+    record = curator(per_round=gaussian.Gaussian("linear:4:1"))
     found = calibrated(record, SETTING, Budget(1.0, 1e-5), "client", "release")
     before, after = (
         [each.per_round.multiplier(t, SETTING.rounds) for t in range(SETTING.rounds)] for each in (record, found)

@@ -17,17 +17,17 @@ from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, whole_run
-from shoal.deploy.consent import Refused
-from shoal.deploy.site import Owner, Site
 from shoal.errors import ConfigError
-from shoal.privacy import noise
-from shoal.privacy.adaclip import AdaClip
-from shoal.privacy.clip import Clip, NoisyClip
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
-from shoal.privacy.mechanism import NEIGHBOURS
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import LARGEST_BATCH, Clients, Examples
-from shoal.privacy.setting import Setting
+from shoal.federation.consent import Refused
+from shoal.federation.site import Owner, Site
+from shoal.mechanisms import gaussian
+from shoal.mechanisms.coordinate_clipping import AdaClip
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.record_clipping import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.mechanisms.sampling import LARGEST_BATCH, Clients, Examples
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import Clip, NoisyClip
 
 SETTING = Setting(clients=100, rounds=20, layers=4, sizes=(60,))
 OBSERVERS = ("release", "server", "inside")
@@ -362,7 +362,7 @@ def test_what_has_no_bound_says_why(changes, reason, observer):
 
 def both(**changes):
     """Noise 2 in the steps and noise 3 on the sum of updates."""
-    return cdp(**{"per_update": Clip(1.0), "per_round": noise.Gaussian(3.0)} | changes)
+    return cdp(**{"per_update": Clip(1.0), "per_round": gaussian.Gaussian(3.0)} | changes)
 
 
 def test_noise_in_the_steps_protects_records_and_noise_on_the_sum_clients():

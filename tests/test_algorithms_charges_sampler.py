@@ -9,14 +9,14 @@ import pytest
 from shoal.accounting import accountants, claims, events, selection
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, SamplerError, leaves, without_sampler
 from shoal.accounting.rdp import Running
-from shoal.accounting.sampler import epsilon_beside, taken
+from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.selection import Trials
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event
-from shoal.privacy import discrete
-from shoal.privacy.normals import TAIL
-from shoal.privacy.secure import FINEST
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.setting import Setting
+from shoal.random import discrete_gaussian
+from shoal.random.normals import TAIL
+from shoal.random.secure_streams import FINEST
 from tiny import PRIVATE, play
 
 STEP = Sampled("poisson", 0.01, Gaussian(1.0))
@@ -81,7 +81,7 @@ def test_every_number_of_a_round_is_counted(name, unit, observer, numbers, secur
     if name == "dp-sgd":
         record = replace(record, examples=replace(record.examples, batch=100))
     found = event(record, replace(SETTING, secure=secure), 0, unit, observer)
-    each = discrete.distance(FINEST) if secure else TAIL
+    each = discrete_gaussian.distance(FINEST) if secure else TAIL
     assert without_sampler(leaves(found))[1] == pytest.approx(numbers * each)
     assert event(record, replace(SETTING, parameters=0), 0, unit, observer) == found.events[0] or secure
 

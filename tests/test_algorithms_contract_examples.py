@@ -20,15 +20,15 @@ from shoal.accounting.claims import prove
 from shoal.accounting.events import TwoLevel, Unbounded
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, whole_run
-from shoal.engine import local, sanitise
-from shoal.engine.local import planned, train
-from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
-from shoal.privacy.adaclip import AdaClip
-from shoal.privacy.example_clip import ExampleClip, ExampleClipping, MaxClip, QuantileExampleClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Examples
+from shoal.mechanisms.coordinate_clipping import AdaClip
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip, ExampleClipping, MaxClip, QuantileExampleClip
+from shoal.mechanisms.sampling import Examples
+from shoal.random.streams import Streams
+from shoal.training import local_training, sanitise
+from shoal.training.local_training import planned, train
+from shoal.training.round_index import Moment
 from small_federation import (
     ALPHA,
     CLIENTS,
@@ -539,7 +539,7 @@ def test_noise_that_is_too_small_by_the_batch_is_found(monkeypatch):
         right = sanitise.sanitiser(*given)
         return right if right.noise is None else replace(right, noise=right.noise / 5)
 
-    monkeypatch.setattr(local, "sanitiser", too_small)
+    monkeypatch.setattr(local_training, "sanitiser", too_small)
     assert not whole()
 
 

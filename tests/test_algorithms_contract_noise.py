@@ -15,8 +15,8 @@ from scipy.stats import norm
 
 from shoal.accounting.events import Sampled
 from shoal.algorithms import algorithm
-from shoal.privacy.clip import NoisyClip
-from shoal.privacy.random import Streams
+from shoal.mechanisms.update_clipping import NoisyClip
+from shoal.random.streams import Streams
 from small_federation import (
     ADAPTIVE,
     ALPHA,

@@ -17,14 +17,14 @@ from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Server
 from shoal.algorithms.charges import PAIRS, event
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.spending import Limit, Spending
 from shoal.errors import ConfigError
-from shoal.privacy import noise
-from shoal.privacy.clip import QuantileClip
-from shoal.privacy.correlated import PAST, Correlated
-from shoal.privacy.sampling import Clients
+from shoal.mechanisms import gaussian
+from shoal.mechanisms.correlated import PAST, Correlated
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.update_clipping import QuantileClip
+from shoal.training.budget import Limit, Spending
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
 from small_federation import (
     ALPHA,
     CLIENTS,
@@ -115,7 +115,7 @@ def test_calibrated_noise_spends_the_budget(tmp_path):
 
 
 def test_independent_noise_on_clients_in_turn_is_charged_once_a_turn():
-    record = replace(small(NAME), per_round=noise.Gaussian(3.0))
+    record = replace(small(NAME), per_round=gaussian.Gaussian(3.0))
     charged = [event(record, SETTING, t, "client", "release") for t in range(ROUNDS)]
     assert charged[1:3] == [NOTHING, NOTHING]
     assert [charged[0].noise, charged[3].noise] == pytest.approx([3, 3])

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from shoal.algorithms import algorithm
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.setting import Setting
 
 
 def published(record, setting, delta=1e-5, rounds=None):

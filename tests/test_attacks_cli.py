@@ -134,7 +134,7 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
     """They would be a line at the left edge, as if there were false positives."""
     from matplotlib.axes import Axes
 
-    from shoal.attacks.picture import curve
+    from shoal.attacks.attack_plots import curve
 
     drawn, plot = [], Axes.plot
     monkeypatch.setattr(

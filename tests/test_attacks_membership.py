@@ -10,7 +10,7 @@ import shoal
 from shoal.attacks.membership import Membership, Roc, confidence, likelihood_ratios, membership
 from shoal.config import configure
 from shoal.errors import ConfigError
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 from tiny import PRIVATE, dataset
 
 STREAMS = Streams(11)

@@ -19,7 +19,7 @@ from shoal.data.sources import locate
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build
 from shoal.prepare import with_noise
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 STREAMS = Streams(3)
 SHAPE = (1, 8, 8)

@@ -16,7 +16,7 @@ from shoal.attacks.leakage import attacked_model, choose
 from shoal.attacks.objective import Objective
 from shoal.attacks.quality import judge
 from shoal.config import configure
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 AIM = Aim(2, 6)
 SIDE = 16

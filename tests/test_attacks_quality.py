@@ -13,7 +13,7 @@ from shoal.attacks.objective import Objective
 from shoal.attacks.quality import judge, label_hits
 from shoal.attacks.reconstruct import reconstruct
 from shoal.models import build
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 STREAMS = Streams(5)
 

@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.attacks.arithmetic import exact
+from shoal.attacks.attack_recipes import CPL, DLG, GRADINV, recipe
 from shoal.attacks.gradient_map import gradients, soft_losses, updates
 from shoal.attacks.history import History
 from shoal.attacks.labels import infer
 from shoal.attacks.lbfgs import Lbfgs
 from shoal.attacks.objective import Objective, total_variation
 from shoal.attacks.quality import judge, rmse, ssim
-from shoal.attacks.recipes import CPL, DLG, GRADINV, recipe
 from shoal.attacks.reconstruct import reconstruct
 from shoal.attacks.signed_adam import SignedAdam
 from shoal.attacks.starts import start
 from shoal.errors import ConfigError, ModelError
 from shoal.models import build
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 STREAMS = Streams(7)
 

@@ -10,8 +10,8 @@ from shoal.audit import auditing
 from shoal.audit.auditing import Effort
 from shoal.cli.main import app
 from shoal.errors import ConfigError, RunError
-from shoal.report.folder import read_run
-from shoal.report.page import run_page
+from shoal.report.run_page import run_page
+from shoal.report.run_reader import read_run
 
 pytestmark = pytest.mark.usefixtures("rarely")
 

@@ -14,16 +14,16 @@ import pytest
 
 from shoal.algorithms import algorithm, algorithms
 from shoal.audit import one_run
+from shoal.audit.audit_report import cells, html, new_folder, place, words, write
 from shoal.audit.auditing import Effort, audit
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.audit.game import step_radius
 from shoal.audit.one_run import Guesses
-from shoal.audit.page import cells, html, new_folder, place, words, write
 from shoal.config import configure
-from shoal.privacy.random import Streams
-from shoal.report.claims import at_least
+from shoal.random.streams import Streams
+from shoal.report.claim_rows import at_least
 
 LITTLE = Effort(step_trials=1000, round_trials=150, canaries=2000, pairs=60, round_pairs=6)
 FEW = replace(LITTLE, canaries=200)

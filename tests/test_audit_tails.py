@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from shoal.audit import tails
-from shoal.privacy.discrete import table_of
-from shoal.privacy.random import SLACK, Streams
-from shoal.privacy.secure import SecureStreams
+from shoal.random.discrete_gaussian import table_of
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import SLACK, Streams
 
 STREAMS = Streams(5)
 
@@ -51,23 +51,23 @@ def test_a_sampler_of_31_bits_is_flagged(seed):
 
 def test_a_sampler_of_31_bits_is_flagged_where_a_run_would_use_it(monkeypatch):
     """Through the pieces in which a run draws."""
-    monkeypatch.setattr("shoal.privacy.normals.add_normals", lambda *given, loop: of_31_bits(*given))
+    monkeypatch.setattr("shoal.random.normals.add_normals", lambda *given, loop: of_31_bits(*given))
     assert tails.sampler_checks(STREAMS, torch.device("cpu"))[-1].flagged
 
 
 def test_radii_that_are_not_extended_where_they_should_be_are_flagged(monkeypatch):
-    monkeypatch.setattr("shoal.privacy.normals.RARE", 2**12)
-    monkeypatch.setattr("shoal.privacy.normals.loop_in_c", lambda: None)
+    monkeypatch.setattr("shoal.random.normals.RARE", 2**12)
+    monkeypatch.setattr("shoal.random.normals.loop_in_c", lambda: None)
     assert tails.sampler_checks(STREAMS, torch.device("cpu"))[-1].flagged
 
 
 def test_noise_that_leaves_out_steps_of_its_grid_is_flagged(monkeypatch):
-    monkeypatch.setattr("shoal.privacy.discrete.parts", lambda width: ((512, 2048.0),))
+    monkeypatch.setattr("shoal.random.discrete_gaussian.parts", lambda width: ((512, 2048.0),))
     assert tails.discrete_steps(SecureStreams().generator("x")).flagged
 
 
 def test_a_table_that_ends_too_early_is_flagged(monkeypatch):
-    monkeypatch.setattr("shoal.privacy.discrete.FURTHEST", 6.0)
+    monkeypatch.setattr("shoal.random.discrete_gaussian.FURTHEST", 6.0)
     table_of.cache_clear()
     try:
         assert tails.discrete_tail(SecureStreams().generator("x")).flagged

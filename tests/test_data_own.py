@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from shoal.data import from_arrays, from_clients, load, partition
 from shoal.errors import ConfigError, DataError, ShoalError
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 X = np.arange(40.0).reshape(20, 2)
 Y = np.arange(20) % 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.data import Partition, partition
 from shoal.errors import ConfigError, DataError
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 MNIST_LABELS = np.arange(60_000) % 10
 

@@ -16,15 +16,15 @@ from deploy_children import start
 from shoal.accounting.ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.deploy.gate import Question
-from shoal.deploy.keys import make_authority, make_site, read_sites
-from shoal.deploy.mail import Mail
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.records import reader
-from shoal.deploy.superlink import SuperLink, Tls
-from shoal.deploy.terms import END, ROUND, TERMS, Terms
-from shoal.engine.moment import Moment
-from shoal.privacy.setting import Setting
+from shoal.federation.flower.superlink import SuperLink, Tls
+from shoal.federation.flower.transport import Mail
+from shoal.federation.keys import make_authority, make_site, read_sites
+from shoal.federation.messages import Parcel
+from shoal.federation.site_records import reader
+from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.validation import Question
+from shoal.mechanisms.setting import Setting
+from shoal.training.round_index import Moment
 
 PATIENCE = 240.0  # seconds for an answer; a quiet machine needs a hundredth
 ATTACK = {

@@ -18,15 +18,15 @@ from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.deploy.consent import Purse, Refused, Wishes, least_noise
-from shoal.deploy.gate import Question
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.records import reader
-from shoal.deploy.site import Owner, Site
-from shoal.deploy.terms import END, ROUND, TERMS, Terms
-from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
-from shoal.privacy.setting import Setting
+from shoal.federation.consent import Purse, Refused, Wishes, least_noise
+from shoal.federation.messages import Parcel
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.validation import Question
+from shoal.mechanisms.setting import Setting
+from shoal.training.round_index import Moment
 from support.federations import asked, curator, served, settings
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from loopback import with_sites
-from shoal.deploy.parcel import Parcel, Spoilt, pack, unpack
+from shoal.federation.messages import Parcel, Spoilt, pack, unpack
 from support.federations import BAD, farthest, full_cohort, in_rounds, named, served, settings, with_update
 
 

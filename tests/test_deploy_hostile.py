@@ -17,21 +17,21 @@ from shoal.accounting.ledger import Ledger
 from shoal.accounting.theorems import ADJACENCY
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.deploy.consent import Wishes
-from shoal.deploy.coordinator import RemoteCohort
-from shoal.deploy.gate import Gate, Question
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.policy import Bounds
-from shoal.deploy.records import reader
-from shoal.deploy.roster import Roster
-from shoal.deploy.site import AT_HOME, Owner, Site
-from shoal.deploy.terms import END, ROUND, TERMS, Terms
-from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
-from shoal.privacy.mechanism import NEIGHBOURS
-from shoal.privacy.noise import add_to_sum
-from shoal.privacy.secure import SecureStreams, grid, toward_zero
-from shoal.privacy.setting import Setting
+from shoal.federation.consent import Wishes
+from shoal.federation.coordinator import RemoteCohort
+from shoal.federation.messages import Parcel
+from shoal.federation.policy import Bounds
+from shoal.federation.roster import Roster
+from shoal.federation.site import AT_HOME, Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.validation import Gate, Question
+from shoal.mechanisms.gaussian import add_to_sum
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.setting import Setting
+from shoal.random.secure_streams import SecureStreams, grid, toward_zero
+from shoal.training.round_index import Moment
 from support.federations import asked, curator, served, settings
 
 RECORDS = 200

@@ -15,15 +15,15 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 import shoal
 from shoal.accounting import accountants
 from shoal.algorithms.charges import whole_run
-from shoal.deploy.parcel import Spoilt
-from shoal.deploy.terms import ROUND, TERMS, Terms
-from shoal.engine.moment import Moment
-from shoal.engine.round import leaving
 from shoal.errors import ConfigError
+from shoal.federation.messages import Spoilt
+from shoal.federation.terms import ROUND, TERMS, Terms
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import NoisyClip, QuantileClip
 from shoal.prepare import prepare
-from shoal.privacy.clip import NoisyClip, QuantileClip
-from shoal.privacy.random import Streams
-from shoal.privacy.setting import Setting
+from shoal.random.streams import Streams
+from shoal.training.round import leaving
+from shoal.training.round_index import Moment
 from small_federation import IN_TURN, NAMES
 from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
 

@@ -9,12 +9,12 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from plugins import install
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.deploy.apps import owner
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.records import reader
-from shoal.deploy.site import AT_HOME, Owner, Site
-from shoal.deploy.terms import TERMS, Terms
-from shoal.privacy.setting import Setting
+from shoal.federation.flower.apps import owner
+from shoal.federation.messages import Parcel
+from shoal.federation.site import AT_HOME, Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import TERMS, Terms
+from shoal.mechanisms.setting import Setting
 
 CONFIG = {"algorithm": "trusted-curator", "model": "linear", "rounds": 1, "data.clients": 2, "engine.threads": 1}
 SIDE_EFFECT = """

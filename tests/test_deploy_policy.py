@@ -13,19 +13,19 @@ from shoal.accounting.ledger import Ledger
 from shoal.algorithms.charges import charges
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.deploy import consent
-from shoal.deploy.apps import owner
-from shoal.deploy.consent import Purse, Wishes, least_noise
-from shoal.deploy.gate import Question
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.policy import Bounds
-from shoal.deploy.records import reader
-from shoal.deploy.site import AT_HOME, Owner, Site
-from shoal.deploy.terms import END, ROUND, TERMS, Terms
-from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
-from shoal.privacy.schedules import parse
-from shoal.privacy.setting import Setting
+from shoal.federation import consent
+from shoal.federation.consent import Purse, Wishes, least_noise
+from shoal.federation.flower.apps import owner
+from shoal.federation.messages import Parcel
+from shoal.federation.policy import Bounds
+from shoal.federation.site import AT_HOME, Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.validation import Question
+from shoal.mechanisms.schedules import parse
+from shoal.mechanisms.setting import Setting
+from shoal.training.round_index import Moment
 
 SAID = {
     "algorithm": "fed-sdp",

@@ -22,16 +22,16 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 import shoal
 from deploy_children import Child, start
 from shoal.accounting.ledger import Ledger, verify
-from shoal.deploy.keys import make_authority, make_site, public_pem, read_site_key, read_sites
-from shoal.deploy.mail import Mail
-from shoal.deploy.node import Door, JoinError, Link, attend
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.records import reader
-from shoal.deploy.serve import serve
-from shoal.deploy.site import Owner, Site
-from shoal.deploy.superlink import ALIVE, SuperLink, Tls, identity
-from shoal.deploy.terms import ROUND, TERMS
 from shoal.errors import ConfigError
+from shoal.federation.flower.node import Door, JoinError, Link, attend
+from shoal.federation.flower.superlink import ALIVE, SuperLink, Tls, identity
+from shoal.federation.flower.transport import Mail
+from shoal.federation.keys import make_authority, make_site, public_pem, read_site_key, read_sites
+from shoal.federation.messages import Parcel
+from shoal.federation.serve import serve
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import ROUND, TERMS
 
 pytestmark = pytest.mark.slow
 

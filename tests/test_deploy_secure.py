@@ -15,11 +15,10 @@ from scipy.stats import chi2
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from secure_cohort import NOW, Cohort
-from shoal.deploy import secure_keys, secure_shamir, secure_site
-from shoal.deploy.parcel import Parcel, Spoilt
-from shoal.deploy.secure_masks import from_vector, stream
-from shoal.deploy.secure_tally import Failed
-from shoal.deploy.secure_wire import (
+from shoal.federation.messages import Parcel, Spoilt
+from shoal.federation.secagg import party, round_keys, shamir
+from shoal.federation.secagg.aggregator import Failed
+from shoal.federation.secagg.encoding import (
     CHECK,
     KEYS,
     SHARES,
@@ -31,8 +30,9 @@ from shoal.deploy.secure_wire import (
     write_numbers,
     write_shares,
 )
-from shoal.deploy.terms import ROUND
-from shoal.engine.moment import Moment
+from shoal.federation.secagg.masks import from_vector, stream
+from shoal.federation.terms import ROUND
+from shoal.training.round_index import Moment
 
 LETTERS = (KEYS, SHARES, ROUND, CHECK, UNMASK)
 ALPHA = 1e-6  # how often a statistical test may fail by chance
@@ -104,11 +104,11 @@ def test_what_is_seen_of_one_site_is_any_number(gone):
     words -= stream(party._own, len(words))
     if gone:
         lost = cohort.desks[3]._party._keys.masking
-        seed = secure_keys.mask_seed(lost, party._card.masking, (0, 3), party._digest, bound)
+        seed = round_keys.mask_seed(lost, party._card.masking, (0, 3), party._digest, bound)
         words -= stream(seed, len(words))
     assert uniform(words) > ALPHA
     for other in (1, 2) if gone else (1, 2, 3):  # with the masks that it cannot know the zeros would be plain
-        seed = secure_keys.mask_seed(
+        seed = round_keys.mask_seed(
             party._keys.masking, party._cards[other].masking, (0, other), party._digest, bound
         )
         words -= stream(seed, len(words))
@@ -118,13 +118,13 @@ def test_what_is_seen_of_one_site_is_any_number(gone):
 def played(monkeypatch, values, gone=()):
     """A round whose keys, shares and signatures follow from a counter: the same each time it is played."""
     fresh = count(1)
-    monkeypatch.setattr(secure_site.secrets, "token_bytes", lambda size: next(fresh).to_bytes(size, "big"))
-    monkeypatch.setattr(secure_shamir.secrets, "randbelow", lambda most: next(fresh) * 2**200 % most)
+    monkeypatch.setattr(party.secrets, "token_bytes", lambda size: next(fresh).to_bytes(size, "big"))
+    monkeypatch.setattr(shamir.secrets, "randbelow", lambda most: next(fresh) * 2**200 % most)
     made = lambda: X25519PrivateKey.from_private_bytes(next(fresh).to_bytes(32, "big"))  # noqa: E731
-    monkeypatch.setattr(secure_site, "Keys", lambda: secure_keys.Keys(made(), made()))
+    monkeypatch.setattr(party, "Keys", lambda: round_keys.Keys(made(), made()))
     always = lambda key, words: key.sign(words, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))  # noqa: E731
-    monkeypatch.setattr(secure_keys, "sign", always)
-    monkeypatch.setattr(secure_site, "sign", always)
+    monkeypatch.setattr(round_keys, "sign", always)
+    monkeypatch.setattr(party, "sign", always)
     with monkeypatch.context() as patch:
         numbered = (ec.derive_private_key(next(fresh), ec.SECP256R1()) for _ in range(100))
         patch.setattr(ec, "generate_private_key", lambda _curve: next(numbered))
@@ -180,13 +180,13 @@ def cards_changed(change):
 def forged(cohort, number):
     """Keys for a site that somebody else made and signed."""
     key = ec.generate_private_key(ec.SECP256R1())
-    return secure_keys.Keys().card(number, cohort.tally().context, key)
+    return round_keys.Keys().card(number, cohort.tally().context, key)
 
 
 def replayed(cohort, number, t=1):
     """Keys that the site itself made and signed, for another round."""
-    where = secure_keys.context("run", cohort.terms.digest, t, 0)
-    return secure_keys.Keys().card(number, where, cohort.keys[number])
+    where = round_keys.context("run", cohort.terms.digest, t, 0)
+    return round_keys.Keys().card(number, where, cohort.keys[number])
 
 
 LISTS = {
@@ -211,8 +211,8 @@ LISTS = {
 
 def _signed(cohort, number, **changes):
     card = replace(cohort.desks[number]._party._card, **changes)
-    words = secure_keys._said("keys", cohort.tally().context, number, card.sealing, card.masking)
-    return replace(card, signature=secure_keys.sign(cohort.keys[number], words))
+    words = round_keys._said("keys", cohort.tally().context, number, card.sealing, card.masking)
+    return replace(card, signature=round_keys.sign(cohort.keys[number], words))
 
 
 @pytest.mark.parametrize("what", LISTS)

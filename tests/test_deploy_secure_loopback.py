@@ -19,23 +19,23 @@ from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, proves
 from shoal.config import configure
-from shoal.deploy.consent import Wishes
-from shoal.deploy.keys import make_site, public_pem, read_public, read_site_key
-from shoal.deploy.mail import Mail
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.records import reader
-from shoal.deploy.secure_coordinator import SecureCohort
-from shoal.deploy.secure_masks import from_vector
-from shoal.deploy.secure_wire import CHECK, KEYS, SHARES, UNMASK
-from shoal.deploy.serve import coordinator
-from shoal.deploy.site import Owner, Site
-from shoal.deploy.terms import END, ROUND, TERMS
-from shoal.engine.moment import Moment
-from shoal.engine.round import leaving
 from shoal.errors import ConfigError
+from shoal.federation.consent import Wishes
+from shoal.federation.flower.transport import Mail
+from shoal.federation.keys import make_site, public_pem, read_public, read_site_key
+from shoal.federation.messages import Parcel
+from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
+from shoal.federation.secagg.masks import from_vector
+from shoal.federation.secagg.secure_cohort import SecureCohort
+from shoal.federation.serve import coordinator
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import END, ROUND, TERMS
+from shoal.mechanisms.setting import Setting
 from shoal.prepare import prepare
-from shoal.privacy.secure import grid, toward_zero
-from shoal.privacy.setting import Setting
+from shoal.random.secure_streams import grid, toward_zero
+from shoal.training.round import leaving
+from shoal.training.round_index import Moment
 from support.federations import NAMED, farthest, served, settings, simulated
 
 SITES, NOISE = 4, 1.633

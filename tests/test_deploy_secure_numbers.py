@@ -14,15 +14,15 @@ from scipy.stats import chi2
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from secure_cohort import Cohort
-from shoal.deploy.parcel import Parcel, pack, unpack
-from shoal.deploy.secure_masks import as_vector, from_vector, masked, quantised, stream, unmasked
-from shoal.deploy.secure_plan import COUNT_STEP, Plan
-from shoal.deploy.secure_shamir import PRIME, join, split
-from shoal.deploy.secure_site import contribution
-from shoal.deploy.secure_wire import KEYS, SHARES, UNMASK
-from shoal.deploy.terms import ROUND
 from shoal.errors import ConfigError
-from shoal.privacy.secure import SecureGenerator, SecureStreams, grid
+from shoal.federation.messages import Parcel, pack, unpack
+from shoal.federation.secagg.encoding import KEYS, SHARES, UNMASK
+from shoal.federation.secagg.masks import as_vector, from_vector, masked, quantised, stream, unmasked
+from shoal.federation.secagg.party import contribution
+from shoal.federation.secagg.round_plan import COUNT_STEP, Plan
+from shoal.federation.secagg.shamir import PRIME, join, split
+from shoal.federation.terms import ROUND
+from shoal.random.secure_streams import SecureGenerator, SecureStreams, grid
 
 ALPHA = 1e-6  # how often a statistical test may fail by chance
 SECRETS = st.binary(min_size=32, max_size=32)

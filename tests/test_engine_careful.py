@@ -9,11 +9,11 @@ from torch import nn
 
 from shoal.algorithms import algorithm
 from shoal.data import Partition
-from shoal.engine.moment import Moment
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import simulate
-from shoal.privacy.random import Streams
-from shoal.privacy.secure import SecureStreams
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
+from shoal.training.engine_settings import Settings
+from shoal.training.round_index import Moment
+from shoal.training.trainer import simulate
 from small_federation import digits
 
 RECORDS = 20

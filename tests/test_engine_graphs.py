@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.engine import graphs
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import simulate
-from shoal.privacy.example_clip import ExampleClip, MaxClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip, MaxClip
+from shoal.mechanisms.sampling import Clients
+from shoal.random.streams import Streams
+from shoal.training import cuda_graphs
+from shoal.training.engine_settings import Settings
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import simulate
 from small_federation import digits, parted, simulator, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -55,8 +55,8 @@ def test_recorded_steps_equal_the_steps(record):
 @pytest.mark.parametrize("record", [FALLING, small("fed-alpha-cdp-private")], ids=lambda record: record.name)
 def test_a_recording_is_kept_while_clip_and_noise_change(record, monkeypatch):
     made = []
-    right = graphs.Recording.__init__
-    monkeypatch.setattr(graphs.Recording, "__init__", lambda self, *given: made.append(right(self, *given)))
+    right = cuda_graphs.Recording.__init__
+    monkeypatch.setattr(cuda_graphs.Recording, "__init__", lambda self, *given: made.append(right(self, *given)))
     record = replace(record, clients=Clients("all"), examples=replace(record.examples, sampling="shuffled"))
     models(record, True)
     assert len(made) == 1

@@ -15,15 +15,15 @@ import shoal
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
-from shoal.engine import round as engine_round
-from shoal.engine.local import planned, train
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import simulate
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.secure import SecureStreams
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
+from shoal.training import round as engine_round
+from shoal.training.engine_settings import Settings
+from shoal.training.local_training import planned, train
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import simulate
 
 CPU = torch.device("cpu")
 
@@ -135,7 +135,7 @@ def test_without_kernels_no_noise_is_drawn_by_the_loop_in_c(monkeypatch):
     record = replace(algorithm("quantile-example"), clients=Clients("fixed-size", 4), examples=Examples("poisson", 7))
     plain, fast = (final_model(Settings(kernels=kernels), record) for kernels in (False, True))
     torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-4)
-    monkeypatch.setattr("shoal.privacy.normals.loop_in_c", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr("shoal.random.normals.loop_in_c", lambda: pytest.fail("asked for"))
     assert torch.equal(final_model(Settings(kernels=False), record), plain)
 
 

@@ -7,10 +7,10 @@ import torch
 
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local, Server
-from shoal.engine.moment import Moment
-from shoal.engine.server import given_out, step
 from shoal.errors import ConfigError
-from shoal.privacy.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.training.round_index import Moment
+from shoal.training.server import given_out, step
 from small_federation import play, restricted, simulator, small
 
 UPDATES = [torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 0.5, 4.0]), torch.tensor([-3.0, 1.0, 1e-3])] * 4

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.engine.local import _first, planned
-from shoal.engine.moment import Moment
-from shoal.privacy.example_clip import ExampleClip, MaxClip
-from shoal.privacy.noise import StepNoise
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip, MaxClip
+from shoal.training.local_training import _first, planned
+from shoal.training.round_index import Moment
 from small_federation import ROUNDS, simulator, small
 
 FALLING = {"per_example": ExampleClip("linear:4:1"), "per_step": StepNoise("linear:2:1")}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.engine.workers import Workers
+from shoal.training.workers import Workers
 
 TINY = torch.tensor(1e-40)
 

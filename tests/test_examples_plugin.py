@@ -25,9 +25,9 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.charges import charges
 from shoal.audit.auditing import Effort, audit
 from shoal.config import configure
-from shoal.privacy.example_clip import ExampleClip
-from shoal.privacy.random import Streams
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.setting import Setting
+from shoal.random.streams import Streams
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
 FEW = Effort(step_trials=600, canaries=1000, pairs=0)

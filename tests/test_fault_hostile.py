@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.engine.folder import CHECKPOINT
 from shoal.errors import ShoalError
+from shoal.training.run_folder import CHECKPOINT
 from tiny import PRIVATE, go_on, stopped_after
 
 SOURCE = Path(shoal.__file__).parent
@@ -32,7 +32,7 @@ READER = textwrap.dedent("""
     pyarrow.set_io_thread_count(1)
     from shoal.data import load
     from shoal.data.readers import parse_idx
-    from shoal.engine.folder import RunFolder
+    from shoal.training.run_folder import RunFolder
     from shoal.errors import ShoalError
 
     def refuse_pickle(*_, **__):

@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from shoal.engine.firewall import finite_or_zero
-from shoal.engine.folder import CHECKPOINT
 from shoal.errors import ShoalError
-from shoal.privacy.clip import clipped, row_norms
-from shoal.privacy.secure import SecureStreams, discrete_on_grid, grid, toward_zero
-from shoal.report.folder import read_run
+from shoal.mechanisms.update_clipping import clipped, row_norms
+from shoal.random.secure_streams import SecureStreams, discrete_on_grid, grid, toward_zero
+from shoal.report.run_reader import read_run
+from shoal.training.finite import finite_or_zero
+from shoal.training.run_folder import CHECKPOINT
 from tiny import PRIVATE, go_on, play, stopped_after
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import nn
 from shoal.gradients import Layout, network
 from shoal.gradients.convolution import Conv2dRule
 from shoal.gradients.convolution_cpu import cpu_rule
-from shoal.gradients.rules import outputs
+from shoal.gradients.layers import outputs
 from shoal.models import build
 from support.layers import convolutions
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from shoal.errors import ModelError
 from shoal.gradients import network
-from shoal.gradients.apart import ExampleNetwork, GradientTape
+from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layer_rule import product_squares
+from shoal.gradients.layers import rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.rule import product_squares
-from shoal.gradients.rules import rule_for
-from shoal.gradients.together import BatchedNetwork
+from shoal.gradients.sequential import ExampleNetwork, GradientTape
+from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.models import NETWORKS, build
-from shoal.privacy.adaclip import AdaClip
 from support.layers import convolutions
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-13}

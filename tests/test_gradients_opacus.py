@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from shoal.gradients import network
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.update_clipping import MARGIN
 from shoal.models import NETWORKS, build
-from shoal.privacy.clip import MARGIN
-from shoal.privacy.example_clip import ExampleClip
 from support.layers import home
 
 pytestmark = pytest.mark.slow

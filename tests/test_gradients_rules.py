@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import Layout, network
-from shoal.gradients.apart import SequentialNetwork
-from shoal.gradients.together import BatchedNetwork
+from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.sequential import SequentialNetwork
 from support.layers import convolutions
 
 

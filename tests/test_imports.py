@@ -70,9 +70,7 @@ def test_imports_go_one_way(path):
 @pytest.mark.slow
 def test_flower_is_loaded_only_where_it_is_needed():
     """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of."""
-    modules = (
-        "shoal.cli.main, shoal.api, shoal.prepare, shoal.deploy.coordinator, shoal.deploy.site, shoal.deploy.keys"
-    )
+    modules = "shoal.cli.main, shoal.api, shoal.prepare, shoal.federation.coordinator, shoal.federation.site, shoal.federation.keys"
     code = f"import {modules}, sys; print([m for m in ('flwr', 'fastapi', 'httpx') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -20,15 +20,15 @@ from shoal.attacks.observe import Victims, observe
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
-from shoal.deploy.policy import Bounds
-from shoal.deploy.terms import Crossing
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Clip, Clipping, clipped, into_ball, row_norms, shrinking
-from shoal.privacy.example_clip import ExampleClip, FactorClip
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients
+from shoal.federation.policy import Bounds
+from shoal.federation.terms import Crossing
+from shoal.mechanisms.record_clipping import ExampleClip, FactorClip
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
+from shoal.random.streams import Streams
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
 from small_federation import SETTING, simulator, small
 
 

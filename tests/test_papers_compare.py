@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from shoal.cli.main import app
 from shoal.papers import table, tables
-from shoal.papers.base import Cell, Claim, Table
 from shoal.papers.comparing import PROVEN, compare, lights
 from shoal.papers.frontier import BEYOND, Series, _points
 from shoal.papers.pages import to_block
 from shoal.papers.render import cells, curves, summary, to_csv, to_html, to_markdown
 from shoal.papers.running import plan, read_lines
+from shoal.papers.table import Cell, Claim, Table
 from shoal.papers.work import Run
 from support.paths import ROOT
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from shoal.config import configure
-from shoal.papers import beyond, geyer, table, tables
-from shoal.papers.base import PAPERS, published, read
+from shoal.papers import beyond_tables, geyer_tables, table, tables
+from shoal.papers.table import PAPERS, published, read
 from shoal.papers.work import Run
 from support.paths import ROOT
 
@@ -168,9 +168,13 @@ def test_a_quick_version_needs_no_data_that_does_not_come_with_shoal():
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [(f"sites-{data}-{sites}", beyond.disjoint(data, sites, 3.0)) for data in beyond.NAMES for sites in (10, 100)]
-    + [(f"geyer-private-{clients}", geyer.proven(clients)) for clients in geyer.SIZES]
-    + [("dp-ftrl-1000", beyond.cyclic(8.0))],
+    [
+        (f"sites-{data}-{sites}", beyond_tables.disjoint(data, sites, 3.0))
+        for data in beyond_tables.NAMES
+        for sites in (10, 100)
+    ]
+    + [(f"geyer-private-{clients}", geyer_tables.proven(clients)) for clients in geyer_tables.SIZES]
+    + [("dp-ftrl-1000", beyond_tables.cyclic(8.0))],
 )
 def test_a_preset_is_what_its_table_ran(name, settings):
     assert configure(ROOT / "examples" / f"{name}.toml") == configure(settings)

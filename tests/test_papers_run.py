@@ -12,9 +12,9 @@ import pytest
 
 import shoal
 from shoal.errors import ConfigError, DataError, RunError
-from shoal.papers import alphacdp, running, table, tables
-from shoal.papers.base import Cell, Job, Table, unfinished_folder
+from shoal.papers import running, table, tables, wei_tables
 from shoal.papers.running import chosen, plan, play, read_lines
+from shoal.papers.table import Cell, Job, Table, unfinished_folder
 from shoal.papers.work import Account, Leak, Run
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_noise_twice_is_worse_than_noise_in_the_steps_alone(tmp_path):
 def test_less_noise_is_better_and_none_equals_not_private(tmp_path):
     found = accuracies("alphacdp-table6", r"^(non-private|Fed-CDP)/Cancer($|/sigma 0.1)", tmp_path)
     assert found["Fed-CDP/Cancer"] + 0.1 < found["Fed-CDP/Cancer/sigma 0.1"]
-    work = alphacdp.run(alphacdp.config("Fed-CDP", "Cancer"))
+    work = wei_tables.run(wei_tables.config("Fed-CDP", "Cancer"))
     silent = work.settings(quick=True) | {"per_step.noise": 0.0, "per_example.clip": 1e6}
     result = shoal.run(silent, runs=tmp_path, no_guarantee=True)
     assert result.accuracy == pytest.approx(found["non-private/Cancer"], abs=1e-9)
@@ -298,7 +298,7 @@ PARENT = """
 import os, sys, time
 from dataclasses import dataclass
 from pathlib import Path
-from shoal.papers.base import Cell, Table
+from shoal.papers.table import Cell, Table
 from shoal.papers.running import play
 
 @dataclass(frozen=True)

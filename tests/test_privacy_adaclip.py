@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from shoal.errors import ConfigError
-from shoal.privacy.adaclip import AdaClip
-from shoal.privacy.clip import MARGIN
-from shoal.privacy.random import Streams
+from shoal.mechanisms.coordinate_clipping import AdaClip
+from shoal.mechanisms.update_clipping import MARGIN
+from shoal.random.streams import Streams
 
 CLIENTS, BATCH, SIZE, STEPS = 2, 4, 9, 6
 

@@ -10,8 +10,8 @@ from scipy.stats import chi2, norm
 
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
-from shoal.privacy.clip import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
-from shoal.privacy.random import Streams
+from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
+from shoal.random.streams import Streams
 from small_federation import (
     ALPHA,
     ROUNDS,

@@ -12,11 +12,11 @@ from scipy.linalg import toeplitz
 from scipy.stats import norm
 
 from shoal.errors import ConfigError
-from shoal.privacy.correlated import PAST, Correlated
-from shoal.privacy.noise import Gaussian
-from shoal.privacy.random import Streams
-from shoal.privacy.secure import FINEST, SecureStreams, grid
-from shoal.privacy.turns import price, reach
+from shoal.mechanisms.correlated import PAST, Correlated
+from shoal.mechanisms.cyclic import price, reach
+from shoal.mechanisms.gaussian import Gaussian
+from shoal.random.secure_streams import FINEST, SecureStreams, grid
+from shoal.random.streams import Streams
 from small_federation import ALPHA, chi_square_fits
 
 few = settings(max_examples=60, deadline=None)

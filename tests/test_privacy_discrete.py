@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, norm
 
-from shoal.privacy import discrete
-from shoal.privacy.discrete import by_operations, distance, draw, loop_in_c, parts, table_of
-from shoal.privacy.secure import SecureStreams, charged
+from shoal.random import discrete_gaussian
+from shoal.random.discrete_gaussian import by_operations, distance, draw, loop_in_c, parts, table_of
+from shoal.random.secure_streams import SecureStreams, charged
 
 ALPHA = 1e-7  # how often a statistical check may fail by chance
 
@@ -75,7 +75,7 @@ def test_words_that_do_not_decide_are_followed_by_others():
 
 def test_a_sum_of_draws_is_a_discrete_gaussian(monkeypatch):
     """Exactly: the probabilities of the sum, worked out, are within 1e-14 of the discrete Gaussian's."""
-    monkeypatch.setattr(discrete, "WIDEST", 16.0)
+    monkeypatch.setattr(discrete_gaussian, "WIDEST", 16.0)
     parts.cache_clear()
     try:
         made = parts(150.0)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.privacy.clip import MARGIN
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
-from shoal.privacy.random import Streams
+from shoal.mechanisms.record_clipping import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.mechanisms.update_clipping import MARGIN
+from shoal.random.streams import Streams
 
 LAYERS, CLIENTS, BATCH, WIDTH = 3, 2, 5, 7
 KINDS = ("flat", "split", "each")

@@ -9,10 +9,10 @@ import torch
 
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
-from shoal.privacy.clip import Clip, NoisyClip
-from shoal.privacy.noise import Gaussian, StepNoise, gaussian_like
-from shoal.privacy.random import Streams
-from shoal.privacy.unbounded import Prune
+from shoal.mechanisms.gaussian import Gaussian, StepNoise, gaussian_like
+from shoal.mechanisms.sparsification import Prune
+from shoal.mechanisms.update_clipping import Clip, NoisyClip
+from shoal.random.streams import Streams
 from small_federation import (
     ALPHA,
     FAR,

@@ -9,10 +9,10 @@ from scipy import stats
 
 from shoal import kernels
 from shoal.kernels import compiled
-from shoal.privacy import normals as module
-from shoal.privacy.normals import Product, add_normals, by_operations, loop_in_c, normals
-from shoal.privacy.random import Keystream, Streams
-from shoal.privacy.secure import SecureStreams
+from shoal.random import normals as module
+from shoal.random.normals import Product, add_normals, by_operations, loop_in_c, normals
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Keystream, Streams
 
 STREAMS = Streams(11)
 
@@ -179,7 +179,7 @@ def philox(key, counter, third):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_cuda_a_radius_is_that_of_its_bits():
     """32, six more that the angle lends, and 128 in their place where the first 18 are zero: here in float64."""
-    from shoal.privacy.philox import LENT, RARE
+    from shoal.random.philox import LENT, RARE
 
     into = torch.zeros(1, 2**25, device="cuda")
     normals(STREAMS, "x", (), [0], into).add(into, torch.ones(1, device="cuda"))

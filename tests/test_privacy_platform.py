@@ -12,9 +12,9 @@ import torch
 
 import shoal
 from shoal.errors import ConfigError
-from shoal.privacy import platform
-from shoal.privacy.platform import require_platform
-from shoal.privacy.secure import SecureStreams
+from shoal.random import platform_checks
+from shoal.random.platform_checks import require_platform
+from shoal.random.secure_streams import SecureStreams
 
 UP_AND_DOWN = {"x86_64": (0x800, 0x400, 0xC00), "aarch64": (0x400000, 0x800000, 0xC00000)}  # fenv.h
 
@@ -49,14 +49,14 @@ def test_another_rounding_mode_is_found(mode):
 
 
 def test_big_endian_is_found(monkeypatch):
-    monkeypatch.setattr(platform, "sys", SimpleNamespace(byteorder="big", float_info=sys.float_info))
+    monkeypatch.setattr(platform_checks, "sys", SimpleNamespace(byteorder="big", float_info=sys.float_info))
     with pytest.raises(ConfigError, match="big-endian"):
         require_platform()
 
 
 def test_other_floats_are_found(monkeypatch):
     other = SimpleNamespace(mant_dig=64, max_exp=16384, min_exp=-16381)
-    monkeypatch.setattr(platform, "sys", SimpleNamespace(byteorder="little", float_info=other))
+    monkeypatch.setattr(platform_checks, "sys", SimpleNamespace(byteorder="little", float_info=other))
     with pytest.raises(ConfigError, match="no IEEE binary64"):
         require_platform()
 

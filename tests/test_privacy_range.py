@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.algorithms import algorithm
-from shoal.engine.firewall import GREATEST, finite_or_zero
 from shoal.errors import ConfigError
-from shoal.gradients.apart import GradientTape
+from shoal.gradients.batched import LayerTape
+from shoal.gradients.layers import rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.rules import rule_for
-from shoal.gradients.together import LayerTape
-from shoal.privacy.adaclip import AdaClip, Coordinates
-from shoal.privacy.clip import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
-from shoal.privacy.example_clip import ExampleClip, MaxClip, QuantileExampleClip
-from shoal.privacy.schedules import LEAST_SCALE, MOST_SCALE
-from shoal.privacy.unbounded import Select
+from shoal.gradients.sequential import GradientTape
+from shoal.mechanisms.coordinate_clipping import AdaClip, Coordinates
+from shoal.mechanisms.record_clipping import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.mechanisms.schedules import LEAST_SCALE, MOST_SCALE
+from shoal.mechanisms.sparsification import Select
+from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
+from shoal.training.finite import GREATEST, finite_or_zero
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", "cpu, flushed", pytest.param("cuda", marks=needs_gpu)]
@@ -200,7 +200,7 @@ def added(tape, clip, bound, params, scale, fused=False):
     factors = clip.factors(squares, params.new_tensor(bound), {})
     into = torch.zeros_like(params)
     if fused:
-        from shoal.privacy.philox import Philox
+        from shoal.random.philox import Philox
 
         source = Philox(torch.arange(len(params), device=params.device))
         products = tape.accumulate_but(source.takes, into, scale, factors)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from shoal.errors import ConfigError
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.random.streams import Streams
 
 
 def generator():

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.accounting.published import decayed_noise
 from shoal.errors import ConfigError
-from shoal.privacy.schedules import parse
+from shoal.mechanisms.schedules import parse
 
 
 def test_a_number_is_the_same_in_every_round():

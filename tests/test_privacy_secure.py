@@ -10,14 +10,14 @@ from safetensors import safe_open
 from scipy.stats import chi2, chisquare, norm
 
 from shoal.config import configure
-from shoal.engine.folder import CHECKPOINT
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.sanitise import step_noise
 from shoal.errors import ConfigError
-from shoal.privacy.normals import normals
-from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.secure import STEPS, SecureGenerator, SecureStreams, grid, toward_zero
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.random.normals import normals
+from shoal.random.secure_streams import STEPS, SecureGenerator, SecureStreams, grid, toward_zero
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from shoal.training.run_folder import CHECKPOINT
+from shoal.training.sanitise import step_noise
 from small_federation import idle, plain_server, simulator, small, twin
 from support.federations import served, settings
 from tiny import PRIVATE, go_on, play, stopped_after

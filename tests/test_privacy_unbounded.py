@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shoal.errors import ConfigError
-from shoal.privacy.random import Streams
-from shoal.privacy.unbounded import Prune, RandomNoise, Select
+from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
+from shoal.random.streams import Streams
 
 
 def left(defence, updates):

@@ -12,13 +12,13 @@ from safetensors import safe_open
 
 from shoal import release
 from shoal.accounting.ledger import Ledger
-from shoal.attacks import page as attack_page
-from shoal.attacks.picture import _png
-from shoal.audit import page as audit_page
+from shoal.attacks import attack_report as attack_page
+from shoal.attacks.attack_plots import _png
+from shoal.audit import audit_report as audit_page
 from shoal.cli.main import main
-from shoal.engine.folder import RunFolder
-from shoal.report.page import write_report
+from shoal.report.run_page import write_report
 from shoal.sweep.cells import cell_folder, why_failed
+from shoal.training.run_folder import RunFolder
 from tiny import FEDAVG, PRIVATE, go_on, play
 
 EMPTY = {".lock"}
@@ -175,7 +175,7 @@ def test_an_attack_says_so(tmp_path):
 def test_what_a_site_keeps_says_so_and_is_still_read(tmp_path):
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")
     from loopback import with_sites
-    from shoal.deploy.serve import serve
+    from shoal.federation.serve import serve
 
     grid = with_sites(tmp_path, 2)
     given = {"algorithm": "fedavg", "model": "linear", "rounds": 1, "data.name": "digits", "data.clients": 2}

@@ -7,7 +7,7 @@ import pytest
 
 import shoal
 from shoal.report.compare import differing, write_comparison
-from shoal.report.folder import read_run
+from shoal.report.run_reader import read_run
 from tiny import FEDAVG, PRIVATE, play
 
 

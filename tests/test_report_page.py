@@ -18,12 +18,13 @@ import shoal
 from shoal.accounting.ledger import Ledger
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
-from shoal.report import page, record
-from shoal.report.claims import main_claim, proven_rows, shared_notes
+from shoal.report import recorder
+from shoal.report import run_page as page
+from shoal.report.claim_rows import main_claim, proven_rows, shared_notes
 from shoal.report.compare import write_comparison
-from shoal.report.folder import read_run
-from shoal.report.page import run_page, write_report
 from shoal.report.proof import CHECKPOINT
+from shoal.report.run_page import run_page, write_report
+from shoal.report.run_reader import read_run
 from shoal.report.series import build, figure, thinned
 from support.pages import HOSTILE, long_run, metrics
 from tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
@@ -201,8 +202,8 @@ def test_the_page_can_be_made_again_from_the_folder_alone(private):
 
 
 def test_a_run_that_goes_on_shows_its_rounds_and_asks_to_be_looked_at_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "EVERY", 0.0)
-    monkeypatch.setattr(record, "SHARE", float("inf"))
+    monkeypatch.setattr(recorder, "EVERY", 0.0)
+    monkeypatch.setattr(recorder, "SHARE", float("inf"))
     seen = []
 
     def look(line):
@@ -221,8 +222,8 @@ def test_pages_take_a_small_share_of_a_runs_time(tmp_path, monkeypatch):
     """By a clock that goes on by a quarter of a second whenever it is looked at."""
     written, clock = [], count()
     monkeypatch.setattr(page, "run_page", lambda run: written.append(len(run.metrics)) or "page")
-    monkeypatch.setattr(record, "SHARE", 0.25)
-    monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: next(clock) / 4))
+    monkeypatch.setattr(recorder, "SHARE", 0.25)
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic=lambda: next(clock) / 4))
     play(tmp_path, FEDAVG | {"rounds": 40})
     assert written == [0, 7, 14, 21, 28, 35, 40]  # at the start, at the end, and one every two seconds
 
@@ -383,7 +384,7 @@ def test_a_page_that_fails_is_told_of_once_and_the_run_is_whole(tmp_path, monkey
     def fail(*_):
         raise RuntimeError("no page today")
 
-    monkeypatch.setattr(record, "EVERY", 0.0)
+    monkeypatch.setattr(recorder, "EVERY", 0.0)
     monkeypatch.setattr(page, broken, fail)
     with caplog.at_level(logging.WARNING, "shoal"):
         result = play(tmp_path, PRIVATE)
@@ -528,7 +529,7 @@ def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
     """Another accountant's last digits must not make its ledger look broken."""
     run = play(tmp_path, PRIVATE).run
     before = json.loads((run / "result.json").read_text())["proven"]
-    monkeypatch.setattr("shoal.engine.spending.Spending.proven", lambda _self: [])
+    monkeypatch.setattr("shoal.training.budget.Spending.proven", lambda _self: [])
     go_on(run)
     assert json.loads((run / "result.json").read_text())["proven"] == before
     assert read_run(run).ledger.whole

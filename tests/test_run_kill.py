@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from kill_run import Seen, look, read_ledger
 from shoal.accounting.ledger import Ledger, verify
-from shoal.engine.folder import CHECKPOINT, RunFolder
 from shoal.errors import LedgerError, RunError
-from shoal.privacy.random import Streams
-from shoal.report.folder import read_run
+from shoal.random.streams import Streams
+from shoal.report.run_reader import read_run
+from shoal.training.run_folder import CHECKPOINT, RunFolder
 from support.paths import TESTS
 from tiny import FEDAVG, PRIVATE, go_on, play, stopped_after
 

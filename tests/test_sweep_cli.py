@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from shoal.cli.main import main
-from shoal.engine.settings import cores
 from shoal.sweep.cells import sensible_jobs
+from shoal.training.engine_settings import cores
 
 pytestmark = pytest.mark.slow
 

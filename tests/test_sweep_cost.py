@@ -12,7 +12,7 @@ from shoal.accounting import accountants, selection
 from shoal.accounting.claims import RESEARCH
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel, leaves
 from shoal.accounting.selection import Trials
-from shoal.report.folder import read_run
+from shoal.report.run_reader import read_run
 from shoal.sweep import cost
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.outcome import frontier, outcome_of, write_sweep_page

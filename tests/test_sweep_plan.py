@@ -7,7 +7,7 @@ import pytest
 
 from shoal.config import configure
 from shoal.errors import ConfigError, RunError
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 from shoal.sweep.plan import Plan, Range, base_settings, grid_of, make_plan, product_of, random_cells
 from tiny import PRIVATE, play
 

@@ -9,8 +9,8 @@ import pytest
 
 import shoal
 from shoal.cli.main import main
-from shoal.report.folder import read_run
-from shoal.report.page import write_report
+from shoal.report.run_page import write_report
+from shoal.report.run_reader import read_run
 
 SIZES = (8, 30, 90, 400)
 

@@ -43,18 +43,18 @@ from torch import Tensor, nn
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
-from shoal.data.partition import Partition
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.engine.settings import Settings
-from shoal.engine.stage import pick_device
-from shoal.engine.trainer import simulate
+from shoal.data.partitions import Partition
 from shoal.gradients import Network, Tape
+from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.update_clipping import Clip
 from shoal.models import build
-from shoal.privacy.clip import Clip
-from shoal.privacy.noise import Gaussian
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients, Examples
+from shoal.random.streams import Streams
+from shoal.training.context import pick_device
+from shoal.training.engine_settings import Settings
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import simulate
 
 Order = Literal["shuffled", "fixed-order"]
 Work = dict[str, int]

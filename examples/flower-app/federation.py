@@ -1,5 +1,5 @@
 """What Flower loads: Shoal's own apps."""
 
-from shoal.deploy.apps import client, server
+from shoal.federation.flower.apps import client, server
 
 __all__ = ["client", "server"]

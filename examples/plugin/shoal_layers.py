@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.privacy.clip import shrinking
-from shoal.privacy.example_clip import FactorClip
-from shoal.privacy.mechanism import Bound, Layers, Memory
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import require_scales, scale_in
+from shoal.mechanisms.update_clipping import shrinking
+from shoal.mechanisms.record_clipping import FactorClip
+from shoal.mechanisms.mechanism import Bound, Layers, Memory
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.schedules import require_scales, scale_in
 
 
 @dataclass(frozen=True)

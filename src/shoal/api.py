@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from shoal.accounting.claims import Published
     from shoal.accounting.ledger import Ledger
     from shoal.data import Dataset
-    from shoal.engine.folder import RunFolder
-    from shoal.engine.spending import Spending
-    from shoal.engine.trainer import Trainer
+    from shoal.training.budget import Spending
+    from shoal.training.run_folder import RunFolder
+    from shoal.training.trainer import Trainer
 
 OnStart = Callable[[Config, "Trainer[Any]", Path], None]
 OnRound = Callable[[dict[str, Any]], None]
@@ -158,9 +158,9 @@ def carry_out(
 ) -> Result:
     """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share."""
     from shoal.accounting.ledger import Ledger
-    from shoal.engine.folder import RunFolder
     from shoal.report import tensorboard
-    from shoal.report.record import Recorder
+    from shoal.report.recorder import Recorder
+    from shoal.training.run_folder import RunFolder
 
     folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
@@ -193,9 +193,9 @@ def carry_out(
 
 
 def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
-    from shoal.engine.folder import RunFolder
-    from shoal.engine.spending import refuse_budget
     from shoal.prepare import limit_of
+    from shoal.training.budget import refuse_budget
+    from shoal.training.run_folder import RunFolder
 
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
@@ -204,9 +204,9 @@ def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
 
 def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
     """The ledger, opened for this run; a run that goes on stands where its checkpoint says."""
-    from shoal.engine.folder import environment
-    from shoal.engine.spending import Spending
     from shoal.prepare import limit_of
+    from shoal.training.budget import Spending
+    from shoal.training.run_folder import environment
 
     if new:
         mode = trainer.cohort.streams.mode
@@ -257,7 +257,7 @@ def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, A
 
     Sites' records are not here, and a ledger that an earlier version `opened` says nothing of them.
     """
-    from shoal.engine.federation import digest
+    from shoal.training.client_data import digest
 
     mode, setting = trainer.cohort.streams.mode, trainer.setting
     about = {"clients": setting.clients, "simulated": setting.simulated, "random": mode}

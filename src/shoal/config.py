@@ -20,8 +20,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
-from shoal.engine.settings import Settings
 from shoal.errors import ConfigError, nearest
+from shoal.training.engine_settings import Settings
 
 
 @dataclass(frozen=True)

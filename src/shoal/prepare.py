@@ -14,15 +14,15 @@ from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
-from shoal.engine.cohort import Population
-from shoal.engine.round import SimulatedCohort
-from shoal.engine.spending import Limit
-from shoal.engine.trainer import Trainer, simulate
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
-from shoal.privacy.random import Streams
-from shoal.privacy.secure import SecureStreams
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
+from shoal.training.budget import Limit
+from shoal.training.cohort import Population
+from shoal.training.round import SimulatedCohort
+from shoal.training.trainer import Trainer, simulate
 
 
 def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[SimulatedCohort]]:

@@ -15,8 +15,8 @@ import chromium
 
 import shoal
 from shoal.report.compare import write_comparison
-from shoal.report.folder import read_run
-from shoal.report.page import run_page, write_page, write_report
+from shoal.report.run_page import run_page, write_page, write_report
+from shoal.report.run_reader import read_run
 from support.pages import HOSTILE, long_run
 from tiny import FEDAVG, PRIVATE, play, stopped_after
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shoal
 from loopback import with_sites
 from shoal.algorithms import algorithm
-from shoal.deploy.parcel import Parcel
-from shoal.deploy.serve import serve
-from shoal.deploy.terms import ROUND
-from shoal.privacy.clip import QuantileClip
+from shoal.federation.messages import Parcel
+from shoal.federation.serve import serve
+from shoal.federation.terms import ROUND
+from shoal.mechanisms.update_clipping import QuantileClip
 
 SITES, ROUNDS = 4, 2
 BAD = 101  # the node that misbehaves

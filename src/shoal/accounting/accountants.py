@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from shoal.accounting import pld, rdp, textbook
+from shoal.accounting import composition, pld, rdp
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
-from shoal.accounting.sampler import epsilon_beside, taken
+from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError
 from shoal.registry import Registry
@@ -223,29 +223,29 @@ def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str
 
 
 def _zcdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    done = textbook.steps(counts, neighbours, "zcdp")
+    done = composition.steps(counts, neighbours, "zcdp")
     return Figures(
-        lambda delta: textbook.zcdp_epsilon(done, delta),
-        lambda epsilon: textbook.zcdp_delta(done, epsilon),
-        lambda _: textbook.zcdp_flaw(done),
+        lambda delta: composition.zcdp_epsilon(done, delta),
+        lambda epsilon: composition.zcdp_delta(done, epsilon),
+        lambda _: composition.zcdp_flaw(done),
     )
 
 
 def _basic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    done = textbook.steps(counts, neighbours, "basic")
+    done = composition.steps(counts, neighbours, "basic")
     return Figures(
-        lambda delta: textbook.basic_epsilon(done, delta),
-        lambda epsilon: _inverse(lambda delta: textbook.basic_epsilon(done, delta), epsilon),
-        lambda delta: textbook.composition_flaw(done, delta, slack=0),
+        lambda delta: composition.basic_epsilon(done, delta),
+        lambda epsilon: _inverse(lambda delta: composition.basic_epsilon(done, delta), epsilon),
+        lambda delta: composition.composition_flaw(done, delta, slack=0),
     )
 
 
 def _advanced(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    done = textbook.steps(counts, neighbours, "advanced")
+    done = composition.steps(counts, neighbours, "advanced")
     return Figures(
-        lambda delta: textbook.advanced_epsilon(done, delta),
-        lambda epsilon: _inverse(lambda delta: textbook.advanced_epsilon(done, delta), epsilon),
-        lambda delta: textbook.composition_flaw(done, delta, slack=1),
+        lambda delta: composition.advanced_epsilon(done, delta),
+        lambda epsilon: _inverse(lambda delta: composition.advanced_epsilon(done, delta), epsilon),
+        lambda delta: composition.composition_flaw(done, delta, slack=1),
     )
 
 

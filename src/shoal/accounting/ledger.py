@@ -23,10 +23,10 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from shoal import release
-from shoal.accounting import chain
-from shoal.accounting.chain import START, Line, Verification, verify
+from shoal.accounting import hash_chain
 from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded, from_json
+from shoal.accounting.hash_chain import START, Line, Verification, verify
 from shoal.errors import ConfigError, LedgerError
 
 __all__ = ["Charge", "Commit", "Intent", "Ledger", "Record", "Verification", "verify"]
@@ -253,12 +253,12 @@ class Ledger(Record):
         assert self._file is not None
         with open(os.dup(self._file), "rb") as file:
             file.seek(0)
-            found, self._size = chain.read(file, self._take)
+            found, self._size = hash_chain.read(file, self._take)
             if not found.whole:
                 raise LedgerError(f"the ledger {self.path} is broken: {found.because}; nothing can be proven from it")
             if found.torn:
                 file.seek(self._size)
-                torn = file.read(chain.LONGEST)
+                torn = file.read(hash_chain.LONGEST)
         if found.torn:
             try:
                 os.ftruncate(self._file, self._size)
@@ -271,9 +271,9 @@ class Ledger(Record):
             state = "closed" if self._file is None else "in doubt after a failed write; resume the run"
             raise LedgerError(f"the ledger {self.path} cannot be written: it is {state}")
         stamped = {**body, "at": datetime.now(UTC).isoformat(timespec="seconds")}
-        line, raw = chain.seal(self._last.number + 1, kind, self._last.hash, stamped)
-        if len(raw) > chain.LONGEST:
-            raise LedgerError(f"a line of kind '{kind}' has {len(raw):,} bytes; {chain.LONGEST:,} are the most")
+        line, raw = hash_chain.seal(self._last.number + 1, kind, self._last.hash, stamped)
+        if len(raw) > hash_chain.LONGEST:
+            raise LedgerError(f"a line of kind '{kind}' has {len(raw):,} bytes; {hash_chain.LONGEST:,} are the most")
         try:
             _write_all(self._file, raw)
             os.fsync(self._file)

@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shoal.accounting import accountants, calibration, rdp, textbook
+from shoal.accounting import accountants, calibration, composition, rdp
 from shoal.accounting.calibration import Budget
+from shoal.accounting.composition import Step
 from shoal.accounting.curves import Array
 from shoal.accounting.events import Compose, Event, Gaussian, Repeat, Sampled
-from shoal.accounting.textbook import Step
 from shoal.errors import ConfigError, nearest
 
 Policy: TypeAlias = Callable[[Array], Array]
@@ -53,17 +53,17 @@ def fed_sdp_epsilon(rounds: int, noise: float = 6, delta: float = 1e-5, rate: fl
 
 def basic_epsilon(rate: float, noise: float, steps: int, delta: float, digits: int = 3) -> float:
     """Table 11, base composition: a step's epsilon is rounded to `digits` before it is amplified."""
-    return textbook.basic_epsilon([_rounded(rate, noise, steps, delta, digits)], delta)
+    return composition.basic_epsilon([_rounded(rate, noise, steps, delta, digits)], delta)
 
 
 def advanced_epsilon(rate: float, noise: float, steps: int, delta: float, digits: int = 3) -> float:
     """Table 11, advanced composition (Dwork, Rothblum, Vadhan); the total delta is really about 1e-3."""
-    return textbook.advanced_epsilon([_rounded(rate, noise, steps, delta, digits)], delta)
+    return composition.advanced_epsilon([_rounded(rate, noise, steps, delta, digits)], delta)
 
 
 def zcdp_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
     """Table 11, zCDP with rho = steps rate^2/noise^2: not a bound under sampling."""
-    return textbook.zcdp_epsilon([Step(rate, noise, steps, "poisson")], delta)
+    return composition.zcdp_epsilon([Step(rate, noise, steps, "poisson")], delta)
 
 
 EPSILON_POLICIES: dict[str, Policy] = {

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shoal.accounting.curves import Array
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
-from shoal.accounting.sampler import epsilon_beside
+from shoal.accounting.sampler_error import epsilon_beside
 from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError, nearest
 

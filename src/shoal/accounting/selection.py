@@ -20,7 +20,7 @@ from shoal.accounting.accountants import Answer
 from shoal.accounting.curves import Array
 from shoal.accounting.events import Event, without_sampler
 from shoal.accounting.rdp import DEFAULT, Orders
-from shoal.accounting.sampler import epsilon_beside, taken
+from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.theorems import Neighbours, counted
 from shoal.errors import ConfigError
 

@@ -13,8 +13,15 @@ from pkgutil import iter_modules
 
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
-from shoal.privacy import adaclip, clip, correlated, example_clip, noise, unbounded
-from shoal.privacy.mechanism import Mechanism
+from shoal.mechanisms import (
+    coordinate_clipping,
+    correlated,
+    gaussian,
+    record_clipping,
+    sparsification,
+    update_clipping,
+)
+from shoal.mechanisms.mechanism import Mechanism
 from shoal.registry import Registry
 
 
@@ -25,7 +32,7 @@ def _own() -> dict[str, Algorithm]:
 
 
 def _own_mechanisms() -> dict[str, type[Mechanism]]:
-    modules = (adaclip, clip, correlated, example_clip, noise, unbounded)
+    modules = (coordinate_clipping, update_clipping, correlated, record_clipping, gaussian, sparsification)
     kinds = (kind for module in modules for kind in vars(module).values() if _is_mechanism(kind))
     return {kind.__name__: kind for kind in kinds}
 

@@ -15,7 +15,7 @@ https://arxiv.org/abs/1908.07643
 from dataclasses import replace
 
 from shoal.algorithms.fed_cdp import FED_CDP
-from shoal.privacy.adaclip import AdaClip
+from shoal.mechanisms.coordinate_clipping import AdaClip
 
 ADACLIP = replace(
     FED_CDP,

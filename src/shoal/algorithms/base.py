@@ -13,7 +13,7 @@ from typing import Literal
 
 from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
-from shoal.privacy.mechanism import (
+from shoal.mechanisms.mechanism import (
     GradientClip,
     Mechanism,
     Round,
@@ -22,9 +22,9 @@ from shoal.privacy.mechanism import (
     UpdateMechanism,
     refuse_unheld_noise,
 )
-from shoal.privacy.sampling import MOST_STEPS, Clients, Examples
-from shoal.privacy.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
-from shoal.privacy.setting import Setting as Setting
+from shoal.mechanisms.sampling import MOST_STEPS, Clients, Examples
+from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
+from shoal.mechanisms.setting import Setting as Setting
 
 NO_CLAIM = "no privacy"
 

@@ -23,11 +23,11 @@ from shoal.accounting.ledger import Charge
 from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
-from shoal.privacy import discrete
-from shoal.privacy.mechanism import NEIGHBOURS, UNCLIPPED, Round
-from shoal.privacy.normals import TAIL
-from shoal.privacy.secure import FINEST
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.mechanism import NEIGHBOURS, UNCLIPPED, Round
+from shoal.mechanisms.setting import Setting
+from shoal.random import discrete_gaussian
+from shoal.random.normals import TAIL
+from shoal.random.secure_streams import FINEST
 
 ONE_CLIENT = "there is one client, and what is trained on its data alone cannot hide them"
 
@@ -61,7 +61,7 @@ def event(
 def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) -> float:
     """How far from its law, at most, is the noise that protects a unit in a round: the sum over its numbers."""
     setting = round.setting
-    each = discrete.distance(FINEST) if setting.secure else TAIL  # of all widths that are drawn the furthest
+    each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # of all widths that are drawn the furthest
     if boundary == "per_step":
         counts = round.per_example is not None and round.per_example.counts
         draws = setting.multiplicity * max((steps for *_, steps in round.uses), default=1)

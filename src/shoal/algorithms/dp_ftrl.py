@@ -10,7 +10,7 @@ No sampling has to be secret, and none is: privacy comes from noise that later r
 model, which is the sum of all rounds, holds less of it than of independent noise. A client that comes k times in
 turns of b rounds, with b bands or fewer, costs sqrt(k (1 + c_1^2 + ... + c_{b-1}^2)) / sigma: one Gaussian for the
 whole run. `per_round.bands` is best at b = data.clients / clients.cohort, and `per_round.momentum` at the server's.
-The noise of the last rounds is remembered from round to round: see privacy/correlated.py.
+The noise of the last rounds is remembered from round to round: see mechanisms/correlated.py.
 
 P. Kairouz et al. (2021), Practical and Private (Deep) Learning without Sampling or Shuffling.
 https://arxiv.org/abs/2103.00039
@@ -19,9 +19,9 @@ https://arxiv.org/abs/2306.08153
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
-from shoal.privacy.clip import Clip
-from shoal.privacy.correlated import Correlated
-from shoal.privacy.sampling import Clients, Examples
+from shoal.mechanisms.correlated import Correlated
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.update_clipping import Clip
 
 DP_FTRL = Algorithm(
     name="dp-ftrl",

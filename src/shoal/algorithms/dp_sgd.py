@@ -12,10 +12,10 @@ M. Abadi et al. (2016), Deep Learning with Differential Privacy. https://arxiv.o
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.algorithms.recipes import thesis_examples
-from shoal.privacy.example_clip import ExampleClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.algorithms.published_epsilon import thesis_examples
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.sampling import Clients, Examples
 
 DP_SGD = Algorithm(
     name="dp-sgd",

@@ -17,11 +17,11 @@ clients is added once to the sum; clients and records come by Poisson sampling, 
 from dataclasses import replace
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.algorithms.recipes import thesis_both, thesis_naive
-from shoal.privacy.clip import Clip
-from shoal.privacy.example_clip import ExampleClip
-from shoal.privacy.noise import Gaussian, StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.algorithms.published_epsilon import thesis_both, thesis_naive
+from shoal.mechanisms.gaussian import Gaussian, StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.update_clipping import Clip
 
 END_TO_END = Algorithm(
     name="end-to-end",

@@ -26,9 +26,9 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 from dataclasses import replace
 
 from shoal.algorithms.fed_cdp import FED_CDP
-from shoal.privacy.example_clip import MaxClip, QuantileExampleClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import MaxClip, QuantileExampleClip
+from shoal.mechanisms.sampling import Clients, Examples
 
 FED_ALPHA_CDP = replace(
     FED_CDP,

@@ -19,10 +19,10 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 from dataclasses import replace
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.algorithms.recipes import fed_cdp
-from shoal.privacy.example_clip import ExampleClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.algorithms.published_epsilon import fed_cdp
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.sampling import Clients, Examples
 
 FED_CDP = Algorithm(
     name="fed-cdp",

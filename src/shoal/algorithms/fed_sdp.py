@@ -15,9 +15,9 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 from shoal.accounting.claims import Published
 from shoal.accounting.published import fed_sdp_epsilon
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.privacy.clip import NoisyClip
-from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.setting import Setting
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import NoisyClip
 
 
 def _recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:

@@ -11,7 +11,7 @@ Networks from Decentralized Data. https://arxiv.org/abs/1602.05629
 """
 
 from shoal.algorithms.base import NO_CLAIM, Aggregate, Algorithm, Local
-from shoal.privacy.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Examples
 
 FEDAVG = Algorithm(
     name="fedavg",

@@ -21,10 +21,10 @@ https://arxiv.org/abs/1712.07557
 from dataclasses import replace
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
-from shoal.algorithms.recipes import moments
-from shoal.privacy.clip import MedianClip, QuantileClip
-from shoal.privacy.noise import Gaussian
-from shoal.privacy.sampling import Clients, Examples
+from shoal.algorithms.published_epsilon import moments
+from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.update_clipping import MedianClip, QuantileClip
 
 GEYER = Algorithm(
     name="geyer",

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from shoal.algorithms.base import Aggregate
 from shoal.algorithms.end_to_end import END_TO_END
-from shoal.algorithms.recipes import thesis_naive
-from shoal.privacy.clip import Clip
-from shoal.privacy.noise import Gaussian
+from shoal.algorithms.published_epsilon import thesis_naive
+from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.update_clipping import Clip
 
 NAIVE = replace(
     END_TO_END,

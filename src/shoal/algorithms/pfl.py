@@ -14,10 +14,10 @@ Learning Maintaining Client Privacy. https://arxiv.org/abs/2501.14453
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.algorithms.recipes import pfl
-from shoal.privacy.example_clip import ExampleClip
-from shoal.privacy.noise import StepNoise
-from shoal.privacy.sampling import Clients, Examples
+from shoal.algorithms.published_epsilon import pfl
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.sampling import Clients, Examples
 
 PFL = Algorithm(
     name="pfl",

@@ -10,9 +10,9 @@ https://arxiv.org/abs/1905.03871
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.privacy.clip import QuantileClip
-from shoal.privacy.noise import Gaussian
-from shoal.privacy.sampling import Clients, Examples
+from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.update_clipping import QuantileClip
 
 QUANTILE = Algorithm(
     name="quantile",

@@ -14,8 +14,8 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 from dataclasses import replace
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.unbounded import Prune, RandomNoise, Select
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
 
 COMPRESSION = Algorithm(
     name="compression",

@@ -10,10 +10,10 @@ sampling, which is not the same: `-c clients.sampling=poisson` makes its figure 
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.algorithms.recipes import moments
-from shoal.privacy.clip import Clip
-from shoal.privacy.noise import Gaussian
-from shoal.privacy.sampling import Clients, Examples
+from shoal.algorithms.published_epsilon import moments
+from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.update_clipping import Clip
 
 TRUSTED_CURATOR = Algorithm(
     name="trusted-curator",

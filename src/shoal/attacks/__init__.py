@@ -1,7 +1,7 @@
 """What leaks: gradient-leakage attacks (DLG, iDLG, CPL, GradInv) and membership inference, against any method."""
 
+from shoal.attacks.attack_recipes import RECIPES, Recipe, recipe
 from shoal.attacks.leakage import Aim, Outcome, attack
 from shoal.attacks.observe import Seen, Victims, observe
-from shoal.attacks.recipes import RECIPES, Recipe, recipe
 
 __all__ = ["RECIPES", "Aim", "Outcome", "Recipe", "Seen", "Victims", "attack", "observe", "recipe"]

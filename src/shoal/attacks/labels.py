@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.attacks.recipes import Labels
+from shoal.attacks.attack_recipes import Labels
 from shoal.errors import ModelError
 from shoal.gradients import Layout
 

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.attacks.attack_recipes import Recipe
 from shoal.attacks.labels import infer
 from shoal.attacks.objective import Objective
 from shoal.attacks.observe import Kind, Seen, Victims, observe
 from shoal.attacks.quality import Quality, judge
-from shoal.attacks.recipes import Recipe
 from shoal.attacks.reconstruct import Found, reconstruct
 from shoal.config import Config
 from shoal.data import Dataset
-from shoal.engine.stage import pick_device
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build, check, mixing_layers
 from shoal.prepare import load_data, with_noise
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
+from shoal.training.context import pick_device
 
 BATCHED = 256  # victims attacked at once
 DUMMIES = 64  # random inputs that show an attacker the model's average output

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.algorithms import algorithms
+from shoal.attacks.attack_recipes import Recipe
 from shoal.attacks.leakage import Aim, Outcome, attack
 from shoal.attacks.observe import Kind
-from shoal.attacks.recipes import Recipe
 from shoal.config import configure
 from shoal.prepare import load_data
 

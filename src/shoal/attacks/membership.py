@@ -25,10 +25,10 @@ from torch import Tensor
 
 from shoal.config import Config
 from shoal.data import Dataset
-from shoal.engine.spending import affordable, refuse_budget
 from shoal.errors import ConfigError
 from shoal.prepare import limit_of, load_data, prepare, with_features
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
+from shoal.training.budget import affordable, refuse_budget
 
 LEAST_MODELS = 4
 FEW_FALSE = 0.01

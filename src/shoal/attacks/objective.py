@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.attacks.attack_recipes import Recipe
 from shoal.attacks.gradient_map import GradientMap
-from shoal.attacks.recipes import Recipe
 
 Replay = Callable[[Tensor, Tensor], Tensor]
 """(the dummies' gradients [V, P], what was seen [V, P]) -> the former after the public steps that the latter took."""

@@ -26,16 +26,16 @@ from shoal.attacks.arithmetic import exact
 from shoal.attacks.gradient_map import GradientMap, Shrink, clipped, gradients, updates
 from shoal.attacks.objective import Replay
 from shoal.data import Dataset, Partition
-from shoal.engine.local import train
-from shoal.engine.moment import Moment
-from shoal.engine.settings import Settings
-from shoal.engine.trainer import simulate
 from shoal.gradients import Layout
-from shoal.privacy.clip import row_norms
-from shoal.privacy.mechanism import Layers
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients, Examples
-from shoal.privacy.schedules import parse
+from shoal.mechanisms.mechanism import Layers
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.schedules import parse
+from shoal.mechanisms.update_clipping import row_norms
+from shoal.random.streams import Streams
+from shoal.training.engine_settings import Settings
+from shoal.training.local_training import train
+from shoal.training.round_index import Moment
+from shoal.training.trainer import simulate
 
 Kind = Literal[0, 1, 2]
 

@@ -19,7 +19,7 @@ from shoal.attacks.lbfgs import Lbfgs
 from shoal.attacks.objective import Objective
 from shoal.attacks.signed_adam import SignedAdam
 from shoal.attacks.starts import start
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 SOLVED = 1e-8  # what is left, of what was seen: the dummies explain it
 UNEXPLAINED = 1e-4  # with more left than this, another start is worth trying

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.attacks.recipes import Start
+from shoal.attacks.attack_recipes import Start
 
 
 def start(kind: Start, shape: tuple[int, ...], generator: np.random.Generator) -> Tensor:

@@ -27,8 +27,8 @@ from shoal.audit.checks import Check, noise_checks, sensitivity_check
 from shoal.audit.game import Game
 from shoal.audit.one_run import Guesses
 from shoal.audit.tails import sampler_checks
-from shoal.privacy.random import Streams
-from shoal.privacy.secure import SecureStreams
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
 
 Verdict = Literal["consistent", "VIOLATED", "too weak to tell", "no claim"]
 QUARTER = "noise x 1/4"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from shoal.algorithms.base import Algorithm
 from shoal.audit.cases import Case
-from shoal.privacy.clip import MedianClip
-from shoal.privacy.mechanism import Mechanism
-from shoal.privacy.random import Streams
+from shoal.mechanisms.mechanism import Mechanism
+from shoal.mechanisms.update_clipping import MedianClip
+from shoal.random.streams import Streams
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from shoal.accounting.theorems import Neighbours
 from shoal.algorithms.base import Algorithm, Local, Server
 from shoal.algorithms.charges import SOMEWHERE, calibrated, whole_run
 from shoal.algorithms.charges import event as first_event
-from shoal.algorithms.recipes import thesis_both
-from shoal.privacy.mechanism import NEIGHBOURS
-from shoal.privacy.sampling import Clients
-from shoal.privacy.schedules import NO_NOISE, parse
-from shoal.privacy.setting import Setting
+from shoal.algorithms.published_epsilon import thesis_both
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.schedules import NO_NOISE, parse
+from shoal.mechanisms.setting import Setting
 
 Where = Literal["steps", "sum", "drift"]
 Kind = Literal["proven", "published", "none"]

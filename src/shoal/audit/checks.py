@@ -20,14 +20,14 @@ from shoal.audit.bounds import ALPHA
 from shoal.audit.broken import Broken
 from shoal.audit.cases import BATCH
 from shoal.audit.game import FAR, step_radius, update_radius
-from shoal.audit.stage import Holder, Row, Seen, federation, rounds_of, silent, simulation, steps_of
+from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, simulation, steps_of
 from shoal.data import Partition
-from shoal.engine.local import train
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.privacy.clip import FARTHEST
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.update_clipping import FARTHEST
+from shoal.random.streams import Streams
+from shoal.training.local_training import train
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
 
 SLACK = 1e-4  # how exact float32 is, in a sum of a few records
 LAYERS = 4

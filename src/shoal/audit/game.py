@@ -16,12 +16,12 @@ from shoal.algorithms.base import Algorithm, Local
 from shoal.audit import bounds
 from shoal.audit.bounds import Array, Point
 from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, Case
-from shoal.audit.stage import Holder, Row, Seen, federation, rounds_of, silent, steps_of, without
-from shoal.engine.moment import Moment
-from shoal.engine.round import SimulatedCohort, play_round
-from shoal.engine.trainer import Trainer
-from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Clients
+from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, steps_of, without
+from shoal.mechanisms.sampling import Clients
+from shoal.random.streams import Streams
+from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round_index import Moment
+from shoal.training.trainer import Trainer
 
 WIDTH = 50
 FAR = 10.0  # how far beyond the clip a record reaches that wants to move as much as it can

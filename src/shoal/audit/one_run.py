@@ -19,10 +19,10 @@ from shoal.audit import bounds
 from shoal.audit.broken import Broken
 from shoal.audit.cases import Case
 from shoal.audit.game import FAR, step_radius, update_radius
-from shoal.audit.stage import Row, federation, one_thread, steps_of, without
-from shoal.engine.moment import Moment
-from shoal.engine.round import play_round
-from shoal.privacy.schedules import NO_NOISE
+from shoal.audit.testbed import Row, federation, one_thread, steps_of, without
+from shoal.mechanisms.schedules import NO_NOISE
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
 
 ALPHA = 0.01  # with the canaries of one run a smaller one has no power
 AGAIN = 0.1  # of a second run, which must say the same before anything is flagged: by chance once in a thousand times

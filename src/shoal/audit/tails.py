@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from shoal.audit.checks import Check
-from shoal.privacy import discrete
-from shoal.privacy.normals import PIECE, add_normals, loop_in_c, normals
-from shoal.privacy.random import Keystream, Streams
-from shoal.privacy.secure import STEPS, SecureGenerator
+from shoal.random import discrete_gaussian
+from shoal.random.normals import PIECE, add_normals, loop_in_c, normals
+from shoal.random.secure_streams import STEPS, SecureGenerator
+from shoal.random.streams import Keystream, Streams
 
 ZEROS = (12, 20, 31)  # leading bits of the forced words
 ROWS, WIDTH = 16, 2**19  # drawn for the lattice: some 128 pairs lie where one of 31 bits would be seen
@@ -105,7 +105,7 @@ def discrete_steps(generator: np.random.Generator) -> Check:
 
     assert isinstance(generator, SecureGenerator)
     drawn = generator.whole_normal(STEPS, 2**17)
-    factor = max(by for by, _ in discrete.parts(STEPS))
+    factor = max(by for by, _ in discrete_gaussian.parts(STEPS))
     chance = float(chisquare(np.bincount(drawn % factor, minlength=factor)).pvalue)
     spread = abs(float(np.square(drawn / STEPS).mean()) - 1) / math.sqrt(2 / len(drawn))
     flagged = chance < CHANCE or spread > 5.4
@@ -119,12 +119,12 @@ def discrete_tail(generator: np.random.Generator, width: float = 64.0) -> Check:
 
     assert isinstance(generator, SecureGenerator)
 
-    def ones(count: int) -> discrete.Words:
+    def ones(count: int) -> discrete_gaussian.Words:
         words = generator.words((count + 1) // 2).view(np.uint32)[:count].copy()
-        words[: count - discrete.REST * 64] |= np.uint32(0xFFFFFFFF)
+        words[: count - discrete_gaussian.REST * 64] |= np.uint32(0xFFFFFFFF)
         return words
 
-    drawn = np.concatenate([discrete.draw(width, 8, ones) for _ in range(500)])
+    drawn = np.concatenate([discrete_gaussian.draw(width, 8, ones) for _ in range(500)])
     places = np.arange(drawn.min(), math.ceil(12 * width))
     mass = np.exp(-(places.astype(float) ** 2) / (2 * width**2))
     start = 2.0**-32 * width * math.sqrt(2 * math.pi)  # all that lies in the last 2^-32

@@ -83,7 +83,7 @@ class Setting:
     def scheduled(self, noise: str, count: int, planned: int) -> Event:
         """The event of the first `count` of `planned` steps under a noise schedule."""
         from shoal.accounting.events import Compose
-        from shoal.privacy.schedules import parse
+        from shoal.mechanisms.schedules import parse
 
         schedule = parse(noise)
         if _constant(noise) is not None:
@@ -221,7 +221,7 @@ def rounds_command(
 
 def _constant(noise: str) -> float | None:
     """The noise as a number; None for a schedule."""
-    from shoal.privacy.schedules import parse
+    from shoal.mechanisms.schedules import parse
 
     schedule = parse(noise)
     return None if ":" in noise else float(schedule.value(0, 1))

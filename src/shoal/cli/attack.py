@@ -15,8 +15,8 @@ from shoal.cli.options import Change, Json, OutputFolder, command_line, print_js
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from shoal.attacks.attack_recipes import Recipe
     from shoal.attacks.leakage import Aim, Outcome
-    from shoal.attacks.recipes import Recipe
     from shoal.config import Config
 
 WHERE = {
@@ -60,8 +60,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Attack a method and measure what leaks: gradient leakage as in Wei et al. (2023), or membership inference."""
+    from shoal.attacks.attack_recipes import recipe
     from shoal.attacks.leakage import Aim
-    from shoal.attacks.recipes import recipe
     from shoal.config import configure
 
     _refuse(context, every, membership, algorithm)
@@ -116,9 +116,9 @@ def _limited(chosen: Recipe, iterations: int | None) -> Recipe:
 
 
 def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path) -> tuple[Path, dict[str, Any]]:
-    from shoal.attacks import page
+    from shoal.attacks import attack_report
+    from shoal.attacks.attack_plots import picture
     from shoal.attacks.leakage import attack
-    from shoal.attacks.picture import picture
 
     name = config.algorithm.name
     console.print(f"{chosen.name} ({chosen.paper}) against {name} on {config.data.name}, {WHERE[aim.kind]}")
@@ -132,14 +132,14 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
     show([row], console)
     verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.each} records were reconstructed"
     console.print(f"{verdict} ({_success(outcome)}).")
-    folder = page.write(
+    folder = attack_report.write(
         runs,
         f"{name}-type{aim.kind}-{chosen.name}",
         title=f"{chosen.name} against {name} on {outcome.dataset}, type {aim.kind}",
         words=[
             f"Attacker {WHERE[aim.kind]}. {verdict} ({_success(outcome)}).",
             config.algorithm.summary,
-            page.caveats(row["model"]),
+            attack_report.caveats(row["model"]),
         ],
         rows=[row],
         png=picture(outcome),
@@ -160,9 +160,9 @@ def _success(outcome: Outcome) -> str:
 def _matrix(
     console: Console, base: dict[str, Any], chosen: Recipe, aim: Aim, changes: list[str], runs: Path
 ) -> tuple[Path, dict[str, Any]]:
-    from shoal.attacks import page
+    from shoal.attacks import attack_report
+    from shoal.attacks.attack_plots import grid
     from shoal.attacks.matrix import LEAKS, cell, matrix
-    from shoal.attacks.picture import grid
 
     with console.status("starting") as status:
         cells = list(
@@ -177,7 +177,7 @@ def _matrix(
     rows = [cell(method, outcome) for method, outcome in cells]
     show(rows, console)
     name, labels = cells[0][1].dataset, {method.label for method, _ in cells}
-    folder = page.write(
+    folder = attack_report.write(
         runs,
         f"all-{name}-{chosen.name}",
         title=f"{chosen.name} against {len(labels)} methods on {name}, types 0, 1 and 2",
@@ -185,7 +185,7 @@ def _matrix(
             *(f"Type {kind}: {where}." for kind, where in WHERE.items()),
             f"Success: {_success(cells[0][1])}. A method counts as resilient if fewer than {100 * LEAKS:.0f}% of the "
             f"records are reconstructed, a limit of our own; anything above 0% is red here.",
-            page.caveats(rows[0]["model"]),
+            attack_report.caveats(rows[0]["model"]),
         ],
         rows=rows,
         png=grid(cells),
@@ -199,9 +199,9 @@ def _matrix(
 def _membership(
     console: Console, config: Config, models: int, records: int | None, runs: Path
 ) -> tuple[Path, dict[str, Any]]:
-    from shoal.attacks import page
+    from shoal.attacks import attack_report
+    from shoal.attacks.attack_plots import curve
     from shoal.attacks.membership import membership
-    from shoal.attacks.picture import curve
 
     name = config.algorithm.name
     console.print(f"membership inference against {name} on {config.data.name}, {models} models")
@@ -222,16 +222,17 @@ def _membership(
     console.print(f"{trained}; {accuracy}", highlight=False)
     if found.warning:
         console.print(f"warning: {found.warning}", style="bold yellow", highlight=False)
-    folder = page.write(
+    folder = attack_report.write(
         runs,
         f"{name}-membership",
         title=f"Membership inference against {name} on {found.dataset}",
         words=[
             f"{trained}; {accuracy}." + (f" Warning: {found.warning}." if found.warning else ""),
             f"Uninformed scores have an advantage too, since it is the best over all thresholds: guessing reaches "
-            f"{page.shown(found.threshold.guessing)} (threshold) and {page.shown(found.lira.guessing)} (lira).",
+            f"{attack_report.shown(found.threshold.guessing)} (threshold) and "
+            f"{attack_report.shown(found.lira.guessing)} (lira).",
             f"The models (model={config.model}) were trained for this page; they are not your runs. "
-            f"{page.PROVES_NOTHING}",
+            f"{attack_report.PROVES_NOTHING}",
         ],
         rows=rows,
         png=curve({"loss threshold": found.threshold.points, "LiRA": found.lira.points}),
@@ -248,7 +249,7 @@ BRIEF = ("method", "attack", "type", "success", "rmse", "ssim", "label_hits", "i
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
     """Print one attack in full, or a table of several with the columns that fit a terminal."""
-    from shoal.attacks.page import columns, shown
+    from shoal.attacks.attack_report import columns, shown
 
     chosen = columns(rows)
     if len(rows) == 1:

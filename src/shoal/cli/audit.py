@@ -46,7 +46,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Attack a method's claims on the code that runs: claim, lower bound, verdict. Exit code 3 if one is refuted."""
-    from shoal.audit import page
+    from shoal.audit import audit_report
     from shoal.audit.auditing import QUICK, THOROUGH, audit
 
     records, secure = _records(algorithm, run, every, change or [])
@@ -55,7 +55,7 @@ def command(
     console = Console(stderr=as_json)
     outcomes: list[Outcome] = []
     name = "all" if every else records[0].name
-    with page.place(run / "audit" if run else page.new_folder(runs, name)) as folder:
+    with audit_report.place(run / "audit" if run else audit_report.new_folder(runs, name)) as folder:
         with console.status("starting") as status:
             for record in records:
                 outcomes += audit(
@@ -70,7 +70,7 @@ def command(
                     progress=status.update,
                 )
         _refuse_none(outcomes, claim, level)
-        written = page.write(folder, "all methods" if every else name, outcomes, command_line())
+        written = audit_report.write(folder, "all methods" if every else name, outcomes, command_line())
     if run:
         _update_page(run)
     _report(outcomes, written, run, console, as_json)
@@ -96,7 +96,7 @@ def _report(outcomes: list[Outcome], page: Path, run: Path | None, console: Cons
 def _records(name: str | None, run: Path | None, every: bool, changes: list[str]) -> tuple[list[Algorithm], bool]:
     from shoal.algorithms import algorithms
     from shoal.config import configure
-    from shoal.report.folder import read_config
+    from shoal.report.run_reader import read_config
 
     if [name is not None, run is not None, every].count(True) != 1:
         raise ConfigError("name the method to audit: --algorithm NAME, --run FOLDER, or --all")
@@ -112,8 +112,8 @@ def _records(name: str | None, run: Path | None, every: bool, changes: list[str]
 
 def _update_page(run: Path) -> None:
     """Make the run's page again, unless the run is still going and does so itself."""
-    from shoal.report.folder import is_running
-    from shoal.report.page import write_report
+    from shoal.report.run_page import write_report
+    from shoal.report.run_reader import is_running
 
     if not is_running(run):
         write_report(run)
@@ -121,8 +121,8 @@ def _update_page(run: Path) -> None:
 
 def show(outcomes: list[Outcome], console: Console) -> None:
     """Print a table and, for one method, how each claim was audited."""
-    from shoal.audit.page import HEAD, cells, words
-    from shoal.audit.picture import COLOURS
+    from shoal.audit.audit_plot import COLOURS
+    from shoal.audit.audit_report import HEAD, cells, words
 
     table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.columns[0].min_width = max(len(outcome.algorithm) for outcome in outcomes)  # names are never cut short

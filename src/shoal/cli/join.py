@@ -68,14 +68,14 @@ def command(
     patience: Annotated[float, typer.Option(help="Seconds to retry while the coordinator is unreachable.")] = 600.0,
 ) -> None:
     """Join a federation: train on your own data, send protected updates, keep your own ledger."""
-    from shoal.deploy.missing import require_flower
+    from shoal.federation.missing import require_flower
 
     require_flower()
-    from shoal.deploy.consent import Wishes
-    from shoal.deploy.node import Door, attend
-    from shoal.deploy.policy import Bounds
-    from shoal.deploy.records import reader
-    from shoal.deploy.site import Owner, Site
+    from shoal.federation.consent import Wishes
+    from shoal.federation.flower.node import Door, attend
+    from shoal.federation.policy import Bounds
+    from shoal.federation.site import Owner, Site
+    from shoal.federation.site_records import reader
 
     _choice("--unit", unit, (None, "client", "example"))
     _choice("--against", against, ("release", "server", "inside"))
@@ -122,7 +122,7 @@ def _address(host: str, ca: Path | None, insecure: bool) -> str:
 
 def _key(path: Path | None, folder: Path) -> EllipticCurvePrivateKey:
     """The site's key; without one, a new key that is kept in the site's folder."""
-    from shoal.deploy.keys import make_site, read_site_key
+    from shoal.federation.keys import make_site, read_site_key
 
     if path is None:
         path = folder / "own.key"
@@ -132,7 +132,7 @@ def _key(path: Path | None, folder: Path) -> EllipticCurvePrivateKey:
 
 
 def _peers(folder: Path | None) -> frozenset[bytes] | None:
-    from shoal.deploy.keys import read_public
+    from shoal.federation.keys import read_public
 
     if folder is None:
         return None

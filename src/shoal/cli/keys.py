@@ -17,7 +17,7 @@ def coordinator(
     days: Annotated[int, typer.Option(help="Days for which the certificates are valid.")] = 365,
 ) -> None:
     """Make a certificate authority and the coordinator's certificate, for TLS in `shoal serve`."""
-    from shoal.deploy.keys import make_authority
+    from shoal.federation.keys import make_authority
 
     ca, secret, *_ = make_authority(folder, hosts, days)
     print(f"written to {folder}: give {ca} to every site, keep {secret} safe,")
@@ -30,7 +30,7 @@ def site(
     folder: Annotated[Path, typer.Option(help="Where to write them.")] = Path("keys"),
 ) -> None:
     """Make this site's key: NAME.key stays here, NAME.pub goes to the coordinator."""
-    from shoal.deploy.keys import make_site
+    from shoal.federation.keys import make_site
 
     private, public = make_site(folder, name)
     print(f"send {public} to the coordinator, and ask for its ca.pem; then:")

@@ -12,7 +12,7 @@ from shoal.cli.options import Json, print_json
 from shoal.errors import LedgerError
 
 if TYPE_CHECKING:
-    from shoal.accounting.chain import Line, Verification
+    from shoal.accounting.hash_chain import Line, Verification
 
 app = typer.Typer(help="Verify and print the ledger of a run.", no_args_is_help=True)
 
@@ -35,9 +35,9 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Verify the hash chain: an edited, removed or reordered line is named, with exit code 3."""
-    from shoal.accounting.chain import verify
-    from shoal.report.folder import read_result
+    from shoal.accounting.hash_chain import verify
     from shoal.report.proof import check
+    from shoal.report.run_reader import read_result
 
     path = _ledger(run)
     found = check(run, read_result(run)) if head is None and run.is_dir() else None
@@ -53,7 +53,7 @@ def verify_command(
 @app.command("show")
 def show_command(run: Run, as_json: Json = False) -> None:
     """Print the ledger line by line, up to the first line that fails verification."""
-    from shoal.accounting.chain import read
+    from shoal.accounting.hash_chain import read
 
     path = _ledger(run)
     lines: list[dict[str, Any]] = []

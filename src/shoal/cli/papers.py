@@ -15,8 +15,8 @@ from shoal.cli.options import Json, print_json, wide_console
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from shoal.papers.base import Cell, Line, Table
     from shoal.papers.comparing import Compared
+    from shoal.papers.table import Cell, Line, Table
 
 app = typer.Typer(help="Every table and figure of the papers: run it, and compare published figures with ours.")
 
@@ -33,7 +33,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="A small version: minutes o
 def list_command(as_json: Json = False) -> None:
     """List all tables and figures, the data they need and roughly how long they take."""
     from shoal.papers import tables
-    from shoal.papers.base import PAPERS
+    from shoal.papers.table import PAPERS
 
     if as_json:
         print_json({"tables": [_facts(table) for table in tables().values()]})

@@ -44,15 +44,15 @@ def command(
 
 
 def _page(folder: Path, to: Path | None) -> Path:
-    from shoal.report.folder import read_run
-    from shoal.report.page import run_page, write_page, write_report
+    from shoal.report.run_page import run_page, write_page, write_report
+    from shoal.report.run_reader import read_run
 
     return write_page(to, run_page(read_run(folder))) if to else write_report(folder)
 
 
 def _comparison(folders: list[Path], to: Path | None, unit: str, observer: str) -> Path:
     from shoal.report.compare import MOST_LINES, write_comparison
-    from shoal.report.folder import read_run
+    from shoal.report.run_reader import read_run
 
     runs = [read_run(path, every_round=len(folders) <= MOST_LINES) for path in folders]
     return write_comparison(to or Path("comparison.html"), runs, unit, observer)

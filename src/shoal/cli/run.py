@@ -19,7 +19,7 @@ from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
 if TYPE_CHECKING:
     from shoal.api import Result
     from shoal.config import Config
-    from shoal.engine.trainer import Trainer
+    from shoal.training.trainer import Trainer
 
 
 def command(
@@ -147,7 +147,7 @@ def show(result: Result, console: Console) -> None:
 
 def show_claims(proven: list[dict[str, Any]], published: list[dict[str, Any]], console: Console) -> None:
     """Print what is proven and what the paper claims; assumptions that all bounds share are printed once, below."""
-    from shoal.report.claims import proven_rows, published_rows, shared_notes
+    from shoal.report.claim_rows import proven_rows, published_rows, shared_notes
 
     rows, shared = shared_notes(proven_rows(proven))
     table = Table("unit", "observer", "proven", "", box=None, pad_edge=False)

@@ -16,7 +16,7 @@ from shoal.cli.options import Json, bound, print_json, wide_console
 from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from shoal.report.folder import Run
+    from shoal.report.run_reader import Run
 
 app = typer.Typer(help="List, show and delete runs.", no_args_is_help=True)
 
@@ -66,7 +66,7 @@ def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the b
                  runs: Runs = Path("runs"), as_json: Json = False) -> None:  # fmt: skip
     """Show a run: accuracy, claims, configuration, ledger."""
     from shoal.report.find import one
-    from shoal.report.folder import read_run
+    from shoal.report.run_reader import read_run
 
     found = read_run(one(run, runs))
     if as_json:

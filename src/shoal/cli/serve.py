@@ -17,7 +17,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config
-    from shoal.deploy.superlink import SuperLink
+    from shoal.federation.flower.superlink import SuperLink
 
 INSECURE = (
     "--insecure: without TLS anyone on the network path can read and change models and updates, and without keys "
@@ -41,10 +41,10 @@ def command(
 ) -> None:
     """Coordinate a federation: sites `shoal join` it, train on their own data and send protected updates."""
     from shoal.api import Interrupted
-    from shoal.deploy.missing import require_flower
+    from shoal.federation.missing import require_flower
 
     require_flower()
-    from shoal.deploy.serve import serve
+    from shoal.federation.serve import serve
 
     console = Console(stderr=as_json)
     watch = Watch(console)
@@ -104,8 +104,8 @@ def open_link(
     Raises:
         ConfigError: Without TLS beyond loopback, unless `insecure`; or where no site could join.
     """
-    from shoal.deploy.keys import read_sites
-    from shoal.deploy.superlink import SuperLink, Tls, identity
+    from shoal.federation.flower.superlink import SuperLink, Tls, identity
+    from shoal.federation.keys import read_sites
 
     if keys is None:
         if insecure:

@@ -1,8 +1,8 @@
 """Data sets and their split over clients: the seven of the papers, and the user's own."""
 
+from shoal.data.arrays import from_arrays, from_clients
 from shoal.data.dataset import Dataset
 from shoal.data.load import load
-from shoal.data.own import from_arrays, from_clients
-from shoal.data.partition import Partition, partition
+from shoal.data.partitions import Partition, partition
 
 __all__ = ["Dataset", "Partition", "from_arrays", "from_clients", "load", "partition"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from shoal.data.arrays import read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
-from shoal.data.own import read_own_npz
 from shoal.data.sources import CHUNK, atomic, folders, writable_folder
 from shoal.errors import ConfigError, DataError
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.data import imported
+from shoal.data.arrays import from_arrays, read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
-from shoal.data.own import from_arrays, read_own_npz
 from shoal.data.scaling import check_scale
 from shoal.data.tables import encode_table, read_table
 from shoal.errors import DataError, nearest

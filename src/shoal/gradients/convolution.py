@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.gradients.layer_rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, squared, trained, weighed
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, squared, trained, weighed
+from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import tf32
-from shoal.privacy.clip import PIECE
 
 Saved = Any  # unfolded rows and the padded input's shape; rules for one device keep what they need
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.convolution import Conv2dRule, Saved
+from shoal.gradients.layer_rule import Rule
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import Rule
 
 
 def cpu_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:

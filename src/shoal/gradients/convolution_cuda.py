@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.layer_rule import FEW_POSITIONS, Rule, kept_sum
 from shoal.gradients.layout import Entry
-from shoal.gradients.rule import FEW_POSITIONS, Rule, kept_sum
 from shoal.kernels import tl, triton
-from shoal.privacy.clip import PIECE
-from shoal.privacy.normals import Product
+from shoal.mechanisms.update_clipping import PIECE
+from shoal.random.normals import Product
 
 
 class Tile(NamedTuple):

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ModelError
-from shoal.gradients.apart import ExampleNetwork, SequentialNetwork
+from shoal.gradients.batched import BatchedNetwork, rules_cover
 from shoal.gradients.layout import Layout
-from shoal.gradients.together import BatchedNetwork, rules_cover
-from shoal.privacy.normals import Product
+from shoal.gradients.sequential import ExampleNetwork, SequentialNetwork
+from shoal.random.normals import Product
 
 
 class Tape(Protocol):

@@ -2,8 +2,8 @@
 
 from shoal.models.build import build, count
 from shoal.models.check import check, mixing_layers, replace_batchnorm
-from shoal.models.network import Network
-from shoal.models.registry import NETWORKS, auto, names
+from shoal.models.entry import Network
+from shoal.models.networks import NETWORKS, auto, names
 
 __all__ = [
     "NETWORKS",

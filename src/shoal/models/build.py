@@ -10,8 +10,8 @@ from torch import nn
 
 from shoal.errors import ModelError
 from shoal.models import custom
-from shoal.models.network import Shape
-from shoal.models.registry import network
+from shoal.models.entry import Shape
+from shoal.models.networks import network
 
 
 def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: int, *, seed: int = 0) -> nn.Module:

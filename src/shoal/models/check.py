@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.errors import ModelError
 from shoal.models.build import count, seeded
-from shoal.models.network import Shape
+from shoal.models.entry import Shape
 
 EXAMPLES = 3
 

@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from shoal.errors import ModelError
-from shoal.models.network import Make, Shape
+from shoal.models.entry import Make, Shape
 from shoal.registry import imported
 
 Factory = Callable[..., nn.Module]

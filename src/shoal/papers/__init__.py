@@ -1,7 +1,7 @@
 """Every table and figure of the papers as an experiment: published figures, and the runs to compare with them.
 
-One file a paper (`thesis`, `geyer`, `pfl`, `alphacdp`) maps figures to runs; the published figures are in
-`published/*.toml`. `beyond` has two tables of our own.
+One file a paper (`thesis_tables`, `geyer_tables`, ...) maps figures to runs; the published figures are in
+`published/*.toml`. `beyond_tables` has two tables of our own.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 from functools import cache
 
 from shoal.errors import ConfigError, nearest
-from shoal.papers.base import Cell, Table
+from shoal.papers.table import Cell, Table
 
 
 @cache
 def tables() -> dict[str, Table]:
     """All tables and figures by name, in the order of the papers."""
-    from shoal.papers import alphacdp, beyond, geyer, pfl, thesis
+    from shoal.papers import beyond_tables, geyer_tables, pfl_tables, thesis_tables, wei_tables
 
-    found = [table for paper in (thesis, geyer, pfl, alphacdp, beyond) for table in paper.tables()]
+    found = [
+        table
+        for paper in (thesis_tables, geyer_tables, pfl_tables, wei_tables, beyond_tables)
+        for table in paper.tables()
+    ]
     return {table.name: table for table in found}
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from shoal.accounting.rounding import epsilon as epsilon_words
 from shoal.accounting.rounding import up
-from shoal.papers.base import Cell, Claim, Line, Table
+from shoal.papers.table import Cell, Claim, Line, Table
 from shoal.papers.work import Account
 from shoal.report.plots import OBSERVERS, UNITS
 

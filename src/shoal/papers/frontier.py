@@ -13,8 +13,8 @@ import numpy as np
 
 from shoal.extras import optional
 from shoal.papers import table as find
-from shoal.papers.base import Cell, Line, Table
 from shoal.papers.comparing import measured
+from shoal.papers.table import Cell, Line, Table
 
 BEYOND = 2e4
 """Where results are drawn without a proven epsilon, or with one that means nothing."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from shoal.errors import RunError
 from shoal.papers import table as find
 from shoal.papers import tables
-from shoal.papers.base import Line, Table
 from shoal.papers.comparing import (
     CONTRADICTED,
     EXCEEDED,
@@ -30,6 +29,7 @@ from shoal.papers.comparing import (
 from shoal.papers.frontier import frontier
 from shoal.papers.render import HEADINGS, cells, curves, markdown_line
 from shoal.papers.running import SEEDS
+from shoal.papers.table import Line, Table
 
 DOTS = {
     REPRODUCED: "🟢",

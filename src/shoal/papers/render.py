@@ -12,7 +12,6 @@ from typing import Any
 
 from shoal.accounting.rounding import epsilon, plain
 from shoal.extras import optional
-from shoal.papers.base import Line, Table
 from shoal.papers.comparing import (
     CONTRADICTED,
     EXCEEDED,
@@ -25,6 +24,7 @@ from shoal.papers.comparing import (
     Compared,
     lights,
 )
+from shoal.papers.table import Line, Table
 
 HEADINGS = ("cell", "figure", "published", "ours", "seeds", "device", "difference", "proven", "claim")
 NUMBERS = (

@@ -23,9 +23,9 @@ from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 
-from shoal.engine.settings import cores
 from shoal.errors import ConfigError, RunError, ShoalError
-from shoal.papers.base import Cell, Job, Line, Table, unfinished_folder
+from shoal.papers.table import Cell, Job, Line, Table, unfinished_folder
+from shoal.training.engine_settings import cores
 
 KEPT = Path("docs/results")
 SEEDS = 5  # fewer say little about the spread
@@ -158,7 +158,7 @@ def play(
 def _refuse_unfit(todo: list[tuple[Cell, int]], device: str, quick: bool, jobs: int) -> None:
     """Raise once, before the first cell, what would fail in all of them."""
     from shoal.data import load
-    from shoal.engine.stage import pick_device
+    from shoal.training.context import pick_device
 
     pick_device(device)
     timed = next((cell for cell, _ in todo if "step_seconds" in cell.measures), None)
@@ -235,7 +235,7 @@ def _end_with_parent() -> None:
 
 
 def _head(table: str, cell: Cell, job: Job) -> Line:
-    from shoal.engine.stage import pick_device
+    from shoal.training.context import pick_device
 
     line: Line = {"table": table, "cell": cell.name, "key": cell.work.key(job.quick), "seed": job.seed}
     device = pick_device(job.device).type  # not "auto": the same seed draws other noise on a GPU

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from shoal.papers.base import Job, Line, unfinished_folder
+from shoal.papers.table import Job, Line, unfinished_folder
 
 EVALUATIONS = 20  # of a long run; each costs as much as a round
 EVERY_ROUND = 100  # runs up to this long are evaluated in every round, since some figures need a certain one

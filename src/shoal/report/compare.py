@@ -11,9 +11,9 @@ from typing import Any
 from shoal.accounting.rounding import IN_NAME_ONLY, plain
 from shoal.accounting.rounding import epsilon as epsilon_words
 from shoal.errors import RunError
-from shoal.report.folder import REPORT, Run, number
-from shoal.report.page import render, write_page
 from shoal.report.plots import OBSERVERS, PLAIN, UNITS
+from shoal.report.run_page import render, write_page
+from shoal.report.run_reader import REPORT, Run, number
 from shoal.report.series import Plot, build, column, figure, in_seconds, percent
 
 MOST_LINES = 6

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from shoal.errors import RunError, nearest
-from shoal.report.folder import Run, is_running, read_run
+from shoal.report.run_reader import Run, is_running, read_run
 
 SWEEP = "sweep.json"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.report.folder import Run, number
+from shoal.report.run_reader import Run, number
 from shoal.report.series import Plot, build, column, figure, in_bytes
 
 UNITS = {"client": "a client", "example": "a record"}

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 from safetensors import SafetensorError, safe_open
 
-from shoal.accounting.chain import Verification
 from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
+from shoal.accounting.hash_chain import Verification
 from shoal.accounting.ledger import FILE, Record
 from shoal.accounting.theorems import ADJACENCY, Neighbours
 from shoal.errors import LedgerError

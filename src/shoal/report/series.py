@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from shoal.accounting.rounding import plain, up
-from shoal.report.folder import number
+from shoal.report.run_reader import number
 
 MOST_POINTS = 800
 """About how many rounds a plot keeps: each stretch gives the minimum and the maximum of every series."""

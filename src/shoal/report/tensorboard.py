@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal import release
 from shoal.errors import ConfigError
-from shoal.report.folder import number
+from shoal.report.run_reader import number
 
 FOLDER = "tensorboard"
 

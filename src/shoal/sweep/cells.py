@@ -18,9 +18,9 @@ from typing import Any
 
 from shoal import release
 from shoal.config import to_toml
-from shoal.engine.settings import cores
-from shoal.report.folder import METRICS, RESULT
+from shoal.report.run_reader import METRICS, RESULT
 from shoal.sweep.plan import Plan
+from shoal.training.engine_settings import cores
 
 MEMORY_OF_A_CELL = 1.5 * 2**30
 _PATIENCE = 60.0  # seconds that a cell gets to reach a checkpoint

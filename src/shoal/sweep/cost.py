@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.accounting import calibration, chain, selection
+from shoal.accounting import calibration, hash_chain, selection
 from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, of_research, prove
 from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
 from shoal.algorithms.charges import PAIRS, whole_run
 from shoal.config import Config, configure
 from shoal.errors import ConfigError
-from shoal.privacy.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import NEIGHBOURS
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.plan import Plan
 
@@ -38,7 +38,7 @@ def charged(run: Path) -> dict[Pair, Event]:
     """Everything that a run's ledger was charged, finished or not."""
     events: dict[Pair, list[Event]] = {pair: [] for pair in PAIRS}
 
-    def take(line: chain.Line) -> None:
+    def take(line: hash_chain.Line) -> None:
         if line.kind != "intent":
             return
         charges = {(charge["unit"], charge["observer"]): charge["event"] for charge in line.body["charges"]}
@@ -47,7 +47,7 @@ def charged(run: Path) -> dict[Pair, Event]:
 
     try:
         with (run / "ledger.jsonl").open("rb") as file:
-            found, _ = chain.read(file, take)
+            found, _ = hash_chain.read(file, take)
         broken = None if found.whole else f"the ledger of {run.name} is broken: {found.because}"
     except (OSError, KeyError, TypeError, ConfigError) as error:
         broken = f"the ledger of {run.name} cannot be read: {error}"

@@ -9,10 +9,10 @@ from typing import Any
 
 from shoal.accounting.claims import Proven
 from shoal.accounting.ledger import FILE, Ledger
-from shoal.report.claims import proven_rows
+from shoal.report.claim_rows import proven_rows
 from shoal.report.compare import MOST_LINES, Entry, Words, comparison_page
-from shoal.report.folder import RESULT, Run, read_run
-from shoal.report.page import write_page, write_report
+from shoal.report.run_page import write_page, write_report
+from shoal.report.run_reader import RESULT, Run, read_run
 from shoal.sweep import cost
 from shoal.sweep.cells import is_done, run_folder, why_failed
 from shoal.sweep.plan import Plan

@@ -21,7 +21,7 @@ from shoal import release
 from shoal.accounting.selection import Trials
 from shoal.config import DEFAULT_EXPERIMENT, Config, configure, override, read_toml
 from shoal.errors import ConfigError, RunError
-from shoal.privacy.random import Streams
+from shoal.random.streams import Streams
 
 FILE = "sweep.json"
 MOST_CELLS = 100_000

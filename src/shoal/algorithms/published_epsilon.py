@@ -1,0 +1,94 @@
+"""The papers' own recipes for what a setting costs, as the column `published` shows it. None of them is a proof."""
+
+from __future__ import annotations
+
+import math
+
+from shoal.accounting.claims import Published
+from shoal.accounting.published import composed_epsilon, moments_epsilon, pfl_epsilon
+from shoal.algorithms.base import Algorithm, Recipe
+from shoal.mechanisms.mechanism import StepMechanism
+from shoal.mechanisms.schedules import Schedule, parse
+from shoal.mechanisms.setting import Setting
+
+
+def moments(paper: str, orders: str) -> Recipe:
+    """The moments accountant: the first round's m and sigma, one composition a round, taken for Poisson sampling."""
+
+    def recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+        assert algorithm.per_round is not None
+        noise = algorithm.per_round.multiplier(0, max(rounds, 1))
+        words = f"{paper}: moments accountant, orders {orders.replace('-', '..')}, taken for Poisson sampling"
+        epsilon = moments_epsilon(_client_rate(algorithm, setting), noise, rounds, delta, orders)
+        return (Published("client", epsilon, delta, words),)
+
+    return recipe
+
+
+def thesis_examples(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+    """Thesis, Algorithm 5, per example: q = C B/|P_k| in each local step, as if all were one Poisson sample."""
+    sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
+    if sigma == 0 or steps is None or not setting.sizes:
+        return ()
+    rate = _client_rate(algorithm, setting) * algorithm.examples.share(max(setting.sizes))
+    words = "Thesis: moments accountant, orders 2..32, q = C B/|P_k| in every local step"
+    return (Published("example", moments_epsilon(rate, sigma, rounds * steps, delta, "2-32"), delta, words),)
+
+
+def thesis_both(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+    """Thesis, Algorithm 5: for a client its k noisy steps are taken for one Gaussian of sigma/sqrt k (Theorem 1)."""
+    examples = thesis_examples(algorithm, setting, rounds, delta)
+    steps = _steps(algorithm, setting)
+    if not examples or steps is None:
+        return ()
+    recovered = _sigma(algorithm, setting) / math.sqrt(steps)
+    epsilon = moments_epsilon(_client_rate(algorithm, setting), recovered, rounds, delta, "2-32")
+    return (Published("client", epsilon, delta, "Thesis: moments accountant, orders 2..32, sigma/sqrt k"), *examples)
+
+
+def thesis_naive(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+    """Thesis, Algorithm 8: the server's noise for a client, that of the steps for an example."""
+    per_client = moments("Thesis", "2-32")(algorithm, setting, rounds, delta)
+    return (*per_client, *thesis_examples(algorithm, setting, rounds, delta))
+
+
+def fed_cdp(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+    """Wei et al. (2023), Tables 6 to 8: q = 0.01 whatever the data, in every local step of a round its sigma_t."""
+    assert algorithm.per_step is not None
+    sigmas = _written(algorithm.per_step).values(setting.rounds)[:rounds]
+    steps = _steps(algorithm, setting)
+    if steps is None or 0 in sigmas:
+        return ()
+    words = "Wei et al. (2023), Table 6: moments accountant, q = 0.01 for all data sets, composed over local steps"
+    return (Published("example", composed_epsilon(0.01, sigmas, steps, delta), delta, words),)
+
+
+def pfl(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+    """Bhaskar et al. (2025): what Opacus finds for one client's epochs; a record's copies elsewhere are left out."""
+    sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
+    if sigma == 0 or steps is None or not setting.sizes:
+        return ()
+    batches = algorithm.examples.steps(max(setting.sizes), 1)
+    words = "Bhaskar et al. (2025): Poisson batches of one client, add-or-remove; other copies are not counted"
+    return (Published("example", pfl_epsilon(sigma, batches, rounds * steps, delta), delta, words),)
+
+
+def _client_rate(algorithm: Algorithm, setting: Setting) -> float:
+    return algorithm.clients.expected(0, setting.rounds, setting.clients) / setting.clients
+
+
+def _sigma(algorithm: Algorithm, setting: Setting) -> float:
+    """The first round's, as it is written: where it is added is no matter to a recipe."""
+    assert algorithm.per_step is not None
+    return _written(algorithm.per_step).value(0, setting.rounds)
+
+
+def _written(noise: StepMechanism) -> Schedule:
+    return noise.noise_schedule() or parse(0)
+
+
+def _steps(algorithm: Algorithm, setting: Setting) -> int | None:
+    """A client's steps in a round, of the greatest client where they differ; None where that is not known."""
+    if algorithm.local.steps is not None:
+        return algorithm.local.steps
+    return algorithm.examples.steps(max(setting.sizes), algorithm.local.epochs) if setting.sizes else None

@@ -1,0 +1,228 @@
+"""What a site's owner agrees to, and the site's own ledger: it need not take the coordinator's word for its privacy.
+
+The ledger is one for all runs of this site's data: every round that it is asked for is charged on its disk before any
+record is touched, and so is every round in between, in which it might have been asked. A round asked again is charged
+again. What the record of the algorithm says is what is charged. Noise that the coordinator adds itself (`per_round`)
+and that it asks by lot have to be believed, but only where the lot hides anything. Where it shows whether the site
+took part, to the server always, each round that the site answers costs what it costs without any lot, and the others
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal import release
+from shoal.accounting.calibration import Budget
+from shoal.accounting.claims import Observer, Unit
+from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
+from shoal.accounting.ledger import Charge, Ledger
+from shoal.accounting.rdp import Running
+from shoal.accounting.rounding import up
+from shoal.accounting.theorems import ADJACENCY
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.charges import charges, event
+from shoal.errors import ConfigError, ShoalError
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.setting import Setting
+from shoal.training.budget import repeated
+
+SEEDED = "its noise follows from a seed that everybody is sent, so that it hides nothing"
+
+
+class Refused(ShoalError):
+    """The site's owner has not agreed to this; the message says to what."""
+
+
+class Unfit(Refused):
+    """The data here do not fit: the message may tell of them, and is for the owner alone."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the owner insists on. `epsilon` is the budget of this site's data, over all runs, at `delta`."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise: float | None = None
+    unit: Unit | None = None
+    observer: Observer = "release"
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise ConfigError(f"--require-epsilon must be > 0, got {self.epsilon}")
+        if self.noise is not None and not self.noise >= 0:
+            raise ConfigError(f"--require-noise must be >= 0, got {self.noise}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"--require-delta must be in (0, 1), got {self.delta}")
+
+    @property
+    def any(self) -> bool:
+        return self.epsilon is not None or self.noise is not None or self.observer != "release"
+
+
+def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
+    """The least noise of any round, in units of what one record (or client) can add; 0 where there is none."""
+    rounds = algorithm.extreme_rounds(setting.rounds)
+    clip, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
+    if unit == "example" and per_step is not None and clip is not None:
+        return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
+    if algorithm.per_round is not None:
+        return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
+    if algorithm.per_update is not None:
+        return min(algorithm.per_update.multiplier(t, setting.rounds) for t in rounds)
+    return 0.0
+
+
+class Purse:
+    """The site's ledger, and what its owner lets it spend."""
+
+    def __init__(self, path: Path, site: str, wishes: Wishes, unit: Unit) -> None:
+        self.wishes, self._pair = wishes, (wishes.unit or unit, wishes.observer)
+        self._seeded = False
+        self._ledger = Ledger(path)
+        try:
+            self._ledger.begin(site, "every run that this site took part in", "", note=release.SITE)
+        except BaseException:
+            self._ledger.close()
+            raise
+        self._running = Running(NEIGHBOURS[self._pair[0]])
+        for intent in self._ledger.charged:
+            self._count(intent.charges)
+
+    @property
+    def rounds(self) -> int:
+        """Charged so far."""
+        return self._ledger.charged[-1].round if self._ledger.charged else 0
+
+    @property
+    def head(self) -> str:
+        """The hash of the ledger's last line."""
+        return self._ledger.head
+
+    @property
+    def adjacency(self) -> str:
+        """By what neighbours differ in what this ledger is charged."""
+        return ADJACENCY[NEIGHBOURS[self._pair[0]]]
+
+    def epsilon(self) -> float | None:
+        """What is spent for the owner's unit against the owner's observer, by RDP; None where nothing is proven."""
+        return self._running.epsilon(self.wishes.delta)
+
+    def agree(self, algorithm: Algorithm, setting: Setting, seeded: bool) -> None:
+        """Refused where the plan itself breaks a wish of the owner."""
+        unit, observer = self._pair
+        if seeded and self.wishes.any:
+            raise Refused(SEEDED)
+        if self.wishes.noise is not None:
+            found = least_noise(algorithm, setting, unit)
+            if found < self.wishes.noise:
+                raise Refused(f"its least noise for a {unit} is {found:g}, the owner requires {self.wishes.noise:g}")
+        self._seeded = seeded
+        if not self.wishes.any:
+            return
+        for t in algorithm.extreme_rounds(setting.rounds):
+            planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
+            if isinstance(planned, Unbounded):
+                raise Refused(f"for a {unit} against the {observer} nothing is proven: {planned.because}")
+            if t == 0 and self.wishes.epsilon is not None:
+                self._refuse_over_budget(planned)
+
+    def charge(
+        self,
+        algorithm: Algorithm,
+        setting: Setting,
+        missed: range,
+        asked: int | None = None,
+        records: int | None = None,
+    ) -> None:
+        """Charge rounds that the site was not asked for, and one that it is, on the disk.
+
+        Refused, and nothing charged, where the budget does not pay. Equal rounds are one line of the ledger, so that
+        a million of them cost no more than one. A record is charged for a client with `records` records, which this
+        site is: replacing one record leaves their number as it is.
+        """
+        together = list(self._missed(algorithm, setting, missed, records))
+        if asked is not None:
+            together.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
+        if self.wishes.epsilon is not None:
+            self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in together)))
+        for count, charged in together:
+            self._ledger.intend(self.rounds + count, charged, self.rounds + 1)
+            self._count(charged)
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    def _missed(
+        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
+    ) -> Iterator[tuple[int, tuple[Charge, ...]]]:
+        """What rounds are charged in which the site was not asked: how many, and their charges together."""
+        if not rounds:
+            return
+        if len(algorithm.different_rounds(setting.rounds)) == 1:
+            once = self._charged(algorithm, setting, rounds[0], asked=False, records=records)
+            yield len(rounds), tuple(replace(each, event=repeated(each.event, len(rounds))) for each in once)
+        else:
+            yield from ((1, self._charged(algorithm, setting, t, asked=False, records=records)) for t in rounds)
+
+    def _charged(
+        self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool, records: int | None = None
+    ) -> tuple[Charge, ...]:
+        charged = _charged(algorithm, setting, t, asked=asked)
+        if records is not None:
+            here = replace(setting, sizes=(records,), bounds=False)
+            both = zip(charged, _charged(algorithm, here, t, asked=asked), strict=True)
+            charged = tuple(own if own.unit == "example" else anyones for anyones, own in both)
+        return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
+
+    def _refuse_over_budget(self, event: Event) -> None:
+        """RDP is quick and never too low; where it says no, PLD has the last word."""
+        most, delta = self.wishes.epsilon, self.wishes.delta
+        assert most is not None
+        try:
+            quick = self._running.epsilon_with(event, delta)
+        except ConfigError:  # RDP does not know this event
+            quick = None
+        if quick is not None and quick <= most:
+            return
+        budget = Budget(most, delta, neighbours=NEIGHBOURS[self._pair[0]])
+        exact = budget.cost(Compose((self._ledger.charged_event(*self._pair), event))).epsilon
+        if exact is None or exact > most:
+            spent = "no epsilon" if exact is None else f"epsilon {up(exact, 3)}"
+            raise Refused(f"with it {spent} would be spent of the owner's {most:g} (delta {delta:g})")
+
+    def _count(self, charged: tuple[Charge, ...]) -> None:
+        try:
+            self._running.add(_wanted(charged, self._pair))
+        except ConfigError as error:
+            self._running.because = str(error)
+
+
+def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
+    """What a round is charged: as the coordinator counts where a lot hides the site, else what it did."""
+    always = replace(algorithm, clients=Clients("all"))
+    return tuple(
+        believed
+        if _hidden(believed)
+        else replace(
+            believed, event=event(always, setting, t, believed.unit, believed.observer) if asked else NOTHING
+        )
+        for believed in charges(algorithm, setting, t)
+    )
+
+
+def _hidden(charge: Charge) -> bool:
+    """May the observer not know whether the site took part?"""
+    shown = (isinstance(leaf, TwoLevel) and leaf.participation == "visible" for leaf in leaves(charge.event))
+    return charge.observer == "release" and not any(shown)
+
+
+def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:
+    for charge in charged:
+        if (charge.unit, charge.observer) == pair:
+            return charge.event
+    return Unbounded(f"nothing is said of a {pair[0]} against the {pair[1]}")

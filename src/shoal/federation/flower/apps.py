@@ -1,0 +1,95 @@
+"""The same coordinator and sites as a plain Flower app, for those who already run a SuperLink and SuperNodes.
+
+    flower-superlink ...                     the link, as its operators run it
+    flower-supernode ... --node-config 'data="mydata.csv" folder="site"'
+    flwr run examples/flower-app             the coordinator, with `federation` in the run's configuration
+
+Flower starts a process for every message, so that a site reads its data anew each time; its ledger and the terms that
+it agreed to are in its folder. `shoal join` may join such a link as well, and stays.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from shoal.errors import ConfigError
+from shoal.federation.consent import Wishes
+from shoal.federation.flower.node import MOST_BYTES
+from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.policy import Bounds
+from shoal.federation.serve import serve
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def coordinate(grid: Grid, context: Context) -> None:
+    """`federation`: the TOML file; `runs`: where run folders are made; `resume`: a run to go on with."""
+    given = context.run_config
+    resume = str(given.get("resume", ""))
+    result = serve(
+        grid,
+        None if resume else str(given["federation"]),
+        resume=resume or None,
+        runs=str(given.get("runs", "runs")),
+        no_guarantee=bool(given.get("no-guarantee", False)),
+        tell=lambda words: print(words, flush=True),
+        on_round=lambda line: print(f"round {line['round']}: {line['clients']} sites answered", flush=True),
+    )
+    print(json.dumps(result.to_json()), flush=True)
+
+
+@client.query("terms")
+def terms(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.train("round")
+def train(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+@client.query("end")
+def end(message: Message, context: Context) -> Message:
+    return _answered(message, context)
+
+
+def _answered(message: Message, context: Context) -> Message:
+    site = Site(owner(dict(context.node_config)), lambda words: print(words, flush=True))
+    try:
+        answer = site.answer(message.metadata.message_type, unpack(message.content, MOST_BYTES))
+    except Spoilt as problem:
+        answer = Parcel({"refused": str(problem)})
+    finally:
+        site.close()
+    return Message(pack(answer), reply_to=message)
+
+
+def owner(given: dict[str, Any]) -> Owner:
+    """The owner's word, from `--node-config`: the options of `shoal join` by the same names.
+
+    What may be given several times is one string: bound="clip=0.1:10 rounds=:500", allow-plugin="PACKAGE ...".
+    """
+    if "data" not in given:
+        raise ConfigError('--node-config lacks data="FILE": where are this site\'s records?')
+    wishes = Wishes(
+        epsilon=given.get("require-epsilon"),
+        delta=float(given.get("require-delta", 1e-5)),
+        noise=given.get("require-noise"),
+        unit=given.get("unit"),
+        observer=given.get("against", "release"),
+    )
+    folder = Path(str(given.get("folder", "site")))
+    read = reader(str(given["data"]), given.get("label"), given.get("part"))
+    name, bounds = str(given.get("name", folder.resolve().name)), Bounds.read(str(given.get("bound", "")).split())
+    plugins = tuple(str(given.get("allow-plugin", "")).split())
+    return Owner(name, folder, read, wishes, given.get("model"), bounds=bounds, plugins=plugins)

@@ -1,0 +1,170 @@
+"""Flower's Fleet API as a small ASGI app: its own handlers and its own authentication, without the web framework.
+
+A request for messages is held until there is one, and dropped when whoever asked is gone or has started anew: no
+letter is handed to a dead connection. What is larger than an update, or does not say how large it is, is refused
+before any of it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.error import FlowerError
+from flwr.supercore.error.catalog import API_ERROR_MAP
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from flwr.superlink.servicer.fleet import fleet_handlers as handlers
+from google.protobuf.message import DecodeError, Message
+from starlette.exceptions import HTTPException
+
+from shoal.federation.flower.link_state import Post
+from shoal.federation.flower.transport import SPOILT
+
+HOLD = 8.0  # seconds for which a request for messages is held
+TICK = 0.25  # seconds
+SMALL = 2**20  # bytes of a request beyond an update
+
+Handler = Callable[..., Message]
+ROUTES: dict[str, tuple[type[Message], Handler]] = {
+    "register-node": (fleet_pb2.RegisterNodeFleetRequest, handlers.register_node),
+    "activate-node": (fleet_pb2.ActivateNodeRequest, handlers.activate_node),
+    "deactivate-node": (fleet_pb2.DeactivateNodeRequest, handlers.deactivate_node),
+    "send-node-heartbeat": (heartbeat_pb2.SendNodeHeartbeatRequest, handlers.send_node_heartbeat),
+    "pull-messages": (fleet_pb2.PullMessagesRequest, handlers.pull_messages),
+    "push-messages": (fleet_pb2.PushMessagesRequest, handlers.push_messages),
+    "get-run": (run_pb2.GetRunRequest, handlers.get_run),
+    "get-fab": (fab_pb2.GetFabRequest, handlers.get_fab),
+    "push-object": (message_pb2.PushObjectRequest, handlers.push_object),
+    "pull-object": (message_pb2.PullObjectRequest, handlers.pull_object),
+    "confirm-message-received": (message_pb2.ConfirmMessageReceivedRequest, handlers.confirm_message_received),
+}
+
+
+class Fleet:
+    """With `closed` only nodes whose keys are known may come."""
+
+    def __init__(self, post: Post, closed: bool) -> None:
+        self._post, self._closed = post, closed
+        self._ticking: asyncio.Task[None] | None = None
+        self._app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: post)))
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        status, kind, body = await self._answered(scope, headers, receive)
+        told = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        if status in (411, 413):
+            told.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": told})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _tick(self) -> None:
+        """The clock by which nodes are missed; a pause of this process counts as one tick."""
+        while not self._post.closing:
+            await asyncio.sleep(TICK)
+            self._post.clock += TICK
+
+    async def _answered(self, scope: dict[str, Any], headers: dict[str, str], receive: Any) -> tuple[int, str, bytes]:
+        """Status, media type and body."""
+        length = headers.get("content-length", "")
+        if "transfer-encoding" in headers or not length.isdigit():
+            return _words(411, "say how large it is")
+        if int(length) > self._post.most_in_one_request + SMALL:
+            self._blame(headers, f"{SPOILT}it sent {int(length):,} bytes at once")
+            return _words(413, "too large")
+        found = ROUTES.get(scope["path"].removeprefix("/v1/fleet/"))
+        if found is None or not scope["path"].startswith("/v1/fleet/") or scope["method"] != "POST":
+            return _words(404, "there is only the Fleet API here")
+        kind, handler = found
+        try:
+            request = kind.FromString(await _body(receive))
+            seen = SimpleNamespace(headers=headers, app=self._app, state=SimpleNamespace(protobuf_request=request))
+            authenticate_node(seen)  # type: ignore[arg-type]
+            if handler is handlers.pull_messages:
+                answer = await self._held(request, receive)
+            else:
+                answer = self._handled(request, handler)
+            return 200, PROTOBUF_MEDIA_TYPE, answer.SerializeToString()
+        except DecodeError:
+            return _words(400, "this is no protobuf message of that kind")
+        except HTTPException as error:
+            return _words(error.status_code, str(error.detail))
+        except FlowerError as error:
+            known = API_ERROR_MAP[error.code]
+            return (
+                known.http_status_code,
+                "application/json",
+                json.dumps(error.to_json(known.public_message)).encode(),
+            )
+        except Exception:  # whatever a node sends must not stop the coordinator
+            return _words(500, "this could not be done")
+
+    def _blame(self, headers: dict[str, str], why: str) -> None:
+        """Remember a bad answer of whoever signed these headers, if anybody did."""
+        with suppress(HTTPException, ValueError, KeyError):
+            key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            claimed = SimpleNamespace(protobuf_request=fleet_pb2.ActivateNodeRequest(public_key=key))
+            authenticate_node(SimpleNamespace(headers=headers, app=self._app, state=claimed))  # type: ignore[arg-type]
+            node = self._post.get_node_id_by_public_key(key)
+            if node is not None:
+                self._post.lose(node, why)
+
+    def _handled(self, request: Message, handler: Handler) -> Message:
+        post = self._post
+        with post.lock:
+            if handler is handlers.register_node:
+                return handler(request=request, state=post, enable_supernode_auth=self._closed)
+            if handler in (handlers.pull_messages, handlers.confirm_message_received):
+                return handler(request=request, state=post, store=post.object_store)
+            return handler(request=request, state=post)
+
+    async def _held(self, request: Any, receive: Any) -> Message:
+        """The next letter for a node, as soon as there is one."""
+        post, node, until = self._post, request.node.node_id, time.monotonic() + HOLD
+        start = post.starts[node]
+        gone = asyncio.ensure_future(_hung_up(receive))
+        try:
+            while post.starts[node] == start and not gone.done():
+                news = post.news()
+                answer: Any = self._handled(request, handlers.pull_messages)
+                left = until - time.monotonic()
+                if answer.messages_list or left <= 0 or post.closing:
+                    return answer
+                await asyncio.wait({news, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if post.starts[node] == start:
+                post.heard.pop(node, None)
+            return fleet_pb2.PullMessagesResponse()
+        finally:
+            gone.cancel()
+
+
+async def _hung_up(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(receive: Any) -> bytes:
+    parts = []
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise DecodeError("the sender is gone")
+        parts.append(event.get("body", b""))
+        if not event.get("more_body"):
+            return b"".join(parts)
+
+
+def _words(status: int, words: str) -> tuple[int, str, bytes]:
+    return status, "application/json", json.dumps({"detail": words}).encode()

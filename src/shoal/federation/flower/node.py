@@ -1,0 +1,242 @@
+"""A site's end of Flower's Fleet API: one long-lived connection that pulls letters and pushes the answers.
+
+It does what `flower-supernode` does, without starting a process for every message, and runs no code that it is sent.
+A link that goes away is tried again, for the coordinator may be restarting.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # read when flwr is imported
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from shoal.errors import ShoalError
+from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.site import Site
+
+BEAT = 2.0  # seconds between two signs of life
+INTERVAL = 10.0  # what Flower is told of that; it takes no less
+SOON = 0.05  # seconds to wait for the rest of a letter
+FIRST_WAIT = 0.2  # seconds until a link is tried again
+IDLE = 0.5  # seconds to wait where a link does not hold a request for messages
+MOST_BYTES = 2**31
+MOST_WAIT = 600.0  # seconds for a part of a letter
+
+
+class JoinError(ShoalError):
+    """The link cannot be reached, or does not let this site in."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where the link is, and with what key this site knocks. `ca` is the authority's certificate (PEM), or None
+    without TLS; `registers`: this site makes itself known, where the link lets anybody in."""
+
+    address: str
+    key: ec.EllipticCurvePrivateKey
+    ca: bytes | None
+    registers: bool
+
+
+def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None]) -> str:
+    """Answer letters until the run is over; why it is. A link that is away is tried for `patience` seconds.
+
+    JoinError where nobody lets this site in, or where this site refuses the terms.
+    """
+    last, wait, met = time.monotonic(), FIRST_WAIT, False
+    while site.ended is None:
+        try:
+            with Link(door) as link:
+                tell(f"connected to {door.address} as node {link.node}")
+                met, wait = True, FIRST_WAIT
+                while site.ended is None:
+                    link.once(site)
+                    last = time.monotonic()
+                    if site.refused is not None:
+                        raise JoinError(f"this site takes no part in the run: {site.refused}")
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            _refuse_hopeless(error, door, met)
+            if not met and wait == FIRST_WAIT:
+                tell(f"{door.address} does not answer; trying for {patience:g} s")
+            if time.monotonic() - last > patience:
+                raise JoinError(f"{door.address} cannot be reached since {patience:g} s: {_words(error)}") from None
+            time.sleep(wait)
+            wait = min(2 * wait, 2.0)
+    return site.ended
+
+
+def _refuse_hopeless(error: Exception, door: Door, met: bool) -> None:
+    """What will not get better by trying again."""
+    words = _words(error)
+    if "CERTIFICATE_VERIFY_FAILED" in words or "certificate verify failed" in words:
+        raise JoinError(
+            f"{door.address} shows a certificate that --ca did not sign, or one for another address: {words}"
+        ) from None
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and not met and door.ca is None:
+        raise JoinError(f"{door.address} does not speak plain HTTP; if it has TLS, give --ca") from None
+    if isinstance(error, httpx.ConnectError) and "WRONG_VERSION_NUMBER" in words:
+        raise JoinError(f"{door.address} does not speak TLS; on loopback or with --insecure leave --ca out") from None
+    if isinstance(error, httpx.HTTPStatusError) and not met and error.response.status_code < 500:
+        raise JoinError(
+            f"{door.address} does not let this site in: {words}. Does the coordinator have its key (sites/*.pub)?"
+        ) from None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        with suppress(Exception):
+            if (told := FlowerError.from_json(error.response.text)) is not None:
+                return str(told.message)
+    return str(error) or type(error).__name__
+
+
+class Link:
+    """One connection; a thread gives a sign of life while this site trains."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        public = door.key.public_key()
+        self._public = public_key_to_bytes(public)
+        interceptors: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(door.key, public),
+        ]
+        self._client = FleetHttpClient.from_server_address(door.address, door.ca is None, door.ca, interceptors)
+        self._stop = threading.Event()
+        self.node = 0
+
+    def __enter__(self) -> Link:
+        try:
+            if self._door.registers:
+                with suppress(httpx.HTTPStatusError):  # it is known already
+                    self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
+            asked = ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
+            self.node = self._client.ActivateNode(asked).node_id
+        except BaseException:
+            self._client.close()
+            raise
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._beating.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        with suppress(httpx.HTTPError):
+            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node))
+        self._beating.join(BEAT)
+        self._client.close()
+
+    def once(self, site: Site) -> None:
+        """One request for messages, and the answer to what came."""
+        if (message := self.pulled()) is not None:
+            try:
+                letter = unpack(message.content, MOST_BYTES)
+                answer = site.answer(message.metadata.message_type, letter)
+            except Spoilt as problem:
+                answer = Parcel({"refused": str(problem)})
+            except Exception as problem:  # whatever a letter holds, it must not end this site
+                answer = Parcel({"refused": f"it cannot be read: {type(problem).__name__}"})
+            self._send(Message(pack(answer), reply_to=message))
+
+    def pulled(self) -> Message | None:
+        """The next letter, or None where there is none yet."""
+        asked = time.monotonic()
+        found = self._client.PullMessages(PullMessagesRequest(node=self._me))
+        if found.messages_list:
+            return self._received(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
+        if time.monotonic() - asked < IDLE:
+            time.sleep(IDLE)  # this link does not hold requests
+        return None
+
+    @property
+    def _me(self) -> Node:
+        return Node(node_id=self.node)
+
+    def _received(self, plain: Message, tree: ObjectTree) -> Message | None:
+        run, name = plain.metadata.run_id, plain.metadata.message_id
+        contents = {}
+        for each in iterate_object_tree(tree):
+            asked = PullObjectRequest(node=self._me, run_id=run, object_id=each.object_id)
+            until = time.monotonic() + MOST_WAIT
+            while not (found := self._client.PullObject(asked)).object_available:
+                if not found.object_found or time.monotonic() > until:
+                    return None  # given up by its sender
+                time.sleep(SOON)  # the sender is not through yet
+            contents[each.object_id] = found.object_content
+        confirmed = ConfirmMessageReceivedRequest(node=self._me, run_id=run, message_object_id=name)
+        self._client.ConfirmMessageReceived(confirmed)
+        try:
+            message = inflate_object_from_contents(name, contents)
+        except Exception:  # as if it had been given up
+            return None
+        if not isinstance(message, Message):
+            return None
+        message.metadata.__dict__["_message_id"] = name
+        return message
+
+    def _send(self, answer: Message) -> None:
+        with no_object_id_recompute():
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            objects = get_all_nested_objects(answer)
+            pushed = self._client.PushMessages(
+                PushMessagesRequest(
+                    node=self._me,
+                    messages_list=[message_to_proto(remove_content_from_message(answer))],
+                    message_object_trees=[get_object_tree(answer)],
+                    clientapp_runtime_list=[0.0],  # how long it took is nobody's business
+                )
+            )
+            for name in pushed.objects_to_push:
+                self._client.PushObject(
+                    PushObjectRequest(
+                        node=self._me,
+                        run_id=answer.metadata.run_id,
+                        object_id=name,
+                        object_content=objects[name].deflate(),
+                        session_id=pushed.session_id,
+                    )
+                )
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT):
+            with suppress(httpx.HTTPError):
+                self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._me, heartbeat_interval=INTERVAL))

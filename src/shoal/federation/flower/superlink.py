@@ -1,0 +1,191 @@
+"""Flower's SuperLink inside the coordinator's own process: sites reach it over Flower's Fleet API.
+
+Flower as it is shipped runs the link, the coordinator and every message's work as processes of their own, and polls
+every three seconds. Here the coordinator looks into the link's memory, and a site's request for messages is held
+until there is one. Only the Fleet API is open: with Flower's Control API beside it whoever reaches the port could
+register a node of his own. Requests larger than an update are refused before they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # read when flwr is imported
+
+import uvicorn
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from shoal.errors import RunError
+from shoal.federation.flower.http_api import SMALL, Fleet
+from shoal.federation.flower.link_state import Post
+from shoal.federation.flower.transport import SPOILT
+
+ALIVE = 12.0  # seconds after which a site that says nothing is taken to be gone
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The coordinator's certificate and its key."""
+
+    certificate: Path
+    key: Path
+
+
+class SuperLink:
+    """The link, open; as a grid, what the coordinator sends and receives by."""
+
+    def __init__(self, host: str, port: int, tls: Tls | None, keys: Sequence[bytes]) -> None:
+        """With `keys` (PEM) only these nodes may come; without, anybody who reaches the port."""
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        self._post = Post()
+        for key in keys:
+            self._post.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        self._run = self._post.open_run()
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run, 1, 1
+        self._server = _server(Fleet(self._post, closed=bool(keys)), host, port, tls)
+        self._socket = _bound(host, port)
+        self.port = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RunError(f"nothing can be served on {host}:{port}; see the messages above")
+            time.sleep(0.01)
+
+    def limit(self, most_bytes: int) -> None:
+        """The most bytes of vectors that a message may have."""
+        self._post.most_bytes = most_bytes
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """The nodes that are connected and were heard of just now."""
+        post = self._post
+        with post.lock:
+            return [post.nodes[node] for node, heard in list(post.heard.items()) if post.clock - heard < ALIVE]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
+        with no_object_id_recompute():
+            for message in messages:
+                name = message.metadata.__dict__["_message_id"] = message.object_id
+                objects = get_all_nested_objects(message)
+                plain, tree = remove_content_from_message(message), get_object_tree(message)
+                with self._post.lock:
+                    session = self._post.start_session(self._run)
+                    _, missing = self._post.store_message_and_object_tree(plain, tree, session)
+                    for each in missing:
+                        self._post.store_object(self._run, session, each, objects[each].deflate())
+                names.append(name)
+        self._post.wake()
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The answers that have come whole; one that cannot be put together becomes an error."""
+        post, found = self._post, []
+        for name in message_ids:
+            with post.lock:
+                answer, letter = post.message_ins_id_to_message_res_id.get(name), post.message_ins_store.get(name)
+                message = self._whole(answer, name) if answer is not None else None
+                if message is None and letter is not None and name in post.lost:
+                    message = Message(Error(0, post.lost[name]), reply_to=letter)
+                if message is not None:
+                    found.append(message)
+                    self.forget([name])
+        return found
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Give up letters, and whatever came to them: an answer that comes later is turned away."""
+        with self._post.lock:
+            for name in names:
+                answer = self._post.message_ins_id_to_message_res_id.get(name)
+                self._post.delete_messages({name})
+                self._post.lost.pop(name, None)
+                for each in (name, answer):
+                    if each is not None:
+                        self._post.object_store.delete(each)
+
+    def close(self) -> None:
+        self._post.closing = True
+        self._post.wake()
+        self._server.should_exit = True
+        self._thread.join(5)
+
+    def _whole(self, answer: str, name: str) -> Message | None:
+        post = self._post
+        if post.pushing(answer):
+            return None
+        try:
+            names = [tree.object_id for tree in iterate_object_tree(post.object_store.get_object_tree(answer))]
+            contents = {each: post.object_store.get(each) for each in names}
+            if any(not content for content in contents.values()):
+                return None  # not all of it is here yet
+            size = sum(len(content) for content in contents.values() if content)
+            if size > post.most_bytes + SMALL:
+                raise ValueError(f"{size:,} bytes")
+            message = inflate_object_from_contents(answer, contents)  # type: ignore[arg-type]
+            if not isinstance(message, Message) or message.metadata.reply_to_message_id != name:
+                raise TypeError("it is no answer to this letter")
+            return message
+        except Exception as error:  # whatever a site sends must not stop the coordinator
+            asked = post.message_res_store[answer].metadata
+            return make_message(asked, error=Error(0, f"{SPOILT}it cannot be put together: {error}"[:200]))
+
+
+def _server(app: Fleet, host: str, port: int, tls: Tls | None) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="critical",
+        access_log=False,
+        ws="none",
+        lifespan="off",
+        timeout_keep_alive=75,
+        ssl_certfile=None if tls is None else str(tls.certificate),
+        ssl_keyfile=None if tls is None else str(tls.key),
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise RunError(f"the certificate {tls and tls.certificate} cannot be used: {error}") from None
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    return uvicorn.Server(config)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except (OSError, OverflowError) as error:
+        made.close()
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot listen on {host}:{port}: {why}; choose another --port") from None
+    return made
+
+
+def identity(public_key: bytes) -> str:
+    """By what a node is known: the hash of its key, as `mail` makes it."""
+    return hashlib.sha256(public_key).hexdigest()[:16]

@@ -1,0 +1,102 @@
+"""The bounds that a site's owner sets on a federation's terms, checked before anything else is done with them.
+
+A check costs the same whatever the terms say: a schedule is looked at where it is least and greatest, not in every
+round. Bounds on clip and learning rate are far from the ends of float32, where norms and noise underflow; the others
+keep a coordinator from asking for more work or memory than a site has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm
+from shoal.errors import ConfigError, nearest
+from shoal.federation.consent import Refused
+from shoal.federation.terms import Terms
+from shoal.mechanisms.schedules import parse
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and greatest value that this site takes of each term.
+
+    `clip`: of gradients and of updates, also of one that adapts. `steps`: local steps a round; `clients`: sites in
+    the federation; `parameters`: of the model; `weight`: the greatest of them, whatever its sign.
+    """
+
+    clip: Range = (1e-6, 1e6)
+    lr: Range = (1e-9, 1e4)
+    steps: Range = (1, 10_000)
+    rounds: Range = (1, 10_000)
+    batch: Range = (1, 100_000)
+    clients: Range = (1, 1_000_000)
+    parameters: Range = (1, 500_000_000)
+    weight: Range = (0, 1e9)
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self._ranges.items():
+            if not 0 <= low <= high:
+                raise ConfigError(f"--bound {name} must be LOW:HIGH with 0 <= LOW <= HIGH, got {low:g}:{high:g}")
+
+    @classmethod
+    def read(cls, words: Iterable[str]) -> Bounds:
+        """Bounds from words such as `clip=0.1:10` or `rounds=:500`; what is left out stays as it is."""
+        found = cls()._ranges
+        for word in words:
+            name, equals, text = word.partition("=")
+            if name not in found:
+                raise ConfigError(f"--bound {word}: there is no bound '{name}'{nearest(name, found)}")
+            low, colon, high = text.partition(":")
+            if not (equals and colon):
+                raise ConfigError(
+                    f"--bound {word}: write {name}=LOW:HIGH, for example {name}={':'.join(map(_said, found[name]))}"
+                )
+            try:
+                found[name] = (float(low or found[name][0]), float(high or found[name][1]))
+            except ValueError:
+                raise ConfigError(f"--bound {word}: LOW and HIGH are numbers") from None
+        return cls(**found)
+
+    def refuse(self, terms: Terms) -> None:
+        """Refused where a term is out of bounds, in any round."""
+        self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are asked for their last round
+        self.refuse_value("clients", "data.clients", terms.setting.clients)
+        self.refuse_value("parameters", "the number of the model's parameters", terms.parameters)
+        for name, key, value in _asked(terms.settings.algorithm, terms.setting.rounds):
+            self.refuse_value(name, key, value)
+
+    def refuse_model(self, model: Tensor) -> None:
+        """Refused where a parameter is too great."""
+        self.refuse_value("weight", "the model's greatest parameter", float(model.abs().amax()))
+
+    def refuse_value(self, name: str, key: str, value: float) -> None:
+        low, high = self._ranges[name]
+        if not low <= value <= high:
+            taken = f"{_said(low)} to {_said(high)}"
+            raise Refused(f"{key} is {_said(value)}, this site takes {taken} (its --bound {name}=LOW:HIGH)")
+
+    @property
+    def _ranges(self) -> dict[str, Range]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]]:
+    """Bound, key and value of each term that an algorithm sets; of a schedule its least and greatest."""
+    yield "batch", "examples.batch", algorithm.examples.batch
+    local = algorithm.local
+    yield "steps", *(("local.epochs", local.epochs) if local.steps is None else ("local.steps", local.steps))
+    clips = [("clip", key, text) for each in algorithm.mechanisms for key, text in each.scales().items()]
+    for name, key, text in (*clips, ("lr", "local.lr", local.lr)):
+        schedule = parse(text)
+        for t in schedule.extremes(rounds):
+            where = "" if schedule.shape == "constant" else f" in round {t + 1} of {rounds} ({text})"
+            yield name, key + where, schedule.value(t, rounds)
+
+
+def _said(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) or value < 10**6 else f"{min(value, 10**18):.3g}"

@@ -1,0 +1,77 @@
+"""Sites under secure aggregation: of a round the coordinator learns the sum, and nothing else.
+
+A round in which too few answer, or whose sum cannot come of the method, counts as one to which nobody came: it was
+charged, its sum is zero, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shoal.federation.coordinator import Heard, RemoteCohort
+from shoal.federation.messages import Parcel
+from shoal.federation.secagg.aggregator import Failed, Take, Tally
+from shoal.federation.secagg.round_keys import context
+from shoal.federation.secagg.round_plan import COUNT_STEP, Plan
+from shoal.federation.validation import Question
+from shoal.random.discrete_gaussian import Whole
+from shoal.training.cohort import State, Sum
+from shoal.training.round_index import Moment
+
+
+class SecureCohort(RemoteCohort):
+    """Sites that are asked five times a round, and whose sum is unmasked."""
+
+    @property
+    def _most_bytes(self) -> int:
+        return super()._most_bytes + 4  # the count
+
+    def _wanted(self, state: State, moment: Moment) -> int:
+        """Fewer than the threshold need not begin."""
+        return max(super()._wanted(state, moment), self._plan(moment, self._clip_norm(state, moment)).threshold)
+
+    def _gather(self, heard: Heard, asked: list[int], params: Tensor, state: State, moment: Moment) -> Sum:
+        clip_norm = self._clip_norm(state, moment)
+        plan = self._plan(moment, clip_norm)
+        tally = Tally(plan, context(self._terms.run, self._terms.digest, moment.t, moment.attempt), self._known)
+
+        def ask(
+            kind: str, letters: Mapping[int, Parcel], values: set[str], vectors: Mapping[str, int], take: Take
+        ) -> None:
+            def check(question: Question, answer: Parcel) -> None:
+                answer.require(set(question.names) | values, vectors)
+                question.refuse_other(answer)
+                take(question.number, answer)
+
+            self._exchange(heard, kind, letters, moment, check)
+
+        try:
+            numbers = tally.gather(ask, asked, self._letter(params, state))
+            total = self._summed(plan, numbers, len(tally.sent), params)
+        except Failed as why:
+            total = Sum(torch.zeros_like(params))
+            heard.reports.append({"site": "", "node": "", "what": "failed", "why": str(why)})
+            self._tell(f"round {moment.t + 1}: it gave no sum: {why}")
+        total.clip_norm = clip_norm
+        if self.algorithm.per_round is not None and self.algorithm.per_round.at == "shared":
+            total.noise = plan.noise_of(total.clients)
+        return total
+
+    def _summed(self, plan: Plan, numbers: Whole, clients: int, params: Tensor) -> Sum:
+        """The sum as the engine takes it; of the count, as many below as with `clients` gives what was counted."""
+        update = torch.from_numpy(numbers[: plan.parameters] * plan.step).to(params)
+        below = float(numbers[-1]) * COUNT_STEP + clients / 2 if plan.count_noise is not None else 0.0
+        return Sum(update, weight=clients, clients=clients, below=below)
+
+    def _plan(self, moment: Moment, clip_norm: float) -> Plan:
+        setting = self.setting
+        return Plan.of(self.algorithm, self.section, setting, setting.parameters, moment.t, clip_norm)
+
+    def _known(self, number: int, identity: bytes) -> bool:
+        """Is this the public key by which the site of this number is known?"""
+        known = {member.number: key for key, member in self._roster.members.items()}
+        return known.get(number) == hashlib.sha256(identity).hexdigest()[:16]

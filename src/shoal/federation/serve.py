@@ -1,0 +1,88 @@
+"""`serve`: a run like any other (`shoal.run`), trained with sites over a grid."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shoal.api import OnRound, OnStart, Result, carry_out, settings_of
+from shoal.config import Config
+from shoal.errors import ConfigError
+from shoal.federation.coordinator import RemoteCohort, Tell
+from shoal.federation.flower.transport import Grid, Mail
+from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.secagg.secure_cohort import SecureCohort
+from shoal.federation.terms import population, refuse_turns
+from shoal.gradients import network
+from shoal.prepare import dataset_of, with_model
+from shoal.training.context import pick_device
+from shoal.training.evaluation import Evaluation
+from shoal.training.trainer import Trainer
+from shoal.training.workers import Workers
+
+
+def serve(
+    grid: Grid,
+    config: str | Path | dict[str, Any] | None = None,
+    *,
+    names: dict[str, str] | None = None,
+    tell: Tell = lambda _words: None,
+    overrides: Sequence[str] = (),
+    resume: str | Path | None = None,
+    runs: str | Path = "runs",
+    no_guarantee: bool = False,
+    on_start: OnStart | None = None,
+    on_round: OnRound | None = None,
+    data: Any = None,
+    model: Any = None,
+) -> Result:
+    """Coordinate a run over a Flower grid.
+
+    Args:
+        grid: What reaches the sites.
+        config: As for `shoal.run`, and so are `overrides`, `resume`, `runs`, `no_guarantee`, `on_start`, `on_round`,
+            `data` and `model`.
+        names: What sites are called, by the hash of their keys.
+        tell: Is told in words what happens.
+
+    Returns:
+        How the run ended.
+    """
+    started = time.perf_counter()
+    settings = settings_of(config, data, model, overrides, {}, resume=resume, no_guarantee=no_guarantee)
+    settings, trainer = coordinator(settings, data, model, partial(Mail, grid), names or {}, tell)
+    return carry_out(
+        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round
+    )
+
+
+def coordinator(
+    config: Config, data: Any, model: Any, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell
+) -> tuple[Config, Trainer[RemoteCohort]]:
+    """The configuration as it is played, and a trainer whose clients are sites."""
+    section = config.federation
+    refuse_turns(config.algorithm)
+    if config.baseline:
+        raise ConfigError("baseline=true trains without privacy on everyone's data, which is not here; leave it out")
+    if not isinstance(config.model, str) or (model is not None and not isinstance(model, str)):
+        raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
+    if not section.seeded and config.noise_seed is None:
+        config = replace(config, random="secure")
+    dataset, engine, sites = dataset_of(config, data), config.engine, population(config)
+    config, module = with_model(config, dataset, model, sites)
+
+    device, per_example = pick_device(engine.device), config.algorithm.per_example is not None
+    module = module.to(device)
+    net = network(module, dataset.train_x[:3], together=engine.together, per_example=per_example)
+    workers = Workers(device, engine.threads, side_by_side=net.together)
+    evaluation = Evaluation.of(module, net.layout, dataset, workers)
+    setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
+    make = SecureCohort if section.aggregation == "secure" else RemoteCohort
+    cohort = make(config, sites, setting, net.layout, dataset, mail, names, tell)
+    trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
+    refuse_unfit(config.algorithm, section, setting, setting.parameters)
+    return config, trainer

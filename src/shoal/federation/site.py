@@ -1,0 +1,414 @@
+"""A site: it keeps its records, agrees to terms or refuses them, and answers a round with what may cross.
+
+It plays the client's half of a round (training/round.py) with the same streams of random numbers as the simulator, or
+with its own. Nothing that the coordinator sends is run: models come by name from what is installed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from safetensors import safe_open
+from safetensors.torch import save
+
+from shoal import release
+from shoal.accounting.ledger import verify
+from shoal.accounting.rounding import up
+from shoal.data.dataset import Dataset
+from shoal.data.partitions import Partition
+from shoal.errors import ConfigError, LedgerError, ShoalError
+from shoal.federation.consent import Purse, Refused, Unfit, Wishes
+from shoal.federation.messages import Parcel, Spoilt, Value
+from shoal.federation.policy import Bounds
+from shoal.federation.secagg.client import Desk
+from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
+from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, population
+from shoal.mechanisms.sampling import LARGEST_BATCH
+from shoal.models import build, check
+from shoal.random.platform_checks import require_platform
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
+from shoal.training.cohort import State
+from shoal.training.local_training import VELOCITY
+from shoal.training.round import SimulatedCohort, leaving
+from shoal.training.round_index import Moment
+from shoal.training.run_folder import write_whole
+
+Tell = Callable[[str], None]
+REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
+AT_HOME = "something is amiss at the site; its own terminal says what"
+LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on (`wishes`, `bounds`).
+
+    `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used;
+    `plugins` are the packages and modules, besides Shoal, from which an algorithm may be imported.
+    `key` is the one by which the site is known, `peers` are the public keys (PEM) of the sites that may take part
+    with it under secure aggregation; None: whoever the coordinator says.
+    """
+
+    name: str
+    folder: Path
+    records: Callable[[Terms], Dataset]
+    wishes: Wishes = field(default_factory=Wishes)
+    model: str | None = None
+    key: ec.EllipticCurvePrivateKey | None = None
+    peers: frozenset[bytes] | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    plugins: tuple[str, ...] = ()
+
+
+class Site:
+    """Answers letters; `tell` is told in words what happens."""
+
+    def __init__(self, owner: Owner, tell: Tell = lambda _words: None) -> None:
+        require_platform()
+        self.owner, self._tell = owner, tell
+        self.ended: str | None = None
+        self.refused: str | None = None
+        self._terms: Terms | None = None
+        self._purse: Purse | None = None
+        self._cohort: SimulatedCohort | None = None
+        self._dataset: Dataset | None = None
+        self._desk: Desk | None = None
+        self._number = -1
+        self._state: State = {}
+        owner.folder.mkdir(parents=True, exist_ok=True)
+
+    def answer(self, kind: str, letter: Parcel) -> Parcel:
+        """The answer to a letter; a refusal is an answer too, and says why."""
+        try:
+            if kind == TERMS:
+                return self._agree(letter)
+            if kind == ROUND:
+                return self._train(letter)
+            if kind in (KEYS, SHARES, CHECK, UNMASK):
+                return self._aggregate(kind, letter)
+            if kind == END:
+                return self._finish(letter)
+            raise Spoilt(f"letters of kind {kind[:40]!r} are not known here")
+        except Exception as error:  # whatever a letter does, it must not end this site
+            known = isinstance(error, ShoalError | OSError)
+            self._tell(f"refused: {error}" if known else f"refused: {type(error).__name__}: {error}")
+            self.refused = str(error) if kind == TERMS else None
+            repeated = {key: letter.values[key] for key in ("nonce",) if key in letter.values}
+            may_cross = isinstance(error, Spoilt | Refused | ConfigError) and not isinstance(error, Unfit)
+            return Parcel({"refused": str(error)[:500] if may_cross else AT_HOME, **repeated})
+
+    def close(self) -> None:
+        if self._purse is not None:
+            self._purse.close()
+            self._purse = None
+
+    def _agree(self, letter: Parcel) -> Parcel:
+        """Read the terms, check them against data, model and the owner's wishes."""
+        letter.require({"terms", "round"}, {})
+        terms = Terms.read(letter.text("terms"), self.owner.plugins)
+        if not 0 <= (begun := letter.number("round")) <= terms.setting.rounds:
+            raise Spoilt(f"there is no round {begun}")
+        if self._terms is not None and self._terms.digest != terms.digest:
+            # Whether data fit is told by yes or no: one answer a join, not as many as it takes to find out.
+            raise Refused("other terms were agreed to here: a site joins again for another run")
+        if self._terms is None:
+            self._take(terms)
+            kept = {release.KEY: release.TERMS, "terms": terms.text}
+            write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
+            self._keep_progress(terms, self._progress(terms, begun))
+            self._tell(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
+        return Parcel({"agreed": terms.digest, "name": self.owner.name})
+
+    def _take(self, terms: Terms) -> None:
+        self.owner.bounds.refuse(terms)
+        settings = terms.settings
+        algorithm = settings.algorithm
+        if ":" in settings.model and settings.model != self.owner.model:
+            raise Refused(f"it wants to import {settings.model!r} here; if you agree: --model {settings.model}")
+        if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
+            raise Refused("its terms count other clients or rounds than its configuration")
+        self._open(terms, self.owner.wishes)
+        refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
+        secure = settings.federation.aggregation == "secure"
+        desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
+        sizes = population(settings).sizes
+        of_two_sizes_only = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size between
+        if terms.setting.sizes != sizes or terms.setting.all_answer or of_two_sizes_only:
+            raise Refused("its terms count on other sites than its configuration describes")
+        try:
+            dataset = self.owner.records(terms)
+            self._refuse_unfit(terms, dataset)
+        except (ShoalError, OSError) as error:
+            raise Unfit(str(error)) from error
+        if self._settle(terms):
+            self._open(terms, self.owner.wishes)
+        self._terms, self._dataset, self._cohort, self._desk = terms, dataset, None, desk
+        self._state = self._kept_state(terms)
+
+    def _open(self, terms: Terms, wishes: Wishes) -> Purse:
+        """The ledger, opened for these terms; Refused where they break a wish."""
+        self.close()
+        path, settings = self.owner.folder / LEDGER, terms.settings
+        self._refuse_cut(path)
+        self._purse = Purse(path, self.owner.name, wishes, settings.budget.unit)
+        self._purse.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
+        return self._purse
+
+    def _settle(self, terms: Terms) -> bool:
+        """Charge the planned rounds that are left of an earlier run whose end was never reported; were there any?
+
+        All of them may have been played. They are charged whatever the owner allows by now.
+        """
+        kept = self._kept_progress()
+        if kept.get("ended", True):  # files of earlier versions do not say
+            return False
+        try:
+            old = self._kept_terms()
+            algorithm = None if old is None else old.settings.algorithm
+        except (ShoalError, ValueError):
+            old = algorithm = None
+        if old is None or algorithm is None:
+            raise LedgerError(
+                f"run {kept['run']} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
+                f"read: put the file back, or use the version of Shoal that wrote it"
+            )
+        if old.digest == terms.digest:
+            return False
+        first, total = int(kept["next"]), old.setting.rounds
+        purse = self._open(old, Wishes())
+        purse.charge(algorithm, old.charged, range(first, total), records=int(kept["records"]))
+        self._write_progress(kept | {"next": total, "ended": True})
+        self._tell(f"run {old.run} never ended here: charged for its rounds {first + 1} to {total}")
+        return True
+
+    def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
+        if dataset.input_shape != terms.shape:
+            raise Refused(f"rows here have shape {dataset.input_shape}, the federation's have {terms.shape}")
+        if dataset.classes != terms.classes:
+            raise Refused(f"classes here are {dataset.classes[:5]}..., the federation's {terms.classes[:5]}...")
+        section, rows = terms.settings.federation, len(dataset.train_y)
+        few, many = section.fewest_records or 1, section.most_records or rows
+        if not few <= rows <= many:
+            raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
+        algorithm = terms.settings.algorithm
+        largest = max(algorithm.examples.batch, LARGEST_BATCH)
+        if not terms.setting.sizes and algorithm.examples.varies:
+            widest = algorithm.examples.widest(rows)
+            if algorithm.per_step is not None and widest > largest:
+                raise Refused(
+                    f"a step here may draw {widest:,} records, {largest:,} are counted on: "
+                    f"the coordinator must set federation.fewest_records and most_records"
+                )
+        steps = algorithm.local.steps or algorithm.examples.steps(rows, algorithm.local.epochs)
+        self.owner.bounds.refuse_value("steps", "local steps a round", steps)
+
+    def _own_cohort(self, terms: Terms, number: int) -> SimulatedCohort:
+        """This site as a cohort of one client, made anew where its number is."""
+        if self._cohort is not None and self._number == number:
+            return self._cohort
+        assert self._dataset is not None
+        settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
+        algorithm = settings.algorithm
+        module = build(settings.model, terms.shape, len(terms.classes))
+        example_level = algorithm.per_example is not None
+        noisy = algorithm.draws_noise
+        check(module, terms.shape, len(terms.classes), example_level=example_level, noisy_updates=noisy)
+        for t in algorithm.different_rounds(rounds):
+            algorithm.refuse_unfit(t, rounds, terms.setting.clients)
+        cohort = SimulatedCohort.of(
+            algorithm,
+            module,
+            self._dataset,
+            Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
+            streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
+            settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
+            first=number,
+        )
+        layout = cohort.network.layout
+        if layout.size != terms.parameters:
+            raise Refused(f"the model has {layout.size} parameters here, {terms.parameters} there")
+        if len(layout.layers) != terms.setting.layers:
+            raise Refused(f"the model has {len(layout.layers)} layers here, {terms.setting.layers} there")
+        self._cohort, self._number = cohort, number
+        return cohort
+
+    def _train(self, letter: Parcel) -> Parcel:
+        """One round: charged, then trained, then what may cross."""
+        terms = self._agreed(letter)
+        moment, number = self._when(letter, terms)
+        letter.require(
+            {*REPEATED, *({"clip"} & set(letter.values)), *({"sealed"} if self._desk else ())},
+            {"model": terms.parameters},
+        )
+        cohort = self._own_cohort(terms, number)
+        if terms.seed is None:
+            cohort = replace(cohort, streams=SecureStreams())  # a round that is asked for twice has no noise twice
+        state, algorithm = self._carried(letter), cohort.algorithm
+        algorithm.refuse_unfit(moment.t, moment.total, terms.setting.clients)
+        if self._desk is not None and algorithm.per_update is not None:
+            bound = algorithm.per_update.bound(state, moment.t, moment.total, None)
+            self._desk.take(letter, moment, number, bound)
+        assert self._purse is not None
+        first = min(self._progress(terms, moment.t), moment.t)
+        self._purse.charge(algorithm, terms.charged, range(first, moment.t), moment.t, self._records)
+        self._keep_progress(terms, moment.t + 1)
+        answer = self._learn(terms, cohort, letter, state, moment, number)
+        spent, delta = self._purse.epsilon(), self.owner.wishes.delta
+        cost = "" if spent is None else f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._purse.adjacency})"
+        self._tell(f"round {moment.t + 1}: answered{cost}")
+        return answer
+
+    def _finish(self, letter: Parcel) -> Parcel:
+        """The run is over; rounds since the last one that was asked for here are charged too.
+
+        But for those that the owner's budget does not pay for: asked for one of them, this site would have refused.
+        """
+        self.ended = letter.text("why")
+        letter.require({"run", "terms", "why", "round"}, {})
+        terms = self._agreed(letter)
+        assert self._purse is not None
+        done = min(letter.number("round"), terms.setting.rounds)
+        first = self._progress(terms, done)
+        count = done - first
+        while count > 0:
+            rounds = range(first, first + count)
+            try:
+                self._purse.charge(terms.settings.algorithm, terms.charged, rounds, records=self._records)
+            except Refused:
+                count //= 2
+                continue
+            first += count
+            self._keep_progress(terms, first)
+            count = min(count, done - first)
+        self._keep_progress(terms, first, ended=True)
+        return Parcel({"name": self.owner.name})
+
+    def _aggregate(self, kind: str, letter: Parcel) -> Parcel:
+        """The letters of secure aggregation that ask for nothing of the data."""
+        terms = self._agreed(letter)
+        moment, number = self._when(letter, terms)
+        if self._desk is None:
+            raise Spoilt("the terms say nothing of secure aggregation")
+        return Parcel(_repeated(letter) | self._desk.answer(kind, letter, moment, number))
+
+    def _agreed(self, letter: Parcel) -> Terms:
+        digest = letter.text("terms")
+        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest:
+            self._take(kept)
+        if self._terms is None or self._terms.digest != digest or letter.text("run") != self._terms.run:
+            raise Spoilt("these are not the terms that were agreed to here")
+        return self._terms
+
+    def _when(self, letter: Parcel, terms: Terms) -> tuple[Moment, int]:
+        t, attempt, number = (letter.number(key) for key in ("round", "attempt", "number"))
+        if not (0 <= t < terms.setting.rounds and attempt >= 0 and 0 <= number < terms.setting.clients):
+            raise Spoilt(f"there is no round {t}, attempt {attempt}, for client {number}")
+        letter.raw("nonce")
+        return Moment(t, terms.setting.rounds, attempt), number
+
+    def _carried(self, letter: Parcel) -> State:
+        """What this round begins with; Spoilt or Refused where its model or its clip cannot be used."""
+        if not torch.isfinite(letter.vectors["model"]).all():
+            raise Spoilt("the model holds NaN or Inf")
+        self.owner.bounds.refuse_model(letter.vectors["model"])
+        if "clip" not in letter.values:
+            return dict(self._state)
+        clip = letter.real("clip")
+        self.owner.bounds.refuse_value("clip", "this round's clip", clip)
+        return self._state | {"clip": torch.tensor(clip, dtype=torch.float64)}
+
+    def _learn(
+        self, terms: Terms, cohort: SimulatedCohort, letter: Parcel, state: State, moment: Moment, number: int
+    ) -> Parcel:
+        crossing, client = Crossing.of(cohort.algorithm), np.array([number])
+        params = letter.vectors["model"].to(cohort.federation.device)
+        per_update = cohort.algorithm.per_update
+        (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, moment), [client])
+        self._keep_state(terms, state)
+        extras: dict[str, Value] = {}
+        update, bound = part.updates, float("inf")
+        if not crossing.raw:
+            bound = bound if per_update is None else per_update.bound(state, moment.t, moment.total, None)
+            if crossing.below:
+                extras["below"] = int(part.norms[0] <= bound)
+            update = leaving(cohort, part, bound, moment)
+        if self._desk is not None:
+            below = bool(extras.get("below"))
+            masked = self._desk.send(update[0], below, bound, moment, cohort.streams)
+            return Parcel(_repeated(letter), {"masked": masked})
+        if crossing.share:
+            extras["share"] = float(part.shares[0])
+        if crossing.records:
+            extras["records"] = self._records
+        return Parcel(_repeated(letter) | extras, {"update": update[0]})
+
+    @property
+    def _records(self) -> int:
+        assert self._dataset is not None
+        return len(self._dataset.train_y)
+
+    def _kept_terms(self) -> Terms | None:
+        """Those of before a restart; Flower as it is shipped starts a process for every letter."""
+        path = self.owner.folder / AGREED
+        if not path.exists():
+            return None
+        text = path.read_text(encoding="utf-8")
+        text = json.loads(text).get("terms", text)  # once the file was the terms alone
+        return Terms.read(text, self.owner.plugins)
+
+    def _progress(self, terms: Terms, otherwise: int) -> int:
+        """The first round of this run that is not charged yet: from the one in which this site joined."""
+        kept = self._kept_progress()
+        same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
+        return int(kept["next"]) if same else otherwise
+
+    def _kept_progress(self) -> dict[str, Any]:
+        path = self.owner.folder / PROGRESS
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+    def _keep_progress(self, terms: Terms, following: int, ended: bool = False) -> None:
+        """After the charge: a kill in between makes that round charged twice, never not at all."""
+        kept = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended, "records": self._records}
+        self._write_progress({release.KEY: release.SITE} | kept)
+
+    def _write_progress(self, kept: dict[str, Any]) -> None:
+        assert self._purse is not None
+        write_whole(self.owner.folder / PROGRESS, json.dumps(kept | {"ledger": self._purse.head}).encode())
+
+    def _refuse_cut(self, ledger: Path) -> None:
+        """A ledger that lost its last lines, or was put back from a copy, would let the budget be spent twice."""
+        head = self._kept_progress().get("ledger")
+        if head is not None and not (ledger.exists() and verify(ledger, str(head)).whole):
+            raise LedgerError(
+                f"the ledger {ledger} is not the one that was written here last: it was cut, or an older one was put "
+                f"in its place; put the last one back"
+            )
+
+    def _kept_state(self, terms: Terms) -> State:
+        path = self.owner.folder / MEMORY
+        if not terms.settings.algorithm.local.remembers or not path.exists():
+            return {}
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("run") != terms.run:
+                return {}
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+    def _keep_state(self, terms: Terms, state: State) -> None:
+        self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
+        if self._state:
+            notes = {"run": terms.run, release.KEY: release.SITE}
+            write_whole(self.owner.folder / MEMORY, save(self._state, metadata=notes))
+
+
+def _repeated(letter: Parcel) -> dict[str, Value]:
+    """What an answer repeats of its letter."""
+    return {key: letter.values[key] for key in REPEATED}

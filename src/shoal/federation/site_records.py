@@ -1,0 +1,51 @@
+"""A site's records: its own file, all of it, or one client's part of a known data set, as the simulator splits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from shoal.data import Dataset, load
+from shoal.errors import ConfigError
+from shoal.federation.consent import Refused
+from shoal.federation.terms import Terms
+from shoal.prepare import parted, with_features
+
+
+def reader(name: str, label: str | None = None, part: int | None = None) -> Callable[[Terms], Dataset]:
+    """What reads the data of this name for given terms; a site trains on all it has."""
+    if "." in name and not Path(name).is_file():
+        raise ConfigError(f"--data {name}: there is no such file")
+
+    def read(terms: Terms) -> Dataset:
+        section = terms.settings.data
+        classes = terms.classes if "." in name else None  # the data sets that are known bring their own
+        dataset = load(name, scale=section.scale, label=label or section.label, classes=classes)
+        if dataset.notes:
+            raise Refused(
+                f"the columns of {name} depend on what is in it ({dataset.notes[0]}), so that other sites may have "
+                f"others; make all columns numbers"
+            )
+        if part is not None:
+            return with_features(_part(dataset, terms, part), section.features)
+        x, y = torch.cat([dataset.train_x, dataset.test_x]), torch.cat([dataset.train_y, dataset.test_y])
+        return with_features(replace(dataset, train_x=x, train_y=y, owners=None, owner_names=()), section.features)
+
+    return read
+
+
+def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
+    """Client `part` of the simulation of this very configuration."""
+    settings = terms.settings
+    if settings.data.partition == "auto":
+        kind: Literal["iid", "column"] = "iid" if dataset.owners is None else "column"
+        settings = replace(settings, data=replace(settings.data, partition=kind))
+    parts = parted(settings, dataset)
+    if not 0 <= part < len(parts):
+        raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
+    rows = torch.from_numpy(parts.records(part)).long()
+    return replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=None, owner_names=())

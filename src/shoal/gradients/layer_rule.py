@@ -1,0 +1,149 @@
+"""What every layer's rule gives: how it acts on many clients at once, each with its own parameters.
+
+Activations keep the shape that the model's own code expects, [N, ...] with N = clients x batch, the
+examples of one client next to each other; only layers with parameters know of clients. A rule gives a
+layer's output, the gradient of its input, and adds the gradient of its parameters, summed over each
+client's examples, into one vector a client. For privacy it also gives the norm of each example's gradient, from
+the layer's inputs and output gradients, and weighs the examples in the sum; gradients of single examples are
+made only where they are smaller than the way around them.
+In names: K clients, N examples, O outputs, C channels, T positions (pixels, words) of an example.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.gradients.layout import Entry
+from shoal.mechanisms.update_clipping import row_norms, weighed_sum
+from shoal.random.normals import Product
+
+FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
+ROUNDING = 64  # last digits that a few products may be wrong by, relative to their sizes; sums add one a term
+TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be taken for 0, or lose its digits
+LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
+
+
+def trained(*entries: Entry | None) -> tuple[Entry, ...]:
+    """Those that there are: a layer may lack a bias."""
+    return tuple(entry for entry in entries if entry is not None)
+
+
+class Rule(Protocol):
+    """What the tape asks of a layer; `entries` are all the parameters that it trains."""
+
+    entries: tuple[Entry, ...]
+
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
+        """The output, and what the backward pass needs of the input."""
+
+    def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
+
+    def accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x the gradient of this layer's parameters.
+
+        Any number of rows that divides the examples may be asked for: with N of them, each gets its own gradient.
+        """
+
+    def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Any]:
+        """The squared norm of each example's gradient, [N], and what `accumulate_weighted` can use of it.
+
+        It is in float64, for in float32 squares vanish below 1e-23, which times an input of 1e20 is no little. It is
+        that of the very gradient that is added, or above it by all that rounding may do. Where this cannot be
+        promised it is not finite: such an example is left out.
+        """
+
+    def accumulate_weighted(
+        self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
+        self.accumulate(saved, weighed(grad, factors), into, scale)
+
+    def product(self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        """What `accumulate_weighted` adds to this layer's tensors, or to the first of them, where it is a product."""
+        return None
+
+    def accumulate_rest(self, product: Product, into: Tensor) -> None:
+        """What `accumulate_weighted` does beside the product; nothing by default."""
+        return None
+
+
+def squared(rows: Tensor) -> Tensor:
+    """The squared norm of each row in float64; numbers that this thread's arithmetic may take for 0 are counted."""
+    return (row_norms(rows) + TINY * math.sqrt(rows.shape[1])).square()
+
+
+def outer_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
+    """|g x^T|^2 of every example, for rows [N, in] and [N, out], and |g|^2 more for a bias."""
+    inputs = squared(x)
+    return (squared(grad) * (inputs + bias)).where(inputs < LONGEST**2 / grad.shape[1], math.inf)
+
+
+def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
+    """|sum_t g_t x_t^T|^2 of every example, for [N, T, in] and [N, T, out], and |sum_t g_t|^2 more for a bias.
+
+    Without the product where T is small.
+    """
+    positions = x.shape[1]
+    if positions == 1:
+        return outer_squares(x.squeeze(1), grad.squeeze(1), bias)
+    if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
+        return gram_squares(torch.bmm(x, x.transpose(1, 2)), grad, x.shape[2], bias)
+    found = squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
+    if bias:
+        found = found + squared(grad.sum(1))
+    inputs, grads = (squared(rows.flatten(0, 1)).view(rows.shape[:2]) for rows in (x, grad))
+    found = found + _rounded_away(inputs + bias, grads, grad.dtype, 2 * positions)
+    return found.where(_held(inputs, grad), math.inf)
+
+
+def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) -> Tensor:
+    """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1.
+
+    The sum is over products that may cancel (a constant picture before a normalisation), and what then is left is
+    rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added, and
+    all that products too small for float32 may have been.
+    """
+    grads = torch.bmm(grad, grad.transpose(1, 2))
+    pairs = ((alike + bias) * grads).sum((1, 2), dtype=torch.float64)
+    lost = [TINY * 2 * numbers for numbers in (width, grad.shape[2])]
+    inputs, outputs = (
+        products.diagonal(dim1=1, dim2=2).double().clamp(min=0) + below
+        for products, below in zip((alike, grads), lost, strict=True)
+    )
+    inputs = inputs + bias
+    terms = width + grad.shape[2] + grad.shape[1]
+    found = pairs.clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype, terms)
+    found = found + lost[0] * outputs.sqrt().sum(1).square() + lost[1] * inputs.sqrt().sum(1).square()
+    return found.where(pairs.isfinite() & _held(inputs, grad), math.inf)
+
+
+def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
+    """What rounding may take from |sum_t g_t x_t^T|^2, or add to what is summed later, from the squared norms [N, T].
+
+    A sum of n products is wrong by n eps/2 of their sizes at most, in whatever order; `terms` is what all the sums
+    on the way have together.
+    """
+    return (ROUNDING + terms) * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
+
+
+def _held(inputs: Tensor, grad: Tensor) -> Tensor:
+    """Are inputs of these squared norms [N, T] short enough for factor x gradient to be too small for float32?
+
+    It then has lost at most 2^-149 a number, times the inputs 2^-85: less than 2^-20 of LEAST_STEP.
+    """
+    return inputs.sqrt().sum(1) * math.sqrt(grad.shape[-1]) < LONGEST
+
+
+def kept_sum(kept: Tensor, factors: Tensor) -> Tensor:
+    """sum_b factors[k, b] kept[k, b], [K, P], of gradients kept for every example, [N, ...]."""
+    return weighed_sum(kept.view(*factors.shape, -1), factors)
+
+
+def weighed(grad: Tensor, factors: Tensor) -> Tensor:
+    """The output's gradient [N, ...] of every example times its factor [K, B]."""
+    return grad * factors.reshape(-1, *[1] * (grad.dim() - 1))

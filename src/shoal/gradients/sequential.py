@@ -1,0 +1,131 @@
+"""Sequential: one client, or one example, after the other; any model at all, by autograd and torch.func."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, func, nn
+
+from shoal.gradients.layout import Layout
+from shoal.gradients.losses import example_losses
+from shoal.mechanisms.update_clipping import row_norms, weighed_sum
+from shoal.precision import all_digits
+from shoal.random.normals import Product
+
+
+class SequentialNetwork:
+    """One client after the other, by autograd: any model at all, also BatchNorm and Dropout."""
+
+    together = False
+
+    def __init__(self, module: nn.Module) -> None:
+        self.layout = Layout.of(module)
+        self._module = copy.deepcopy(module).train()
+
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> SumTape:
+        total = torch.zeros_like(params)
+        for k in range(len(params)):
+            mask = weights[k] > 0
+            if mask.any():
+                self._one(params[k], x[k][mask], y[k][mask], weights[k][mask], total[k])
+        return SumTape(total)
+
+    def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """The gradient of every example's weighted loss, [K, B, P]."""
+        gradients = params.new_zeros(*weights.shape, params.shape[1])
+        for k, b in weights.nonzero().tolist():
+            one = slice(b, b + 1)
+            self._one(params[k], x[k, one], y[k, one], weights[k, one], gradients[k, b])
+        return gradients
+
+    def _one(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor, total: Tensor) -> None:
+        views = self.layout.views(params)
+        trainable = [entry for entry in self.layout.entries if entry.trainable]
+        for entry in trainable:
+            views[entry.name] = views[entry.name].detach().requires_grad_()
+        logits = func.functional_call(self._module, views, (x,))
+        loss = (example_losses(logits, y) * weights).sum()
+        grads = torch.autograd.grad(loss, [views[e.name] for e in trainable], allow_unused=True)
+        for entry, grad in zip(trainable, grads, strict=True):
+            if grad is not None:
+                total[entry.start : entry.stop] = grad.reshape(-1)
+
+
+class SumTape:
+    """A tape of summed gradients, [K, P]."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self._vectors = vectors
+
+    def accumulate(self, into: Tensor, scale: float) -> None:
+        into.add_(self._vectors, alpha=scale)
+
+
+class ExampleNetwork(SequentialNetwork):
+    """Every example's gradient by torch.func: slow, and right for any model that does not mix examples.
+
+    Where vmap does not know an operation, one example after the other.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._vmapped = True
+
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
+        return GradientTape(self.layout, self.examples(params, x, y, weights))
+
+    def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        if weights.numel() == 0:
+            return params.new_zeros(*weights.shape, params.shape[1])
+        if self._vmapped:
+            try:
+                gradients = torch.stack([self._of_client(*client) for client in zip(params, x, y, strict=True)])
+                return gradients * weights.unsqueeze(2)
+            except RuntimeError:
+                self._vmapped = False
+        return super().examples(params, x, y, weights)
+
+    def _of_client(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        def loss(vector: Tensor, example: Tensor, label: Tensor) -> Tensor:
+            logits = func.functional_call(self._module, self.layout.views(vector), (example.unsqueeze(0),))
+            return example_losses(logits, label.unsqueeze(0)).squeeze(0)
+
+        gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+        return gradients
+
+
+class GradientTape:
+    """A tape of every example's gradient, [K, B, P]."""
+
+    def __init__(self, layout: Layout, gradients: Tensor) -> None:
+        self._layers, self._gradients, self.layers = layout.layers, gradients, layout.layer_names
+
+    def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        if factors is None:
+            into.add_(self._gradients.sum(1), alpha=scale)
+            return
+        for place, layer in enumerate(self._layers):
+            weights = factors[place if len(factors) > 1 else 0].to(into.dtype)
+            with all_digits(weights):
+                total = weighed_sum(self._gradients[..., layer], weights)
+            into[:, layer].add_(total, alpha=scale)
+
+    def accumulate_but(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+        self.accumulate(into, scale, factors)
+        return []
+
+    def squares(self) -> Tensor:
+        rows = self._gradients.flatten(0, 1)
+        squares = torch.stack([row_norms(rows[:, layer]).square() for layer in self._layers])
+        return squares.view(len(self._layers), *self._gradients.shape[:2])
+
+    def examples(self) -> Tensor:
+        return self._gradients
+
+    def make_finite(self) -> None:
+        self._gradients = torch.nan_to_num(self._gradients, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,153 @@
+"""AdaClip (Pichapati et al. 2019; a comparator in 004): clips in coordinates that follow the gradients.
+
+    a   <- sqrt(s) sqrt(sum s);   w_b <- (g_b - m)/a;   w_b <- w_b / max(1, |w_b|)
+    g~  <- a (sum_b w_b + N(0, sigma^2))/B + m
+    v   <- clamp((g~ - m)^2 - a^2 sigma^2/B^2, h1, h2)
+    m   <- beta1 m + (1 - beta1) g~;   s <- beta2 s + (1 - beta2) v
+
+m and s are made from g~ alone, which is released: they cost nothing. Both begin anew in every round, at each client.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from shoal.errors import ConfigError
+from shoal.mechanisms.mechanism import GradientClip, Layers, Memory, altered
+from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, Told
+from shoal.mechanisms.schedules import require_scale
+from shoal.mechanisms.update_clipping import into_ball, row_norms, shrinking, weighed_sum
+from shoal.precision import all_digits
+from shoal.random.normals import Normals
+
+
+@dataclass(frozen=True)
+class AdaClip(GradientClip):
+    """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise` itself."""
+
+    h1: float = 1e-5
+    h2: float = 1e-3
+    beta1: float = 0.99
+    beta2: float = 0.9
+    unproven: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("h1", "h2"):
+            require_scale(f"per_example.{name}", getattr(self, name))
+        if self.h1 > self.h2:
+            raise ConfigError(f"per_example.h1 must be at most h2, got {self.h1} and {self.h2}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"per_example.{name} must be in [0, 1), got {getattr(self, name)}")
+
+    def sanitiser(
+        self,
+        params: Tensor,
+        layers: Layers,
+        noise: float,
+        batch: int,
+        memory: Memory,
+        t: int,
+        total: int,
+        draw: Source,
+    ) -> Sanitiser:
+        return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)
+
+    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
+        return float(self.h1 * size**0.5)
+
+    def sensitivity_at_start(self, size: int, layers: int) -> float:
+        return float(self.start(torch.zeros(1, size)).spread()[0, 0])
+
+    def unclipped(self) -> Self:
+        def unclipped_sum(self: Self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
+            moved = (gradients - at.mean.unsqueeze(1)) / at.spread().unsqueeze(1)
+            return (moved * real.unsqueeze(2)).sum(1)
+
+        found: Self = altered(self, clipped_sum=unclipped_sum)
+        return found
+
+    def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
+        """In the first step its coordinates are all alike: one ball, kept."""
+        return into_ball(vectors, (self.h1 * self.h2) ** 0.5 * vectors.shape[1] ** 0.5)
+
+    def start(self, params: Tensor) -> Coordinates:
+        """What K clients with params [K, P] begin a round with."""
+        return Coordinates(torch.zeros_like(params), torch.full_like(params, math.sqrt(self.h1 * self.h2)))
+
+    def clipped_sum(self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
+        """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up.
+
+        A coordinate that is too great for a float after the division counts as 0.
+        """
+        spread = at.spread()
+        moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
+        moved.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
+        factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(real.shape) * real
+        with all_digits(moved):
+            return weighed_sum(moved, factors).to(moved.dtype)
+
+    def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
+        """g~ [K, P] from the noisy sum; the coordinates follow it."""
+        spread = at.spread()
+        gradient = noisy_sum.mul_(spread).div_(batch).add_(at.mean)
+        seen = (gradient - at.mean).square_() - (spread * (noise / batch)).square_()
+        at.mean.lerp_(gradient, 1 - self.beta1)
+        at.scale.lerp_(seen.clamp_(self.h1, self.h2), 1 - self.beta2)
+        return gradient
+
+
+@dataclass
+class Coordinates:
+    """m and s of each client, [K, P]."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def spread(self) -> Tensor:
+        return self.scale.sqrt() * self.scale.sum(1, keepdim=True).sqrt()
+
+
+class AdaptiveCoordinates:
+    """AdaClip's sanitiser: the gradients of single records are needed, each measured in coordinates of its own."""
+
+    def __init__(self, clip: AdaClip, noise: float, batch: float, source: Normals, params: Tensor) -> None:
+        self.clip, self.noise, self.batch, self.source = clip, noise, batch, source
+        self.at = clip.start(params)
+        self.told = Told.nothing(params)
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return self.clip, self.noise, self.batch
+
+    def begin(self, other: Sanitiser) -> None:
+        assert isinstance(other, AdaptiveCoordinates)
+        self.source.begin(other.source)
+        self.at.mean.copy_(other.at.mean)
+        self.at.scale.copy_(other.at.scale)
+        self.told.clear()
+
+    def spoilt(self, tape: Gradients) -> Tensor:
+        return ~tape.squares().sum(0).isfinite()
+
+    def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
+        self.told.spoilt += self.spoilt(tape).sum()
+        noisy = total = self.clip.clipped_sum(self.at, tape.examples(), real)
+        if self.noise:
+            noisy = torch.zeros_like(total)
+            self.source.add(noisy, self.noise * moving, total)
+        gradient = self.clip.gradient(self.at, noisy, self.noise, self.batch)
+        return _Vectors(gradient * moving.unsqueeze(1))
+
+
+@dataclass
+class _Vectors:
+    vectors: Tensor
+
+    def accumulate(self, into: Tensor, scale: float) -> None:
+        into.add_(self.vectors, alpha=scale)

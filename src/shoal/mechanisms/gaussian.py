@@ -1,0 +1,256 @@
+"""Gaussian noise: how much, where the numbers come from, and what it is worth.
+
+The scale is always `noise` x the sensitivity that a clip carries with it (never a bare sigma), so that what
+is added and what is accounted cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shoal.accounting import events
+from shoal.accounting.events import NOTHING, BySize, Event, OnClients, Repeat, TwoLevel, Unbounded
+from shoal.accounting.theorems import Observer, Unit
+from shoal.errors import ConfigError
+from shoal.mechanisms import cyclic
+from shoal.mechanisms.mechanism import (
+    IN_TURN,
+    NO_NOISE,
+    RAW,
+    GradientClip,
+    Memory,
+    Round,
+    RoundNoise,
+    StepMechanism,
+)
+from shoal.mechanisms.schedules import Schedule, parse
+from shoal.random.normals import add_normals
+from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discrete_on_grid, grid, on_grid, rounded_sum
+from shoal.random.streams import Keystream
+
+HOW_MANY = Unbounded(
+    "each update has noise of its own, so that its amount tells how many came; a fixed-size cohort of fewer than all "
+    "clients hides it"
+)
+WITH_ITS_NOISE = Unbounded("each client adds noise of its own, and one that does not answer takes it along")
+
+
+@dataclass(frozen=True)
+class Gaussian(RoundNoise):
+    """Boundary `per_round`: N(0, (noise x sensitivity)^2) on the sum of the updates, once a round.
+
+    `at` says who adds it: the `server`, which then has to be trusted, or the clients, each a share (`shared`), under
+    secure aggregation, which shows the server nothing but the sum. A simulation adds it to the sum either way.
+    """
+
+    noise: str | float = 1.0
+    at: Literal["server", "shared"] = field(default="server", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if min(parse(self.noise).values(100)) < 0:
+            raise ConfigError(f"per_round.noise must be >= 0, got {self.noise}")
+
+    def noise_schedule(self) -> Schedule:
+        return parse(self.noise)
+
+    def multiplier(self, t: int, total: int) -> float:
+        return multiplier("per_round.noise", self.noise, t, total)
+
+    def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
+        """The sum with this round's noise of z x bound; this one remembers nothing."""
+        return add_to_sum(total, z * bound, bound, generator)
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        if self.at == "shared":
+            return self._shared(round, unit)
+        if observer == "server":
+            return RAW
+        if self.correlated or round.clients.in_turn:
+            return self._in_turn(round, unit)
+        return round.on_sum(unit, self.multiplier(*round.when))
+
+    def _shared(self, round: Round, unit: Unit) -> Event:
+        """Noise that clients add together, under secure aggregation: the server sees no more than the sum.
+
+        A sum with fewer clients has less noise, and one with too few is none: who takes part is plain to everybody.
+        """
+        return IN_TURN if round.clients.in_turn else round.shown(unit, self.multiplier(*round.when))
+
+    def _in_turn(self, round: Round, unit: Unit) -> Event:
+        """Noise on the sum where it is known who comes when, and where rounds may share noise."""
+        z = self.multiplier(*round.when)
+        if z == 0:
+            return NO_NOISE
+        rounding = self.rounding(round.setting.parameters) if round.setting.secure else 0.0
+        turn = round.clients.turns(round.setting.clients)
+        cost = cyclic.price(self, *round.when, turn, round.again, rounding)
+        cost *= (z / round.counted(z)) ** 2
+        copies = round.setting.multiplicity if unit == "example" else 1
+        return events.Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
+
+    def coefficients(self) -> npt.NDArray[np.float64]:
+        """1, c_1, c_2, ...: how much of earlier rounds is in what a round gives away."""
+        return np.ones(1)
+
+    def rounding(self, parameters: int) -> float:
+        """By how many clips the rounding of other rounds' sums may move this one's, for each unit of noise."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class StepNoise(StepMechanism):
+    """Boundary `per_step`: noise in every local step, on the sum of the batch's clipped gradients.
+
+    004 says three things of its scale, with sigma = `noise`, S the sensitivity and B the batch: on the mean of the
+    batch N(0, (sigma S)^2) (`algorithm1`), on each record and then averaged (`per-example`), or as DP-SGD does it,
+    N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise whatever the batch that was drawn.
+
+    Whoever sees the released model is taken to know who took part: the choice of clients protects a record only where
+    nobody can tell, and a client's other records usually do. So the server, and someone who watches the local steps,
+    see no more than that: one event for all three.
+    """
+
+    noise: str | float = 1.0
+    placement: Literal["dp-sgd", "per-example", "algorithm1"] = "dp-sgd"
+
+    def __post_init__(self) -> None:
+        if min(parse(self.noise).values(100)) < 0:
+            raise ConfigError(f"per_step.noise must be >= 0, got {self.noise}")
+
+    def noise_schedule(self) -> Schedule:
+        return parse(self.noise)
+
+    def multiplier(self, t: int, total: int, batch: float) -> float:
+        times = {"dp-sgd": 1.0, "per-example": math.sqrt(batch), "algorithm1": batch}[self.placement]
+        return times * multiplier("per_step.noise", self.noise, t, total)
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        clip = round.per_example
+        if clip is None:
+            return Unbounded("gradients are not clipped: one record can move a step by any amount")
+        if clip.unproven is not None:
+            return Unbounded(clip.unproven)
+        z = self._counted(round, clip) / clip.excess(round.setting.layers)
+        if z == 0:
+            return NO_NOISE
+        if round.clients.in_turn:
+            return IN_TURN
+        copies = round.setting.multiplicity if unit == "example" else 1
+        rate = round.clients.rate(*round.when, round.setting.clients, copies)
+        if unit == "example":
+            return self._of_a_record(round, rate, z)
+        return self._of_a_client(round, rate, z, observer)
+
+    def _counted(self, round: Round, clip: GradientClip) -> float:
+        """What of the noise counts: all of it, but in secure mode what rounding a sum leaves.
+
+        One record changes the rounding of 128 additions in float32, or of the result alone (clip.summed_products):
+        129 or 1 times 2^-24 of what the sum has, with it as without it. Then the sum is rounded onto its noise's
+        grid.
+        Where records are counted too, their noise makes that on gradients more than z, and so are the steps of its
+        grid.
+        """
+        setting, batch = round.setting, round.examples.batch
+        z = self.multiplier(*round.when, batch)
+        if not setting.secure or z == 0:
+            return z
+        z /= 1 + 2.0**-9 + max(batch, round.examples.most(setting.sizes)) * 2.0**-23
+        drawn = clip.update_noise(z, batch)
+        share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn
+        return z * min(share, 1 / (1 + clip.count_rounding(batch)))
+
+    def _of_a_record(self, round: Round, rate: float, z: float) -> Event:
+        """One record is another one; on each of the clients that hold it, if they are several.
+
+        These are charged as if each came by itself.
+        """
+        found, copies = round.uses, round.setting.multiplicity
+        if not found:
+            return Unbounded("how many records a client has is not known, so neither is how often one is used")
+        worst, found = round.examples.event(rate, z, found)
+        if copies > 1:
+            return OnClients(copies, worst)
+        return worst if len(found) == 1 else BySize(worst, tuple(found))
+
+    def _of_a_client(self, round: Round, rate: float, z: float, observer: Observer) -> Event:
+        """All that a client has is something else: every record of a batch may pull the same way, then the other way.
+
+        Such noise was made for one record. The figure is true, and far too large to protect anybody.
+        """
+        examples, sizes = round.examples, round.setting.sizes
+        if not sizes and (examples.varies or round.steps is None):
+            return Unbounded("how many records a client has is not known, nor how far all of them move a step")
+        most = examples.most(sizes)
+        steps = {round.steps or examples.steps(max(1, size), round.epochs) for size in sizes or (1,)}
+        if len(steps) > 1 or (round.by_size and len(sizes) != 1):
+            return Unbounded("clients of several sizes add noise of several amounts, which tell their sizes")
+        if observer != "release":
+            return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
+        if round.clients.shows(rate, "client"):
+            return HOW_MANY
+        if not round.setting.all_answer:
+            return WITH_ITS_NOISE
+        whole = Repeat(events.Gaussian(z / most), max(steps))
+        return round.clients.amplified(whole, rate, round.remembers)
+
+
+def multiplier(key: str, noise: str | float, t: int, total: int) -> float:
+    """The noise of round t in units of the sensitivity; a schedule may not fall below 0."""
+    value = parse(noise).value(t, total)
+    if value < 0:
+        raise ConfigError(f"{key} must be >= 0, got {noise}, which is {value:g} in round {t + 1} of {total}")
+    return value
+
+
+def add_to_sum(total: Tensor, scale: float, clip: float, generator: np.random.Generator) -> Tensor:
+    """The sum of clipped updates plus N(0, scale^2); in secure mode both are on the grid of the clip."""
+    if isinstance(generator, SecureGenerator) and scale > 0:
+        return on_grid(total, scale, grid(clip), generator)
+    return total.add_(gaussian_like(total, scale, generator))
+
+
+def add_to_number(value: float, scale: float, generator: np.random.Generator) -> float:
+    """A number plus N(0, scale^2); in secure mode it is rounded first, to a grid of 2^-20 of the noise."""
+    if isinstance(generator, SecureGenerator) and scale > 0:
+        return float(rounded_sum(torch.tensor([value], dtype=torch.float64), scale, generator))
+    return value + scale * float(generator.standard_normal())
+
+
+def add_to_updates(updates: Tensor, scale: float, generators: Sequence[np.random.Generator]) -> Tensor:
+    """Updates [k, P] as they leave their clients, each plus N(0, scale^2) of its own generator.
+
+    In secure mode it is a discrete Gaussian on the update's grid. On CUDA all get it at once.
+    """
+    if updates.is_cuda and generators and not isinstance(generators[0], SecureGenerator):
+        from shoal.random.philox import Philox
+
+        keys = torch.tensor([int(generator.integers(2**63)) for generator in generators], device=updates.device)
+        Philox(keys).add(updates, updates.new_full((len(updates),), scale))
+        return updates
+    for row, generator in enumerate(generators):
+        if isinstance(generator, SecureGenerator):
+            updates[row] = discrete_on_grid(updates[row], scale, generator)
+        else:
+            updates[row] += gaussian_like(updates[row], scale, generator)
+    return updates
+
+
+def gaussian_like(vector: Tensor, scale: float, generator: np.random.Generator) -> Tensor:
+    """A vector of independent N(0, scale^2), of the shape and on the device of another."""
+    numbers = torch.zeros(1, vector.numel(), device=vector.device)
+    if vector.is_cuda:
+        from shoal.random.philox import Philox
+
+        key = torch.tensor([int(generator.integers(2**63))], device=vector.device)
+        Philox(key).add(numbers, torch.tensor([scale], device=vector.device))
+        return numbers.view(vector.shape)
+    add_normals(numbers, torch.tensor([scale]), [Keystream(generator.bytes(16))])
+    return numbers.view(vector.shape)

@@ -1,0 +1,444 @@
+"""What a mechanism says of itself: the base class of each boundary, and the round that it is asked about.
+
+The engine, the accountant, the audit, the attacks and a federation ask a mechanism; none of them knows its class. To
+write one of your own, derive a frozen dataclass from the base class of its boundary and write what that one's
+docstring names; everything else has a default. Its fields are keys of the configuration (`per_update.clip`).
+
+    boundary        base class          ready to derive from
+    clients         sampling.Clients
+    examples        sampling.Examples
+    per_example     GradientClip        example_clip.FactorClip: clips that multiply each layer by a factor
+    per_step        StepMechanism       noise.StepNoise
+    per_update      UpdateMechanism     clip.Clipping: clips by a public bound
+    per_round       RoundNoise          noise.Gaussian
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from torch import Tensor
+
+from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
+from shoal.accounting.theorems import Neighbours, Observer, Unit
+from shoal.errors import ConfigError
+from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sanitiser import Sanitiser, Source
+from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse
+from shoal.mechanisms.setting import Setting
+from shoal.random.secure_streams import FINE, charged
+
+Memory = MutableMapping[str, Tensor]
+"""What is remembered from round to round; the bound of a clip that adapts is under `clip`."""
+Layers = Mapping[str, slice]
+"""Where each layer's numbers lie in a flat vector, by the layer's name: together they are all of it."""
+Draw = Callable[[int], np.random.Generator]
+"""The random numbers of the client in each row, for this round."""
+Bound = float | Tensor
+"""A clip's bound as a number, or as one that lies on a device."""
+
+NEIGHBOURS: dict[Unit, Neighbours] = {"client": "zero-out", "example": "replace-one"}
+"""A client contributes nothing, and its place among K stays. A record of a client is another one."""
+UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
+NO_NOISE = Unbounded("the noise is 0")
+RAW = Unbounded("each update reaches the server before any noise is added")
+IN_TURN = Unbounded("clients that come in turn are accounted only where the noise is on their sum")
+
+
+class Mechanism:
+    """What the mechanisms of all boundaries share."""
+
+    section: ClassVar[str]
+    """The boundary, as the configuration names it."""
+
+    def noise_schedule(self) -> Schedule | None:
+        """The noise that its event counts, in units of the sensitivity; None where it adds none."""
+        return None
+
+    def with_noise(self, noise: Schedule) -> Self:
+        """The same with other noise; of mechanisms that have a `noise_schedule`."""
+        return replace(self, noise=noise.written())  # type: ignore[type-var]
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        """All that may change from round to round: its fields `clip` and `noise`."""
+        return tuple(parse(getattr(self, name)) for name in ("clip", "noise") if hasattr(self, name))
+
+    def scales(self) -> dict[str, str | float]:
+        """The settings, by key, that a site's policy holds within its bounds on clips."""
+        return {f"{self.section}.clip": self.clip} if hasattr(self, "clip") else {}
+
+    def recounted(self, change: Callable[[float], float]) -> Self:
+        """The same with other noise on its count, if it counts."""
+        return self
+
+    def refuse_unfit(self, t: int, total: int) -> None:
+        """A ConfigError where its settings cannot be used in round t of `total`."""
+
+
+class GradientClip(Mechanism):
+    """Boundary `per_example`: what happens to one record's gradient inside its client.
+
+    To write one that multiplies each layer of a gradient by a factor, derive from `example_clip.FactorClip` and write
+    `bound` (what noise is scaled to: by how much, at most, one record moves a batch's sum) and `factors`. Any other
+    writes `sanitiser`, `least`, `sensitivity_at_start`, `unclipped` and `replay`, and sets `unproven` to None.
+    """
+
+    section: ClassVar[str] = "per_example"
+    unproven: ClassVar[str | None] = "nothing says how far one record can move a step"
+    """Why nothing is proven by noise on what it clips; None where its bound holds, and is no secret of the data."""
+    unproven_for_clients: ClassVar[str | None] = None
+    """Why noise on whole updates proves nothing where this is inside."""
+    counts: ClassVar[bool] = False
+    """Does each client tell, with noise, which share of its gradients is within the bound?"""
+
+    def sanitiser(
+        self,
+        params: Tensor,
+        layers: Layers,
+        noise: float,
+        batch: int,
+        memory: Memory,
+        t: int,
+        total: int,
+        draw: Source,
+    ) -> Sanitiser:
+        """What clips the gradients of a slice of clients in the steps of round t, and adds their noise.
+
+        Args:
+            params: The clients' models, [K, P].
+            layers: Of a model.
+            noise: On the sum of a batch, in units of the sensitivity.
+            batch: The public, expected one, by which sums are divided.
+            memory: What is remembered.
+            t: The round.
+            total: The rounds that were planned.
+            draw: Gives independent noise for each purpose.
+        """
+        raise NotImplementedError
+
+    def public_bound(self, memory: Memory, t: int, total: int) -> float | None:
+        """The bound of round t, the same for all records; None where there is no such number."""
+        return None
+
+    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
+        """The bound of round t, or the least that it may be, for so many parameters."""
+        raise NotImplementedError
+
+    def excess(self, layers: int) -> float:
+        """By how much one record can move the sum, in units of what the noise is scaled to."""
+        return 1.0
+
+    def sensitivity_at_start(self, size: int, layers: int) -> float:
+        """How far one record moves a batch's sum in the first step of a run, at most."""
+        raise NotImplementedError
+
+    def update_noise(self, noise: float, batch: float) -> float:
+        """The noise on gradients, so that with that of counts it is `noise` in all."""
+        return noise
+
+    def count_rounding(self, batch: float) -> float:
+        """By which share more than 1/2 one record moves a count that is rounded (secure mode)."""
+        return 0.0
+
+    def adapt(self, memory: Memory, share: float) -> None:
+        """Set the next round's bound, from the noisy share of gradients that were within it."""
+
+    def most_share(self) -> float:
+        """How far from 0 an honest client's noisy share, less 1/2, can be."""
+        return 0.0
+
+    def unclipped(self) -> Self:
+        """The same mechanism with its clip left out: what an audit must flag."""
+        raise NotImplementedError
+
+    def layers_forgotten(self) -> tuple[GradientClip, GradientClip] | None:
+        """What is charged, and what is played, where M layers are clipped and one counted; None if it cannot."""
+        return None
+
+    def following_data(self) -> GradientClip | None:
+        """The same with noise that follows the data, which no charge counts; None where it cannot."""
+        return None
+
+    def presumed(self) -> GradientClip | None:
+        """For one that proves nothing: the clip by a public bound that its paper's claim presumes."""
+        return None
+
+    def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
+        """Gradients [N, P] as the first step clips them, differentiable: what an attacker knows of it."""
+        raise NotImplementedError
+
+
+class StepMechanism(Mechanism):
+    """Boundary `per_step`: noise in every local step. Write `noise_schedule`, `multiplier` and `event`."""
+
+    section: ClassVar[str] = "per_step"
+
+    def multiplier(self, t: int, total: int, batch: float) -> float:
+        """The noise on a batch's sum in round t, in units of the sensitivity; `batch` is the public, expected one."""
+        raise NotImplementedError
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What the local steps of a round do to one unit, as one observer sees them."""
+        raise NotImplementedError
+
+
+class UpdateMechanism(Mechanism):
+    """Boundary `per_update`: what happens to a whole update as it leaves its client.
+
+    To write a clip, derive from `clip.Clipping` and write `bound` (the norm, at most, of what leaves: the
+    sensitivity) and `clipped`, which gets the layers. One that bounds nothing derives from this, says why in
+    `unproven` and writes `leave`.
+    """
+
+    section: ClassVar[str] = "per_update"
+    waits_for_cohort: ClassVar[bool] = False
+    """Does the bound depend on the whole cohort's norms?"""
+    unproven: ClassVar[str | None] = UNCLIPPED
+    """Why nothing is proven by noise on what leaves; None where its bound holds, and is no secret of the data."""
+    counts: ClassVar[bool] = False
+    """Does each client tell whether its norm is within the bound?"""
+    draws_noise: ClassVar[bool] = False
+    """Does it draw random numbers, which must never be drawn twice?"""
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        """The norm, at most, of an update of round t as it leaves; `norms` are the cohort's, if it waits for them."""
+        return math.inf
+
+    def public_bound(self, t: int, total: int) -> float | None:
+        """The bound of round t as far as it is known before the first; None where it follows from the data."""
+        return None if self.waits_for_cohort else self.bound({}, t, total, None)
+
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
+        """The updates [k, P] of a slice of clients as they enter the sum; may overwrite them.
+
+        Args:
+            updates: [k, P], finite.
+            norms: Theirs, [k].
+            bound: This round's.
+            t: The round.
+            total: The rounds that were planned.
+            draw: Random numbers of the client in each row.
+            layers: Of a model.
+        """
+        raise NotImplementedError
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What a round does to one unit, by noise on updates or on their sum: by default what `per_round` says."""
+        return RAW if round.per_round is None else round.per_round.event(round, unit, observer)
+
+    def draws(self, round: Round) -> int:
+        """How many vectors of noise a round's event counts on."""
+        return 1 if round.per_round is None else round.per_round.draws(round)
+
+    def multiplier(self, t: int, total: int) -> float:
+        """The noise on each update in round t, in units of the bound."""
+        return 0.0
+
+    def update_noise(self, noise: float, cohort: float) -> float:
+        """The noise on the sum, so that with that of counts it is `noise` in all."""
+        return noise
+
+    def count_scale(self, cohort: float) -> float:
+        """The noise on the count of a cohort."""
+        return 0.0
+
+    def count_rounding(self, cohort: float) -> float:
+        """By which share more than 1/2 one client moves a count that is rounded (secure mode)."""
+        return 0.0
+
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+    ) -> None:
+        """Set the next round's bound, from how many of the clients' norms were within this one's.
+
+        Args:
+            memory: What is remembered.
+            below: Clients whose norm was within the bound.
+            clients: Clients that came.
+            cohort: The public, expected number of them.
+            noise: On the sum; the count has none where this is 0.
+            generator: Of the count's noise.
+        """
+
+    @property
+    def leaves_raw(self) -> bool:
+        """Is it applied by the server, which sees each update as it was trained?"""
+        return self.waits_for_cohort
+
+    def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        """The norm, at most, that an honest update of so many parameters has as it leaves."""
+        return math.inf
+
+    def for_cohort(self, before: float, cohort: float) -> Self:
+        """The same with as much noise on the sum of `cohort` clients as it has on that of `before`."""
+        return self
+
+    def audited(self) -> Self:
+        """The same as an audit plays it: with a bound that begins at 1, where it adapts."""
+        return self
+
+    def unclipped(self) -> Self | None:
+        """The same mechanism with its clip left out: what an audit must flag; None where there is no clip."""
+        return None
+
+    def presumed(self) -> UpdateMechanism | None:
+        """For one that proves nothing: the clip by a public bound that its paper's claim presumes."""
+        return None
+
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
+        """What an attacker makes of its dummies, as far as it is public what was done.
+
+        Args:
+            shown: How the attacker's dummies look, [V, P].
+            seen: What it saw of its victims.
+            bound: This round's.
+            unit: What is seen of an update of norm 1.
+            layers: Of the model.
+        """
+        return shown
+
+
+class RoundNoise(Mechanism):
+    """Boundary `per_round`: noise on the sum of the updates. Write `noise_schedule`, `multiplier`, `add`, `event`."""
+
+    section: ClassVar[str] = "per_round"
+    at: Literal["server", "shared"]
+    """Who adds it: the server, or the clients, each a share, under secure aggregation."""
+    correlated: ClassVar[bool] = False
+    """Do rounds share noise?"""
+
+    def multiplier(self, t: int, total: int) -> float:
+        """The noise of round t, in units of the bound."""
+        raise NotImplementedError
+
+    def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
+        """The sum of clipped updates with this round's noise of z x bound."""
+        raise NotImplementedError
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What a round does to one unit, as one observer sees it."""
+        raise NotImplementedError
+
+    def draws(self, round: Round) -> int:
+        """How many vectors of noise a round's event counts on."""
+        return round.many if self.at == "shared" else 1
+
+    def counted(self, noise: float, count_rounding: float) -> float:
+        """What of it counts in secure mode, where it is discrete, beside a count that is rounded."""
+        return counted_on_grid(noise, count_rounding)
+
+    def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
+        """A ConfigError where it cannot be played, or gains nothing, beside these, in the algorithm of this name."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of one method, as its mechanisms are asked about it.
+
+    `again`: it was charged before, and is played once more. `steps`, `epochs`: how a client trains; `remembers`: does
+    it keep something from the rounds in which it took part? `by_size`: updates are weighted by records.
+    """
+
+    setting: Setting
+    t: int
+    again: bool
+    clients: Clients
+    examples: Examples
+    steps: int | None
+    epochs: int
+    remembers: bool
+    by_size: bool
+    per_example: GradientClip | None
+    per_step: StepMechanism | None
+    per_update: UpdateMechanism | None
+    per_round: RoundNoise | None
+
+    @property
+    def when(self) -> tuple[int, int]:
+        """The round, and how many were planned."""
+        return self.t, self.setting.rounds
+
+    @property
+    def cohort(self) -> float:
+        """The public, expected number of clients."""
+        return self.clients.expected(*self.when, self.setting.clients)
+
+    @property
+    def many(self) -> int:
+        """The same, rounded up."""
+        return math.ceil(self.cohort)
+
+    @property
+    def rate(self) -> float:
+        """The probability, at most, with which a client comes."""
+        return self.clients.rate(*self.when, self.setting.clients)
+
+    @property
+    def uses(self) -> list[Use]:
+        """How often a client uses a record, by its size."""
+        return self.examples.uses(self.setting, self.steps, self.epochs)
+
+    def counted(self, noise: float) -> float:
+        """What of noise on updates counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
+
+        A count is rounded as a whole, which a client moves by 1/2: by a step more.
+        """
+        if not self.setting.secure or noise == 0:
+            return noise
+        clip = self.per_update
+        count = clip.count_rounding(self.cohort) if clip is not None and clip.counts else 0.0
+        return (counted_on_grid if self.per_round is None else self.per_round.counted)(noise, count)
+
+    def on_sum(self, unit: Unit, noise: float) -> Event:
+        """Noise on the sum of clipped updates, in units of the bound, as much of it whoever came.
+
+        Amplified by the sampling: released models tell of nobody but through the sum.
+        """
+        noise = self.counted(noise)
+        if noise == 0:
+            return NO_NOISE
+        if unit == "example" and self.setting.multiplicity > 1:
+            # Its copies change that many updates of one round, whoever of them was sampled.
+            return Gaussian(noise / self.setting.multiplicity)
+        return self.clients.amplified(Gaussian(noise), self.rate, self.remembers)
+
+    def shown(self, unit: Unit, noise: float) -> Event:
+        """Noise where it shows who took part: no sampling amplifies.
+
+        Hidden is what a client holds: 2 bounds either way. So a claim for a client is more than zero-out asks for:
+        its data may be any other.
+        """
+        noise = self.counted(noise)
+        if noise == 0:
+            return NO_NOISE
+        if unit == "example" and self.setting.multiplicity > 1:
+            return Gaussian(noise / self.setting.multiplicity)
+        change = noise if NEIGHBOURS[unit] == "replace-one" else noise / 2
+        return TwoLevel(self.rate, 1.0, 1, change, local="none", participation="visible")
+
+
+def counted_on_grid(noise: float, count_rounding: float) -> float:
+    """What of noise counts that is discrete, on a grid of 2^12 steps or more to the clip or to the noise."""
+    return charged(noise, min(noise, 1.0) * 2.0**FINE) / (1 + count_rounding)
+
+
+def altered(value: Any, **methods: Any) -> Any:
+    """A record of the same fields, with other methods."""
+    made: Any = object.__new__(type(type(value).__name__, (type(value),), methods))
+    made.__dict__.update(value.__dict__)
+    return made
+
+
+def refuse_unheld_noise(key: str, noise: float, t: int, total: int) -> None:
+    """A ConfigError where float32 cannot hold so much, or so little, noise."""
+    if noise and not LEAST <= noise <= MOST:
+        raise ConfigError(
+            f"{key} must be 0 or from {LEAST:g} to {MOST:g}, got {noise:g} in round {t + 1} of {total}: "
+            f"float32 cannot hold such noise"
+        )

@@ -1,0 +1,276 @@
+"""What happens to one record's gradient inside its client (boundary `per_example`).
+
+A batch's gradient is sum_b factor_b g_b, so that one record moves it by at most the `sensitivity`, in whose units
+the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B, in float64, where no
+square of a float32 is too small or too great; factors are [layers, K, B], or [1, K, B] where all layers share one.
+AdaClip, which clips in coordinates of its own, is in `adaclip`. As with whole updates, a bound that was computed from
+the data without noise proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from shoal.mechanisms.mechanism import Bound, GradientClip, Layers, Memory, altered
+from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, Told
+from shoal.mechanisms.schedules import require_scales, scale_in
+from shoal.mechanisms.update_clipping import Quantile, shrinking
+from shoal.random.normals import Normals, Product
+
+Scope = Literal["flat", "split", "each"]
+
+
+class FactorClip(GradientClip):
+    """Clips that multiply each layer of a gradient by a factor of its own: they never need the gradient itself.
+
+    One of your own writes `bound` and `factors`.
+    """
+
+    unproven: ClassVar[str | None] = None
+
+    def bound(self, memory: Memory, t: int, total: int) -> float:
+        """What noise is scaled to in round t: what one record may move the sum of a batch by, but for `excess`."""
+        raise NotImplementedError
+
+    def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
+        """What each record's gradient is multiplied by, at most 1.
+
+        Args:
+            squares: The squared norm of every record in each layer, [layers, K, B], in float64.
+            bound: This round's.
+            layers: Of the model: their names in the order of `squares`, and where their parameters lie.
+
+        Returns:
+            [layers, K, B], or [1, K, B] where all layers share a factor.
+        """
+        raise NotImplementedError
+
+    def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
+        """What the noise is scaled to, for each client: [K]."""
+        return squares.new_ones(squares.shape[1]) * bound
+
+    def count(self, squares: Tensor, real: Tensor, bound: Bound) -> Tensor:
+        """Of each client [K], how many more records than half of its batch are below the bound, if it `counts`.
+
+        `real` [K, B] is 0 where a batch is only filled up.
+        """
+        below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
+        return (below * real).sum(1)
+
+    def count_scale(self, batch: float) -> float:
+        """The noise on the count of a batch."""
+        return 0.0
+
+    def public_bound(self, memory: Memory, t: int, total: int) -> float:
+        return self.bound(memory, t, total)
+
+    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
+        return self.bound(memory, t, total)
+
+    def sensitivity_at_start(self, size: int, layers: int) -> float:
+        return self.bound({}, 0, 1) * self.excess(layers)
+
+    def sanitiser(
+        self,
+        params: Tensor,
+        layers: Layers,
+        noise: float,
+        batch: int,
+        memory: Memory,
+        t: int,
+        total: int,
+        draw: Source,
+    ) -> Sanitiser:
+        noise = self.update_noise(noise, batch)
+        return ClippedByFactors(
+            self,
+            layers,
+            params.new_tensor(self.bound(memory, t, total)),
+            params.new_tensor(noise) if noise else None,
+            batch,
+            draw("step noise", params),
+            draw("step count", params[:, :1]) if self.counts else None,
+            torch.zeros_like(params) if noise else None,
+            Told.nothing(params),
+        )
+
+    def unclipped(self) -> Self:
+        def ones(self: Self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
+            return torch.ones_like(squares)
+
+        found: Self = altered(self, factors=ones)
+        return found
+
+    def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
+        squares = torch.stack([vectors[:, place].square().sum(1) for place in layers.values()])
+        factors = self.factors(squares.unsqueeze(1) + 1e-30, self.bound({}, t, total), layers).squeeze(1).to(vectors)
+        if len(factors) == 1:
+            return vectors * factors[0].unsqueeze(1)
+        places = zip(layers.values(), factors, strict=True)
+        return torch.cat([vectors[:, place] * factor.unsqueeze(1) for place, factor in places], dim=1)
+
+
+class ExampleClipping(FactorClip):
+    """What the clips of the papers share: a bound C, on the whole gradient or on its layers.
+
+    `flat`: the whole gradient has norm C at most. `split`: each of M layers C/sqrt(M), so that the whole has C too.
+    `each`: each layer C, as 004 does, so that the whole may have C sqrt(M), while noise is scaled to C.
+    """
+
+    layers: Scope
+
+    def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
+        """min(1, bound/norm) of every record, of the whole gradient or of each layer."""
+        norms = squares.sum(0, keepdim=True).sqrt() if self.layers == "flat" else squares.sqrt()
+        if self.layers == "split":
+            bound = bound / math.sqrt(len(squares))
+        return shrinking(norms, bound)
+
+    def excess(self, layers: int) -> float:
+        return math.sqrt(layers) if self.layers == "each" else 1.0
+
+    def layers_forgotten(self) -> tuple[GradientClip, GradientClip]:
+        return replace(self, layers="flat"), replace(self, layers="each")  # type: ignore[type-var]
+
+    def following_data(self) -> GradientClip:
+        return MaxClip(self.bound({}, 0, 1), self.layers)
+
+
+@dataclass(frozen=True)
+class ExampleClip(ExampleClipping):
+    """A public bound, constant or on a schedule over the rounds."""
+
+    clip: str | float = 1.0
+    layers: Scope = "flat"
+
+    def __post_init__(self) -> None:
+        require_scales("per_example.clip", self.clip)
+
+    def bound(self, memory: Memory, t: int, total: int) -> float:
+        return scale_in("per_example.clip", self.clip, t, total)
+
+
+@dataclass(frozen=True)
+class MaxClip(ExampleClip):
+    """Fed-alphaCDP (004): noise is scaled to the greatest clipped norm in the batch, over records and layers."""
+
+    layers: Scope = "each"
+    unproven: ClassVar[str | None] = (
+        "the noise is scaled to the greatest norm in the batch (l2-max), which depends on the data: its amount tells"
+    )
+
+    def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
+        if self.layers == "flat":
+            squares = squares.sum(0, keepdim=True)
+        clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
+        return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
+
+    def presumed(self) -> ExampleClip:
+        return ExampleClip(self.clip, self.layers)
+
+
+@dataclass(frozen=True)
+class QuantileExampleClip(Quantile, ExampleClipping):
+    """The bound follows a quantile of the gradients' norms, found with noise (Andrew et al. 2021, in each step).
+
+    In every step each client counts, with noise, the records whose norm is below the bound; the mean of these
+    noisy shares leaves with its update, and sets the next round's bound. Gradient and count are one Gaussian.
+    """
+
+    layers: Scope = "flat"
+    section: ClassVar[str] = "per_example"
+    unproven_for_clients: ClassVar[str | None] = (
+        "the clip of gradients follows counts, with noise that is made for one record"
+    )
+
+    def bound(self, memory: Memory, t: int, total: int) -> float:
+        return float(memory.get("clip", self.initial))
+
+    def adapt(self, memory: Memory, share: float) -> None:
+        self.move(memory, share)
+
+    def most_share(self) -> float:
+        return 0.5 + 10 * self.count_noise
+
+
+@dataclass
+class ClippedByFactors:
+    """The sanitiser of clips by factors: (sum_b factor_b g_b + N(0, (z S)^2))/B, with B the public, expected batch.
+
+    Bound and noise change from round to round, and lie on the device: a step that was recorded there reads them anew.
+    A batch that came out empty gets the same noise.
+    """
+
+    clip: FactorClip
+    layers: Layers
+    bound: Tensor
+    noise: Tensor | None
+    batch: float
+    source: Normals
+    count: Normals | None
+    sums: Tensor | None
+    told: Told
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        return self.clip, self.noise is None, self.batch
+
+    def begin(self, other: Sanitiser) -> None:
+        assert isinstance(other, ClippedByFactors)
+        self.bound.copy_(other.bound)
+        if self.noise is not None and other.noise is not None:
+            self.noise.copy_(other.noise)
+        self.source.begin(other.source)
+        if self.count is not None and other.count is not None:
+            self.count.begin(other.count)
+        self.told.clear()
+
+    def spoilt(self, tape: Gradients) -> Tensor:
+        return ~tape.squares().sum(0).isfinite()
+
+    def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
+        squares = tape.squares()
+        factors = self.clip.factors(squares, self.bound, {name: self.layers[name] for name in tape.layers})
+        scales = None
+        if self.noise is not None:
+            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * moving
+        self.told.spoilt += (~squares.sum(0).isfinite()).sum()
+        self.told.records += real.sum()
+        self.told.clipped += ((factors < 1).any(0) * real).sum()
+        self.told.steps += moving
+        if self.count is not None:
+            counts = self.clip.count(squares, real, self.bound).unsqueeze(1)
+            noisy = torch.zeros_like(counts)
+            self.count.add(noisy, moving * (self.clip.count_scale(self.batch) * (scales is not None)), counts)
+            self.told.shares += moving * (noisy.squeeze(1) / self.batch + 0.5)
+        return _Noisy(tape, factors, scales, self.batch, self.source, self.sums)
+
+
+@dataclass
+class _Noisy:
+    tape: Gradients
+    factors: Tensor
+    scales: Tensor | None
+    batch: float
+    source: Normals
+    sums: Tensor | None
+
+    def accumulate(self, into: Tensor, scale: float) -> None:
+        scale /= self.batch
+        if self.scales is None or self.sums is None:
+            self.tape.accumulate(into, scale, self.factors)
+            return
+        products = self._summed(self.sums, scale)  # what is left there from the step before is 0
+        self.source.add(into, self.scales * scale, self.sums, products)
+
+    def _summed(self, sums: Tensor, scale: float) -> list[Product]:
+        """The batch's clipped gradients, but for products that whoever draws the noise adds with it."""
+        if self.source.fuses:
+            return self.tape.accumulate_but(self.source.takes, sums, scale, self.factors)
+        self.tape.accumulate(sums, scale, self.factors)
+        return []

@@ -1,0 +1,472 @@
+"""Who takes part: clients in a round, records in a local step (the boundaries `clients` and `examples`).
+
+What is sampled, and how, decides what an accountant may claim: Poisson sampling is amplified, shuffled batches are
+not, fixed-size sampling only under replace-one. So each scheme is one class that draws, and says what that is worth.
+
+The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
+`replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass below `Clients` or `Examples` whose
+field `sampling` has a new word for its default; it must write `draw`. What it does not say of itself is charged as if
+nothing were sampled, which is never too little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.accounting.events import Event, Sampled, TwoLevel, Unbounded, Use, passes
+from shoal.accounting.theorems import Unit
+from shoal.errors import ConfigError, nearest
+from shoal.mechanisms.schedules import parse
+from shoal.mechanisms.setting import Setting
+
+MOST_STEPS = 1_000_000
+LARGEST_BATCH = 2**14
+"""Records of a Poisson batch where nobody says how many a client has: a site that may draw more refuses."""
+ONE_FOR_ANOTHER = "clients keep their momentum: who comes in a fixed-size sample shows in later updates of others"
+Indices = npt.NDArray[np.int64]
+
+
+class _Scheme:
+    """A record whose class is the one that is registered for the word in its field `sampling`."""
+
+    sampling: str
+    schemes: ClassVar[dict[str, type[Any]]]
+    section: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "schemes" not in cls.__dict__ and (word := cls.__dict__.get("sampling")):
+            cls.schemes[word] = cls
+
+    def __new__(cls, sampling: str | None = None, *args: Any, **settings: Any) -> Self:
+        word = cls.sampling if sampling is None else sampling
+        if word == cls.sampling and "schemes" not in cls.__dict__:
+            return super().__new__(cls)
+        if word not in cls.schemes:
+            raise ConfigError(
+                f"{cls.section}.sampling cannot be {word!r}: it is one of {', '.join(cls.schemes)}"
+                f"{nearest(str(word), cls.schemes)}"
+            )
+        scheme = cls.schemes[word]
+        if issubclass(scheme, cls):  # Python calls its __init__ next
+            return super().__new__(scheme)
+        made: Self = scheme(word, *args, **settings)
+        return made
+
+
+@dataclass(frozen=True)
+class Clients(_Scheme):
+    """Boundary `clients`: which clients take part in a round.
+
+    `cohort` is the public, expected number m_t of clients; it may be a schedule (001 raises m_t over the rounds).
+    """
+
+    sampling: str = "fixed-size"
+    cohort: str | float = 10
+
+    schemes: ClassVar[dict[str, type[Clients]]] = {}
+    section: ClassVar[str] = "clients"
+    secret: ClassVar[bool] = True
+    """Is it drawn who comes? Else everybody knows."""
+    in_turn: ClassVar[bool] = False
+    """Do clients come again only after a public number of rounds?"""
+    known_size: ClassVar[bool] = False
+    """Is the size of every cohort public?"""
+    replaces: ClassVar[bool] = False
+    """Does somebody else take the place of a client that is not there?"""
+    audited: ClassVar[tuple[int, int]] = (3, 3)
+    """Clients, and their cohort, of an audit."""
+
+    def __post_init__(self) -> None:
+        if min(parse(self.cohort).values(100)) <= 0:
+            raise ConfigError(f"clients.cohort must be > 0, got {self.cohort}")
+
+    def expected(self, t: int, total: int, clients: int) -> float:
+        """The public cohort size of round t: the only denominator there is."""
+        size = parse(self.cohort).value(t, total)
+        if size > clients:
+            raise ConfigError(
+                f"clients.cohort is {size:g} in round {t + 1}, but there are only {clients} clients; "
+                f"lower it, or raise data.clients"
+            )
+        return size
+
+    def greatest(self, total: int) -> float:
+        """The largest cohort that it asks for; 0 where it takes whoever is there."""
+        return max(parse(self.cohort).values(total))
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """The clients of round t, in ascending order; there may be none."""
+        raise NotImplementedError
+
+    def turns(self, clients: int) -> int:
+        """After how many rounds, at the least, the same client may come again."""
+        return 1
+
+    def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """The probability, at most, with which a client comes in round t, whoever of `copies` - 1 others came."""
+        return 1.0
+
+    def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """What is charged for noise on the sum of a round, as much of it whoever came; `event` if all did.
+
+        Args:
+            event: What is charged where everybody comes.
+            rate: The probability with which a client comes.
+            remembers: Do clients keep something from the rounds in which they took part?
+        """
+        return event
+
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """Where each client adds noise of its own: does the sum's noise tell who came?"""
+        return rate < 1 or unit == "client"
+
+    def of_cohort(self, cohort: float) -> Clients:
+        """The same with cohorts of this size."""
+        return replace(self, cohort=cohort)
+
+    def for_canaries(self) -> Clients:
+        """With whom canaries are played: where an audit's game plays the sampling, everybody tells more."""
+        return self
+
+
+@dataclass(frozen=True)
+class FixedSizeClients(Clients):
+    """Exactly m_t clients come."""
+
+    sampling: str = "fixed-size"
+    known_size: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
+    audited: ClassVar[tuple[int, int]] = (4, 2)
+
+    def expected(self, t: int, total: int, clients: int) -> float:
+        return max(1, round(super().expected(t, total, clients)))
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        size = int(self.expected(t, total, clients))
+        return np.sort(generator.choice(clients, size=size, replace=False))
+
+    def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        return min(1.0, self.expected(t, total, clients) / max(1, clients - (copies - 1)))
+
+    def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
+
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """Somebody else's noise takes the place of a client's that is not there."""
+        return rate == 1 and unit == "client"
+
+
+@dataclass(frozen=True)
+class PoissonClients(Clients):
+    """Each client comes by itself with probability m_t/K; there may be none."""
+
+    sampling: str = "poisson"
+    audited: ClassVar[tuple[int, int]] = (2, 1)
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        return np.flatnonzero(generator.random(clients) < self.expected(t, total, clients) / clients)
+
+    def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        return self.expected(t, total, clients) / clients
+
+    def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        return Sampled("poisson", rate, event)
+
+    def for_canaries(self) -> Clients:
+        return replace(self, sampling="all")
+
+
+@dataclass(frozen=True)
+class AllClients(Clients):
+    """Everybody comes; `cohort` says nothing."""
+
+    sampling: str = "all"
+    secret: ClassVar[bool] = False
+    known_size: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        pass
+
+    def expected(self, t: int, total: int, clients: int) -> float:
+        return clients
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        return np.arange(clients)
+
+    def greatest(self, total: int) -> float:
+        return 0.0
+
+    def of_cohort(self, cohort: float) -> Clients:
+        return self
+
+
+@dataclass(frozen=True)
+class CyclicClients(Clients):
+    """Nothing is drawn: clients come in turn, in a public order, no more than m at a time.
+
+    One that is gone leaves its place empty.
+    """
+
+    sampling: str = "cyclic"
+    secret: ClassVar[bool] = False
+    in_turn: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if parse(self.cohort).shape != "constant":
+            raise ConfigError(f"clients.cohort must be a constant where clients come in turn, got {self.cohort}")
+
+    def expected(self, t: int, total: int, clients: int) -> float:
+        super().expected(t, total, clients)
+        return clients / self.turns(clients)
+
+    def turns(self, clients: int) -> int:
+        return math.ceil(clients / max(1, int(parse(self.cohort).value(0, 1))))
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        turns = self.turns(clients)
+        return np.arange(t % turns, clients, turns)
+
+
+@dataclass(frozen=True)
+class Examples(_Scheme):
+    """Boundary `examples`: which of a client's records enter each local step, in batches of `batch`.
+
+    With `rate` each record enters a Poisson batch with that probability, whatever its client's size: a small client
+    samples its records no more often than a large one, and so costs no more noise. Every client then divides its sums
+    by the same public number, rate x `nominal_records`, and not by what it has; `batch` is that number.
+    """
+
+    sampling: str = "shuffled"
+    batch: int = 10
+    rate: float | None = None
+    nominal_records: int | None = None
+
+    schemes: ClassVar[dict[str, type[Examples]]] = {}
+    section: ClassVar[str] = "examples"
+    varies: ClassVar[bool] = False
+    """Do batches differ in size by chance?"""
+    repeats: ClassVar[bool] = False
+    """May a record be in one batch more than once?"""
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) != (self.nominal_records is None):
+            given, missing = ("rate", "nominal_records") if self.rate is not None else ("nominal_records", "rate")
+            raise ConfigError(
+                f"examples.{given} needs examples.{missing}: sums are divided by rate x nominal_records, both public"
+            )
+        if self.rate is not None and self.nominal_records is not None:
+            self._refuse_rate(self.rate, self.nominal_records)
+            object.__setattr__(self, "batch", max(1, round(self.rate * self.nominal_records)))
+        if self.batch < 1:
+            raise ConfigError(f"examples.batch must be >= 1, got {self.batch}")
+
+    def _refuse_rate(self, rate: float, records: int) -> None:
+        raise ConfigError(f"examples.rate is for examples.sampling=poisson, got {self.sampling}")
+
+    def of_batch(self, batch: int) -> Self:
+        """The same by batches of this size, and by no rate."""
+        return replace(self, batch=batch, rate=None, nominal_records=None)
+
+    def share(self, records: int) -> float:
+        """The probability with which one of so many records enters a batch."""
+        return min(1.0, self.batch / max(1, records))
+
+    def widest(self, records: int) -> int:
+        """How many of so many records a batch holds at most: a public number."""
+        return self.batch
+
+    def steps(self, records: int, epochs: int) -> int:
+        """Steps that `epochs` passes over so many records take."""
+        return epochs * math.ceil(records / self.batch)
+
+    def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """`steps` batches of positions in 0..records-1, one a row, filled up with -1."""
+        return np.full((steps, 1), -1) if records == 0 else self._drawn(generator, records, steps)
+
+    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        raise NotImplementedError
+
+    def most(self, sizes: Sequence[int]) -> int:
+        """How many records a batch may hold, of clients of these sizes."""
+        return self.batch
+
+    def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
+        """By clients' sizes: the share of its records that enter a step, and its steps in a round.
+
+        The more records a client has, the smaller is the share, and the more steps it makes. So a stretch of sizes is
+        charged for the share of its least and the steps of its greatest, which is exact where the steps are the same.
+
+        Args:
+            setting: Its `sizes` may be unknown; nothing is found then unless the steps are known anyway.
+            steps: Local steps in a round, where that is given.
+            epochs: Passes over a client's records, where it is not.
+        """
+        if not setting.sizes:
+            return [(0, self.rate or 1.0, steps or self.steps(1, epochs))] if steps or self.rate is not None else []
+        stretches: list[tuple[int, int]] = []
+        for least, most in _sizes(setting, self.batch):
+            if stretches and (steps or self.steps(stretches[-1][0], epochs) == self.steps(most, epochs)):
+                stretches[-1] = stretches[-1][0], most
+            else:
+                stretches.append((least, most))
+        return [(least, self.share(least), steps or self.steps(most, epochs)) for least, most in _few(stretches)]
+
+    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """What one record is charged at worst, and the uses that it is taken from, if several.
+
+        Args:
+            rate: The probability, at most, with which its client comes.
+            noise: On the sum of each step, in units of what one record can move it by.
+            uses: Of its client, by size.
+        """
+        return TwoLevel(rate, 1.0, max(steps for *_, steps in uses), noise, local="none"), uses[:1]
+
+
+@dataclass(frozen=True)
+class PoissonExamples(Examples):
+    """Each record by itself with probability batch/n, or `rate`."""
+
+    sampling: str = "poisson"
+    varies: ClassVar[bool] = True
+
+    def _refuse_rate(self, rate: float, records: int) -> None:
+        if not 1 / MOST_STEPS <= rate <= 1:
+            raise ConfigError(f"examples.rate must be from {1 / MOST_STEPS:g} to 1, got {rate}")
+        if records < 1:
+            raise ConfigError(f"examples.nominal_records must be >= 1, got {records}")
+
+    def share(self, records: int) -> float:
+        return super().share(records) if self.rate is None else self.rate
+
+    def steps(self, records: int, epochs: int) -> int:
+        return super().steps(records, epochs) if self.rate is None else epochs * math.ceil(1 / self.rate - 1e-9)
+
+    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        return _rows(generator.random((steps, records)) < self.share(records))
+
+    def widest(self, records: int) -> int:
+        """Exceeded with a chance of 1e-30."""
+        return _widest(records, self.share(records))
+
+    def most(self, sizes: Sequence[int]) -> int:
+        return max((1, *sizes)) if sizes else LARGEST_BATCH
+
+    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        return TwoLevel(rate, *_worst(uses), noise, local="poisson"), uses
+
+
+@dataclass(frozen=True)
+class ExamplesWithReplacement(Examples):
+    """`batch` draws from a client's records."""
+
+    sampling: str = "with-replacement"
+    repeats: ClassVar[bool] = True
+
+    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        return generator.integers(records, size=(steps, self.batch))
+
+    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        share, steps = _worst(uses)
+        if share >= 1:  # all draws of a step may be of one record
+            return TwoLevel(rate, 1.0, steps, noise / self.batch, local="none"), uses[:1]
+        return TwoLevel(rate, share, steps, noise, local="with-replacement", draws=self.batch), uses
+
+
+@dataclass(frozen=True)
+class ShuffledExamples(Examples):
+    """A new order every epoch, cut into batches, of which the last may be smaller: nothing is amplified."""
+
+    sampling: str = "shuffled"
+
+    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        per_epoch = math.ceil(records / self.batch)
+        width = min(self.batch, records)
+        epochs = math.ceil(steps / per_epoch)
+        table = np.full((epochs, per_epoch * width), -1)
+        for epoch in table:
+            epoch[:records] = self._order(generator, records)
+        return table.reshape(epochs * per_epoch, width)[:steps]
+
+    def _order(self, generator: np.random.Generator, records: int) -> Indices:
+        return generator.permutation(records)
+
+    def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
+        if not setting.sizes:
+            return [(0, 1.0, steps or epochs)]
+        stretches = _sizes(setting, self.batch)
+        return [(least, 1 / self.steps(least, 1), steps or self.steps(least, epochs)) for least, _ in stretches]
+
+    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """Of the client that uses its records most often."""
+        worst = [max(uses, key=lambda use: passes(use[1], use[2]))]
+        return TwoLevel(rate, *_worst(worst), noise, local="shuffled"), worst
+
+
+@dataclass(frozen=True)
+class ExamplesInOrder(ShuffledExamples):
+    """The records as they lie, cut into batches: a known order is no worse than an unknown one."""
+
+    sampling: str = "fixed-order"
+
+    def _order(self, generator: np.random.Generator, records: int) -> Indices:
+        return np.arange(records)
+
+
+@lru_cache(maxsize=1024)
+def _widest(records: int, share: float) -> int:
+    from scipy.stats import binom
+
+    return int(np.argmax(binom.sf(np.arange(records + 1), records, share) <= 1e-30))
+
+
+def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
+    """The positions of the true values of each row, to the left, filled up with -1."""
+    width = max(1, int(chosen.sum(axis=1).max(initial=0)))
+    order = np.argsort(~chosen, axis=1, kind="stable")[:, :width]
+    kept: Indices = np.where(np.take_along_axis(chosen, order, axis=1), order, -1)
+    return kept
+
+
+def _worst(uses: list[Use]) -> tuple[float, int]:
+    """The greatest share, and the most steps."""
+    return max(share for _, share, _ in uses), max(steps for *_, steps in uses)
+
+
+FINE = 12
+"""Kinds of clients that are charged each for itself; greater ones are taken together, in as many kinds."""
+
+
+def _sizes(setting: Setting, batch: int) -> Iterator[tuple[int, int]]:
+    """The sizes of clients, in ascending order; where only bounds are known, all between, in stretches (from, to)."""
+    sizes = sorted({max(1, size) for size in setting.sizes})
+    if not setting.bounds:
+        yield from ((size, size) for size in sizes)
+        return
+    least, last = sizes[0], sizes[-1]
+    while least <= last:
+        batches = max(math.ceil(least / batch), math.floor(1.01 * least / batch))  # wider ones for greater clients
+        most = min(batches * batch, last)
+        yield least, most
+        least = most + 1
+
+
+def _few(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """At most some 24 stretches: the least sizes, which cost most, as they are, greater ones a factor apart."""
+    few, rest = stretches[:FINE], stretches[FINE:]
+    if len(rest) <= FINE:
+        return stretches
+    factor = (rest[-1][1] / rest[0][0]) ** (1 / FINE)
+    for least, most in rest:
+        if len(few) > FINE and least < few[-1][0] * factor:
+            few[-1] = few[-1][0], most
+        else:
+            few.append((least, most))
+    return few

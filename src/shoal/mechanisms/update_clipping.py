@@ -1,0 +1,338 @@
+"""What happens to a whole update as it leaves its client (boundary `per_update`): clips.
+
+`bound` gives this round's bound S: an update of norm z becomes update / max(1, z/S), so that one client moves
+the sum by at most S, the sensitivity. A bound that was computed from the clients' data without noise proves
+nothing, nor does one that is missing: `unproven` then says why. `leave` gives what the server gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.accounting.events import Event, Unbounded
+from shoal.accounting.theorems import Observer, Unit
+from shoal.errors import ConfigError
+from shoal.mechanisms.gaussian import HOW_MANY, WITH_ITS_NOISE, add_to_number, add_to_updates, multiplier
+from shoal.mechanisms.mechanism import (
+    IN_TURN,
+    NO_NOISE,
+    RAW,
+    Draw,
+    Layers,
+    Memory,
+    Round,
+    UpdateMechanism,
+    altered,
+    refuse_unheld_noise,
+)
+from shoal.mechanisms.schedules import (
+    LEAST_SCALE,
+    MOST_SCALE,
+    Schedule,
+    parse,
+    require_scale,
+    require_scales,
+    scale_in,
+)
+from shoal.random.secure_streams import STEPS
+
+FARTHEST = math.log(MOST_SCALE)  # an adaptive bound's logarithm stays this near to 0
+MARGIN = 2.0**-16
+"""What is clipped is shorter than its bound by this share: all that rounding, of norms and later, can add is less."""
+PIECE = 128  # numbers that may be summed in float32
+ROUNDING = 1e-4  # by which a clipped update may be over its bound when it arrives
+_LOST = 2.0**-50  # norms below so much times sqrt(numbers) may lack squares that are too small for float32
+
+
+class Clipping(UpdateMechanism):
+    """What all clips share: an update leaves with norm `bound` at most.
+
+    One of your own writes `bound` and, where it does not shrink the whole update by one factor, `clipped`.
+    """
+
+    unproven: ClassVar[str | None] = None
+
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
+        return self.clipped(updates, norms, bound, layers)
+
+    def clipped(self, updates: Tensor, norms: Tensor, bound: float, layers: Layers) -> Tensor:
+        """The updates [k, P], of these norms [k], each no longer than the bound; may overwrite them."""
+        return clipped(updates, norms, bound)
+
+    def refuse_unfit(self, t: int, total: int) -> None:
+        self.public_bound(t, total)
+
+    def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        return bound * (1 + ROUNDING)
+
+    def unclipped(self) -> Self:
+        found: Self = altered(self, clipped=lambda self, updates, norms, bound, layers: updates)
+        return found
+
+    def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
+        return into_ball(shown, bound * unit)
+
+
+@dataclass(frozen=True)
+class Clip(Clipping):
+    """A public bound, constant or falling (000 Algorithm 6: `decay:from:rate:low`)."""
+
+    clip: str | float = 1.0
+
+    def __post_init__(self) -> None:
+        require_scales("per_update.clip", self.clip)
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return scale_in("per_update.clip", self.clip, t, total)
+
+
+@dataclass(frozen=True)
+class MedianClip(Clipping):
+    """001 Algorithm 1: the median of the cohort's norms. It is released, through the noise's scale, as it is."""
+
+    waits_for_cohort: ClassVar[bool] = True
+    unproven: ClassVar[str | None] = (
+        "the clip is the median of the clients' norms, taken without noise: it depends on their data"
+    )
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        if norms is None or not len(norms):
+            return 0.0
+        return min(max(float(norms.median()), LEAST_SCALE), MOST_SCALE)
+
+    def presumed(self) -> Clip:
+        return Clip(1.0)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """A bound that follows a quantile of norms, found with noise (Andrew et al. 2021), on either boundary.
+
+        b~ <- (1/m) (sum_k (1[norm_k <= C] - 1/2) + N(0, sigma_b^2)) + 1/2
+        C  <- C exp(-rate (b~ - quantile))
+
+    Counting costs little: with `noise` z in all, sigma_b = `count_noise` x m, the updates get
+    z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), and the round is one Gaussian of noise z.
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 0.05
+    section: ClassVar[str]
+    counts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_scale(f"{self.section}.initial", self.initial)
+        if not 0 < self.quantile < 1:
+            raise ConfigError(f"{self.section}.quantile must be in (0, 1), got {self.quantile}")
+        if self.rate < 0:
+            raise ConfigError(f"{self.section}.rate must be >= 0, got {self.rate}")
+        if not 0 < self.count_noise < math.inf:
+            raise ConfigError(f"{self.section}.count_noise must be > 0 and finite, got {self.count_noise}")
+
+    def scales(self) -> dict[str, str | float]:
+        return {f"{self.section}.initial": self.initial}
+
+    def update_noise(self, noise: float, cohort: float) -> float:
+        """z_delta: the noise on the updates, so that with the count's it is `noise` in all."""
+        if noise == 0:
+            return 0.0
+        spent = noise**-2 - (2 * self.count_noise * cohort) ** -2
+        if spent <= 0:
+            raise ConfigError(
+                f"{self.section}.count_noise {self.count_noise} x {cohort:g} is too little noise for the count "
+                f"of {cohort:g} beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
+            )
+        return float(spent**-0.5)
+
+    def count_scale(self, cohort: float) -> float:
+        """sigma_b."""
+        return self.count_noise * cohort
+
+    def count_rounding(self, cohort: float) -> float:
+        """A client, or a record, moves a count by 1/2, and rounding by a step of its grid."""
+        return 2.002 * self.count_noise * cohort / STEPS
+
+    def recounted(self, change: Callable[[float], float]) -> Self:
+        return replace(self, count_noise=change(self.count_noise))
+
+    def move(self, memory: Memory, share: float) -> None:
+        """C <- C exp(-rate (share - quantile)), kept from LEAST_SCALE to MOST_SCALE."""
+        power = math.log(float(memory.get("clip", self.initial))) - self.rate * (share - self.quantile)
+        moved = math.exp(min(max(power, -FARTHEST), FARTHEST))
+        memory["clip"] = torch.tensor(min(max(moved, LEAST_SCALE), MOST_SCALE), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class QuantileClip(Quantile, Clipping):
+    """The bound follows a quantile of the updates' norms (Andrew et al. 2021; see `Quantile`)."""
+
+    section: ClassVar[str] = "per_update"
+
+    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+        return float(memory.get("clip", self.initial))
+
+    def adapt(
+        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+    ) -> None:
+        scale = self.count_scale(cohort) if noise else 0.0
+        self.move(memory, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
+
+    def for_cohort(self, before: float, cohort: float) -> Self:
+        return replace(self, count_noise=self.count_noise * before / cohort)
+
+    def audited(self) -> Self:
+        return replace(self, initial=1.0)
+
+
+@dataclass(frozen=True)
+class NoisyClip(Clip):
+    """Fed-SDP (004): each update is clipped and gets N(0, (noise x clip)^2) of its own.
+
+    `at` says where: at the `client`, before the update leaves it, or at the `server`, which then sees it raw.
+    """
+
+    noise: str | float = 1.0
+    at: Literal["server", "client"] = "server"
+    draws_noise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(parse(self.noise).values(100)) < 0:
+            raise ConfigError(f"per_update.noise must be >= 0, got {self.noise}")
+
+    def noise_schedule(self) -> Schedule:
+        return parse(self.noise)
+
+    def multiplier(self, t: int, total: int) -> float:
+        return multiplier("per_update.noise", self.noise, t, total)
+
+    def refuse_unfit(self, t: int, total: int) -> None:
+        noise = self.multiplier(t, total) * self.bound({}, t, total, None)
+        refuse_unheld_noise("per_update.noise x per_update.clip", noise, t, total)
+
+    def leave(
+        self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
+    ) -> Tensor:
+        scale = self.multiplier(t, total) * bound
+        clipped = self.clipped(updates, norms, bound, layers)
+        return add_to_updates(clipped, scale, [draw(row) for row in range(len(updates))])
+
+    def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """m updates' noise adds up in the sum, and the server sees one at a time."""
+        if round.clients.in_turn:
+            return IN_TURN
+        own = self.multiplier(*round.when)
+        if own == 0:
+            return NO_NOISE
+        if observer == "release":
+            return self._released(round, unit, own)
+        if self.at == "server":
+            return RAW
+        if unit == "example" and round.setting.multiplicity > 1:
+            return Unbounded("the record lies on several clients, and the server sees each one's update")
+        return round.shown(unit, own)
+
+    def _released(self, round: Round, unit: Unit, own: float) -> Event:
+        if round.clients.shows(round.rate, unit):
+            return HOW_MANY
+        if round.setting.all_answer:
+            return round.on_sum(unit, own * math.sqrt(round.cohort))
+        # A record is in one update, whose own noise is there. Who answered shows in the amount of the noise.
+        return WITH_ITS_NOISE if unit == "client" else round.shown(unit, own)
+
+    def draws(self, round: Round) -> int:
+        return round.many
+
+    @property
+    def leaves_raw(self) -> bool:
+        return self.at == "server"
+
+    def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        """Noise passes it once in 10^20 times."""
+        return bound * (1 + ROUNDING + self.multiplier(t, total) * (math.sqrt(parameters) + 10))
+
+    def for_cohort(self, before: float, cohort: float) -> Self:
+        return self.with_noise(parse(self.noise).scaled(math.sqrt(before / cohort)))
+
+
+def into_ball(vectors: Tensor, radius: float) -> Tensor:
+    """Rows no longer than the radius, differentiable."""
+    norms = (vectors.square().sum(1, keepdim=True) + 1e-30).sqrt()
+    return vectors * (radius / norms).clamp(max=1.0)
+
+
+def row_norms(updates: Tensor) -> Tensor:
+    """The norm of each row in float64, right to 2^-17 for all finite numbers: the clip is only as good as this.
+
+    One long sum of squares in float32 falls short, by 0.6% where a million small numbers follow a few large ones, so
+    on a CPU only short ones are. Rows whose squares are too small or too great for that are summed again in float64.
+    """
+    if updates.is_cuda or not updates.numel():
+        return _norms(updates)
+    size = updates.shape[1]
+    whole = size // PIECE
+    pieces = updates[:, : whole * PIECE].reshape(len(updates), whole, PIECE)
+    rest = updates[:, whole * PIECE :].unsqueeze(1)
+    norms = _norms(torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1))
+    least, (low, high) = _LOST * math.sqrt(size), torch.aminmax(norms)
+    if not least <= float(low) <= float(high) < math.inf:
+        doubtful = ~((norms >= least) & (norms < math.inf))
+        norms[doubtful] = _norms(updates[doubtful])
+    return norms
+
+
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
+
+
+def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
+    """sum_b left[k, b] right[k, b]^T, [K, O, I], of rows [K, B, O] and [K, B, I] that were clipped.
+
+    In a long sum in float32 every addition is rounded by how much there is already, and one record that comes or goes
+    changes the rounding of all that follow, and their places: it can move the sum by several clips. So only few rows
+    are summed in float32, more of them in float64, which is what they are left in: whoever takes the sum rounds it
+    once. A record of several `positions` may have rows far longer than their clipped sum: always in float64.
+    """
+    if left.shape[1] <= PIECE and positions == 1:
+        return torch.bmm(left.transpose(1, 2), right)
+    total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
+    for some, others in zip(torch.split(left, PIECE, 1), torch.split(right, PIECE, 1), strict=True):
+        total += torch.bmm(some.transpose(1, 2).double(), others.double())
+    return total
+
+
+def weighed_sum(rows: Tensor, factors: Tensor) -> Tensor:
+    """sum_b factors[k, b] rows[k, b], [K, P], for rows [K, B, P]; of many in float64."""
+    return summed_products(factors.unsqueeze(2), rows).squeeze(1)
+
+
+def row_sums(rows: Tensor, positions: int = 1) -> Tensor:
+    """sum_b rows[k, b], [K, O], for rows [K, B, O] that were clipped; as `summed_products`."""
+    return rows.sum(1, dtype=rows.dtype if rows.shape[1] <= PIECE and positions == 1 else torch.float64)
+
+
+def shrinking(norms: Tensor, bound: float | Tensor) -> Tensor:
+    """min(1, bound/norm), less the margin: what is multiplied by it is never longer than the bound.
+
+    What is 2^126 times too long becomes 0: a factor for it would have too few digits in float32. NaN stays NaN.
+    """
+    reached = bound * (1 - MARGIN)
+    factors = torch.where(norms <= reached, 1.0, reached / norms)
+    return torch.where(factors < torch.finfo(torch.float32).tiny, 0.0, factors)
+
+
+def clipped(updates: Tensor, norms: Tensor, bound: float) -> Tensor:
+    """update / max(1, norm/bound), in place, for each row."""
+    return updates.mul_(shrinking(norms, bound).to(updates.dtype).unsqueeze(1))

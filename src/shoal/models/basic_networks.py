@@ -1,0 +1,51 @@
+"""Plain networks that come from no paper: softmax regression, and small ones for 8x8 digits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+from shoal.models.entry import Network, Shape, flat, size
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """A stack of linear layers with ReLU between them: mlp(784, 1000, 10)."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for n_in, n_out in pairwise(sizes):
+        layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def linear(shape: Shape, classes: int) -> nn.Module:
+    """Softmax regression. It starts at zero: the loss is convex, and a random start would only be noise."""
+    layer = nn.Linear(size(shape), classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def digits_mlp(shape: Shape, classes: int) -> nn.Module:
+    """64-64-10 on 8x8 digits."""
+    return mlp(size(shape), 64, classes)
+
+
+def digits_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two 3x3 convolutions with pooling and one linear layer: 6,090 parameters on 8x8 digits."""
+    trunk = nn.Sequential(
+        nn.Conv2d(shape[0], 16, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return nn.Sequential(*trunk, nn.Linear(flat(trunk, shape), classes))
+
+
+NETWORKS = (
+    Network("linear", "", "softmax regression, started at zero", linear),
+    Network("digits-mlp", "", "one hidden layer of 64", digits_mlp),
+    Network("digits-cnn", "", "two small convolutions, for 8x8 digits", digits_cnn, least=4),
+)

@@ -1,0 +1,46 @@
+"""The networks of Wei et al. (2023): Fed-CDP, Fed-alphaCDP.
+
+Pictures: two convolutions and one linear layer without biases, Glorot uniform, as the public code has it
+(34,720 parameters on MNIST). Tables: two hidden layers; the paper states no sizes, these are ours.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from shoal.models.basic_networks import mlp
+from shoal.models.entry import Network, Shape, flat, size
+
+
+def alphacdp_cnn(shape: Shape, classes: int) -> nn.Module:
+    """conv 32 3x3, pool 2, conv 64 3x3, pool 2, 1600-10, without padding."""
+    trunk = nn.Sequential(
+        nn.Conv2d(shape[0], 32, 3, bias=False),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, bias=False),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    model = nn.Sequential(*trunk, nn.Linear(flat(trunk, shape), classes, bias=False))
+    for weight in model.parameters():
+        nn.init.xavier_uniform_(weight)
+    return model
+
+
+def adult_mlp(shape: Shape, classes: int) -> nn.Module:
+    """105-64-32-2 on Adult."""
+    return mlp(size(shape), 64, 32, classes)
+
+
+def cancer_mlp(shape: Shape, classes: int) -> nn.Module:
+    """30-32-16-2 on Cancer."""
+    return mlp(size(shape), 32, 16, classes)
+
+
+NETWORKS = (
+    Network("alphacdp-cnn", "004", "two convolutions, no biases (34,720 on MNIST)", alphacdp_cnn, least=10),
+    Network("adult-mlp", "004", "64 and 32 hidden (8,930 on Adult)", adult_mlp),
+    Network("cancer-mlp", "004", "32 and 16 hidden (1,554 on Cancer)", cancer_mlp),
+)

@@ -1,0 +1,222 @@
+"""A run's privacy while it goes on: what each round is charged, what is spent, when the budget ends.
+
+The ledger is on the disk before any noise is drawn (DESIGN, "What must always hold", 1). While the run goes on
+RDP counts, in milliseconds a round; what is reported at the end is PLD.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from shoal.accounting import calibration
+from shoal.accounting.calibration import Budget
+from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
+from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
+from shoal.accounting.ledger import Intent, Ledger, verify
+from shoal.accounting.rdp import Running
+from shoal.accounting.rounding import up
+from shoal.accounting.theorems import ADJACENCY
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.charges import PAIRS, charges, event
+from shoal.errors import ConfigError, LedgerError
+from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.setting import Setting
+
+MOST_CLIENTS = 20
+"""Clients for which it is told what a record of theirs costs: those where it costs most."""
+_RECORD: tuple[Unit, Observer] = ("example", "release")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a run may spend (`epsilon`, where there is a limit), and the delta at which everything is told."""
+
+    delta: float
+    epsilon: float | None = None
+    unit: Unit = "client"
+    observer: Observer = "release"
+
+    def budget(self) -> Budget | None:
+        if self.epsilon is None:
+            return None
+        return Budget(self.epsilon, self.delta, neighbours=NEIGHBOURS[self.unit])
+
+
+class Spending:
+    """Charges rounds to a ledger and knows what they cost."""
+
+    def __init__(self, algorithm: Algorithm, setting: Setting, limit: Limit, ledger: Ledger) -> None:
+        self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
+        self._kept: tuple[Unit, Observer] | None = None
+        self._running = {pair: Running(NEIGHBOURS[pair[0]]) for pair in PAIRS}
+        self._furthest = 0  # what was charged for the first time, in order; a round up to here is played again
+        for intent in ledger.charged:
+            self._count(intent)
+
+    def affordable(self, done: int) -> int:
+        """The last round that the budget pays for, given what was charged before; rounds count from 1."""
+        if self.limit.epsilon is not None:
+            self._kept = (self.limit.unit, self.limit.observer)
+        spent = self._ledger.charged_event(self.limit.unit, self.limit.observer)
+        return affordable(self._algorithm, self._setting, self.limit, done, spent, self._furthest)
+
+    def intend(self, first: int, last: int) -> int:
+        """Charge the rounds first..last (from 1), on the disk; how many attempts at them came before."""
+        together = [charges(self._algorithm, self._setting, t, t < self._furthest) for t in range(first - 1, last)]
+        composed = tuple(
+            replace(column[0], event=_one_after_the_other([charge.event for charge in column]))
+            for column in zip(*together, strict=True)
+        )
+        intent = self._ledger.intend(last, composed, first)
+        self._count(intent)
+        return intent.attempt - 1
+
+    def commit(self, last: int, model: str) -> None:
+        """Say that the model of the rounds up to `last` is released; `model` is the hash of its file."""
+        self._ledger.commit(last, model)
+
+    @property
+    def head(self) -> str:
+        """The hash of the ledger's last line, which a checkpoint keeps to notice a ledger that was cut off."""
+        return self._ledger.head
+
+    def recognise(self, done: int, model: str, head: str) -> None:
+        """A checkpoint must be one that the ledger knows; a kill just before its commit is made good."""
+        if not verify(self._ledger.path, head).whole:
+            raise LedgerError(
+                f"the checkpoint of round {done} was written after a line that is no longer in {self._ledger.path}: "
+                f"the end of the ledger was cut off, so nothing can be proven; put the whole ledger back"
+            )
+        if any(commit.round == done and commit.model == model for commit in self._ledger.commits):
+            return
+        pending = self._ledger.pending
+        if pending is not None and (pending.round, pending.hash) == (done, head):
+            self._ledger.commit(done, model)
+        else:
+            raise LedgerError(
+                f"the checkpoint of round {done} is not the one that {self._ledger.path} says was released; "
+                f"put the right one back, or start a new run"
+            )
+
+    def spent(self) -> list[dict[str, Any]]:
+        """What is proven so far, by RDP, where something is."""
+        told = []
+        for (unit, observer), running in self._running.items():
+            epsilon = running.epsilon(self.limit.delta)
+            if epsilon is not None and self._kept == (unit, observer):
+                epsilon = min(epsilon, self.limit.epsilon or epsilon)  # PLD has found that no round passes it
+            if epsilon is not None:
+                told.append(
+                    {
+                        "unit": unit,
+                        "observer": observer,
+                        "epsilon": epsilon,
+                        "delta": self.limit.delta,
+                        "adjacency": ADJACENCY[NEIGHBOURS[unit]],
+                    }
+                )
+                if unit == "client" and self._setting.simulated:
+                    told[-1]["simulated"] = True
+        return told
+
+    def proven(self) -> list[Proven]:
+        """What is proven of all that was charged, by PLD, for every unit against every observer."""
+        return [self._prove(unit, who) for unit, who in PAIRS]
+
+    def _prove(self, unit: Unit, who: Observer) -> Proven:
+        spent = self._ledger.charged_event(unit, who)
+        clients = self._setting.clients
+        found = prove(unit, who, spent, self.limit.delta, neighbours=NEIGHBOURS[unit], clients=clients)
+        if not self._setting.secure:
+            found = of_research(found)
+        return replace(found, simulated=unit == "client" and self._setting.simulated)
+
+    def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:
+        """What is proven of a record of each client, against who sees the models: (client, claim), the worst first.
+
+        Empty where all clients' records cost the same; of the worst clients only, where there are many.
+        """
+        if self._setting.bounds or self._setting.multiplicity > 1:
+            return []
+        settings = {size: replace(self._setting, sizes=(size,)) for size in set(sizes)}
+        first = {size: event(self._algorithm, setting, 0, *_RECORD) for size, setting in settings.items()}
+        if len(set(first.values())) == 1 or any(isinstance(each, Unbounded) for each in first.values()):
+            return []
+        played = Counter(t for intent in self._ledger.charged for t in range(intent.first - 1, intent.round))
+        spent = {size: self._done(settings[size], played) for size in settings}
+        by_rdp = {size: self._record_claim(spent[size], "rdp").epsilon or math.inf for size in settings}
+        worst = sorted(range(len(sizes)), key=lambda client: -by_rdp[sizes[client]])[:MOST_CLIENTS]
+        proven = {size: self._record_claim(spent[size], "pld") for size in {sizes[client] for client in worst}}
+        found = [(client, proven[sizes[client]]) for client in worst]
+        return sorted(found, key=lambda row: -(row[1].epsilon or math.inf))
+
+    def _done(self, setting: Setting, played: Counter[int]) -> Event:
+        """The rounds that were charged, each as often as it was, as they were in another setting."""
+        rounds = ((event(self._algorithm, setting, t, *_RECORD), count) for t, count in sorted(played.items()))
+        return Compose(tuple(Repeat(Compose((each,)), count) for each, count in rounds))
+
+    def _record_claim(self, spent: Event, accountant: str) -> Proven:
+        return prove(*_RECORD, spent, self.limit.delta, accountant, neighbours=NEIGHBOURS["example"])
+
+    def _count(self, intent: Intent) -> None:
+        self._furthest = max(self._furthest, intent.round)
+        for charge in intent.charges:
+            pair = charge.unit, charge.observer
+            try:
+                if pair in self._running:
+                    self._running[pair].add(charge.event)
+            except ConfigError:  # RDP does not know this event: what it costs is told at the end, by PLD
+                del self._running[pair]
+
+
+def affordable(
+    algorithm: Algorithm, setting: Setting, limit: Limit, done: int = 0, spent: Event = NOTHING, furthest: int = 0
+) -> int:
+    """The last round that a budget pays for, after `done` that cost `spent`; up to `furthest` rounds come again."""
+    budget, rounds = limit.budget(), setting.rounds
+    if budget is None:
+        return rounds
+    ahead = [event(algorithm, setting, t, limit.unit, limit.observer, t < furthest) for t in range(done, rounds)]
+    found = calibration.rounds(lambda n: Compose((spent, *ahead[:n])), budget, most=max(1, len(ahead)))
+    return done + min(int(found.value), len(ahead))
+
+
+def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
+    """Refuse a budget that the method cannot keep, or that pays for no round at all."""
+    budget, pair = limit.budget(), (limit.unit, limit.observer)
+    if budget is None:
+        return
+    first = event(algorithm, setting, 0, *pair)
+    if isinstance(first, Unbounded):
+        raise ConfigError(
+            f"budget.epsilon cannot be kept by {algorithm.name} for a {pair[0]} against the {pair[1]}: "
+            f"nothing is proven, because {first.because}"
+        )
+    cost = budget.cost(first).epsilon
+    if cost is None or cost > budget.epsilon:
+        needed = "no budget does" if cost is None else f"it costs {up(cost)}"
+        records_only = pair[0] == "client" and algorithm.per_step is not None and algorithm.per_round is None
+        meant = f" ({algorithm.name} protects records: budget.unit=example)" if records_only else ""
+        raise ConfigError(
+            f"budget.epsilon {budget.epsilon:g} does not pay for the first round ({needed}); raise it, add noise, or "
+            f"let budget.calibrate=true choose the noise{meant}"
+        )
+
+
+def _one_after_the_other(events: list[Event]) -> Event:
+    """Several rounds as one event; equal ones in a row are counted, so that a line of the ledger stays short."""
+    parts = tuple(repeated(event, len(list(same))) for event, same in groupby(events))
+    return parts[0] if len(parts) == 1 else Compose(parts)
+
+
+def repeated(event: Event, count: int) -> Event:
+    """The same round so many times."""
+    if count == 1 or event == NOTHING or isinstance(event, Unbounded):
+        return event
+    # Compose inside Repeat: right around a shuffled step a Repeat would mean one unbroken pass.
+    return Repeat(Compose((event,)), count)

@@ -1,0 +1,85 @@
+"""What simulated clients train with: everything that does not change from round to round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import nn
+
+from shoal.algorithms.base import Algorithm
+from shoal.data.dataset import Dataset
+from shoal.data.partitions import Partition
+from shoal.errors import RunError
+from shoal.gradients import Network, network
+from shoal.kernels import triton
+from shoal.random.streams import Streams
+from shoal.training.chunking import Slicer
+from shoal.training.client_data import Federation
+from shoal.training.cuda_graphs import Graphs
+from shoal.training.engine_settings import Settings
+from shoal.training.workers import Workers
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """An algorithm, a model, clients with their records, random numbers, and the means to compute."""
+
+    algorithm: Algorithm
+    network: Network
+    federation: Federation
+    slicer: Slicer
+    workers: Workers
+    streams: Streams
+    graphs: Graphs | None = None
+    kernels: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        module: nn.Module,
+        dataset: Dataset,
+        partition: Partition,
+        *,
+        streams: Streams,
+        settings: Settings,
+        first: int = 0,
+    ) -> Self:
+        """These clients, on the device that the settings name; the module is moved there.
+
+        Args:
+            algorithm: The record by which they train.
+            module: Their network.
+            dataset: All records.
+            partition: Who holds which of them.
+            streams: Where every random number comes from.
+            settings: Device, memory, threads and speed-ups.
+            first: The number of the first of these clients, which names their random streams.
+        """
+        device = pick_device(settings.device)
+        module = module.to(device)
+        federation = Federation.of(dataset, partition, device, first)
+        sample, per_example = federation.x[:3], algorithm.per_example is not None
+        net = network(module, sample, together=settings.together, per_example=per_example, kernels=settings.kernels)
+        workers = Workers(device, settings.threads, side_by_side=net.together)
+        slicer = Slicer(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
+        can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
+        graphs = Graphs() if settings.graphs and net.together and can_record else None
+        return cls(algorithm, net, federation, slicer, workers, streams, graphs, settings.kernels)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"there is no device '{name}'; choose cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise RunError(f"device '{name}' is not supported; choose cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError("device 'cuda' was asked for, but PyTorch sees no GPU here; use --device cpu")
+    return device

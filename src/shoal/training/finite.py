@@ -1,0 +1,23 @@
+"""The firewall: what a client sends is checked before it counts (DESIGN, "What must always hold", 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.mechanisms.update_clipping import row_norms
+
+GREATEST = 1e30
+
+
+def finite_or_zero(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The updates [k, P] with every one that holds NaN or Inf set to zero; their norms; which were bad.
+
+    A norm over 1e30 is bad too: such numbers are no honest update, and could turn a sum into Inf.
+    """
+    norms = row_norms(updates)
+    bad = ~(norms <= GREATEST)
+    if bad.any():
+        updates = torch.where(bad.unsqueeze(1), 0.0, updates)
+        norms = torch.where(bad, 0.0, norms)
+    return updates, norms, bad

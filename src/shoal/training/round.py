@@ -1,0 +1,244 @@
+"""One round of federated learning, from top to bottom as the papers write it.
+
+Each step is a boundary that a value crosses; the algorithm's record says what happens there. `play_round` is the
+server's half. `SimulatedCohort` plays the clients' half in this process; in a real federation the sites play it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.partitions import Partition
+from shoal.gradients import Layout
+from shoal.mechanisms.update_clipping import weighed_sum
+from shoal.random.secure_streams import grid, toward_zero
+from shoal.training import server
+from shoal.training.cohort import Cohort, Population, State, Sum
+from shoal.training.context import Stage
+from shoal.training.finite import finite_or_zero
+from shoal.training.local_training import train
+from shoal.training.round_index import Moment
+from shoal.training.sanitise import Told
+
+
+def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> tuple[Tensor, State, dict[str, Any]]:
+    """Play round t; it must have been charged before.
+
+    Args:
+        cohort: The clients, with the algorithm and the random streams.
+        params: The model [P].
+        state: What was carried over from the round before.
+        moment: Which round this is, and which attempt at it.
+
+    Returns:
+        The new model, what the next round takes over, and the round's metrics.
+    """
+    algorithm, streams = cohort.algorithm, cohort.streams
+    t, rounds, attempt = moment.t, moment.total, moment.attempt
+    state = dict(state)
+
+    # clients: who takes part, and how many are expected to, which is public
+    count = cohort.population.clients
+    clients = algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count)
+    expected = algorithm.clients.expected(t, rounds, count)
+
+    # examples, local, per_example, per_step: each client trains on its own records
+    # per_update: its update is checked, and clipped as it leaves; the server sees the sum
+    total = cohort.train(clients, params, state, moment)
+
+    # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
+    by_size = algorithm.aggregate.weights == "size" and total.weight > 0
+    denominator = total.weight if by_size else expected
+
+    # per_round: noise on the sum, once, scaled by what one client can add to it; an empty cohort gets it too
+    noise = signal = 0.0
+    per_update, per_round = algorithm.per_update, algorithm.per_round
+    if per_round is not None and total.noise is None:
+        assert per_update is not None, "noise is in units of a clip"
+        z = per_update.update_noise(per_round.multiplier(t, rounds), expected)
+        noise = z * total.clip_norm
+        signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
+        generator = streams.generator("noise", t, attempt)
+        total.update = per_round.add(total.update, z, total.clip_norm, state, generator)
+    update = total.update.div_(denominator).to(params.dtype)
+
+    # server: its step, after which everyone sees the model
+    params = server.step(algorithm.server, params, update, state, moment)
+
+    # adapt: the next round's clips
+    if per_update is not None:
+        generator = streams.generator("count noise", t, attempt)
+        per_update.adapt(state, total.below, total.clients, expected, noise, generator)
+    if algorithm.per_example is not None:
+        algorithm.per_example.adapt(state, total.shares / expected + 0.5)
+
+    metrics: dict[str, Any] = {"clients": total.clients, "expected_clients": expected}
+    if math.isfinite(total.clip_norm):
+        metrics |= {"clip": total.clip_norm, "noise": noise if total.noise is None else total.noise}
+    if noise > 0:  # the norm of the sum of clipped updates over that of the noise it is hidden in
+        metrics["snr"] = signal / (noise * len(params) ** 0.5)
+    return params, state, metrics | total.metrics
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedCohort(Stage, Cohort):
+    """Clients whose records are in this process, trained many at once."""
+
+    def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
+        total = self.sum(clients, params, state, moment)
+        exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
+        total.update = total.update.to(exact)
+        total.metrics = total.summary() | self._step_metrics(total, state, moment)
+        return total
+
+    def sum(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> PartialSum:
+        """The sum over these clients in float64; those of several processes add up to the cohort's.
+
+        In secure mode nobody's update may depend on who else came, not even in its last digits, which decide which
+        way a ReLU goes: clients are trained one by one.
+        """
+        per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
+        each = partial(self.workers.map, steady=secure and self.population.clients > 1)
+        learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, moment=moment)
+        slices: Iterable[Any] = self.slicer.slices(clients, self.federation.sizes(clients), one_by_one=secure)
+        norms = None
+        if per_update is not None and per_update.waits_for_cohort:  # its bound comes of everybody's norms
+            slices, learn = list(each(learn, slices)), lambda trained: trained
+            norms = torch.cat([part.norms for part in slices]) if slices else None
+        clip_norm = math.inf if per_update is None else per_update.bound(state, moment.t, moment.total, norms)
+
+        total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
+        for part in each(lambda part: self._sum(learn(part), clip_norm, moment), slices):
+            total += part
+        return total
+
+    def updates(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Updates:
+        """Local training of a slice of the clients, and the check of what comes of it."""
+        updates, told = train(self, params, clients, moment, state)
+        updates, norms, bad = finite_or_zero(updates)
+        return Updates(clients, updates, norms, int(bad.sum()), told)
+
+    def _sum(self, part: Updates, clip_norm: float, moment: Moment) -> PartialSum:
+        """What a slice of the clients adds to the sum."""
+        raw = part.updates.sum(0)
+        weights = np.ones(len(part.clients))
+        if self.algorithm.aggregate.weights == "size":
+            weights = self.federation.sizes(part.clients)
+        if self.algorithm.per_update is None and (weights == weights[0]).all():
+            update = raw * float(weights[0])
+        else:
+            left = leaving(self, part, clip_norm, moment)
+            update = weighed_sum(left[None], torch.as_tensor(weights, dtype=left.dtype, device=left.device)[None])[0]
+        return PartialSum(
+            update,
+            weight=float(weights.sum()),
+            clients=len(part.clients),
+            below=int((part.norms <= clip_norm).sum()),
+            shares=float(part.shares.sum()),
+            raw=raw,
+            square=float(part.norms.double().square().sum()),
+            bad=part.bad,
+            records=float(part.told.records) if part.told else 0.0,
+            clipped_records=float(part.told.clipped) if part.told else 0.0,
+        )
+
+    def _step_metrics(self, total: PartialSum, state: State, moment: Moment) -> dict[str, float]:
+        """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
+        per_example, per_step = self.algorithm.per_example, self.algorithm.per_step
+        if per_example is None:
+            return {}
+        metrics = {"clipped_records": total.clipped_records / max(total.records, 1.0)}
+        t, rounds, batch = moment.t, moment.total, self.algorithm.examples.batch
+        if (clip_norm := per_example.public_bound(state, t, rounds)) is not None:
+            metrics["example_clip"] = clip_norm
+            if per_step is not None and per_example.unproven is None:
+                noise = per_example.update_noise(per_step.multiplier(t, rounds, batch), batch)
+                metrics["step_noise"] = noise * clip_norm
+        return metrics
+
+    @property
+    def layout(self) -> Layout:
+        return self.network.layout
+
+    @cached_property
+    def population(self) -> Population:
+        return Population.of(self.federation.partition)
+
+    @property
+    def partition(self) -> Partition:
+        return self.federation.partition
+
+    def close(self) -> None:
+        self.workers.close()
+
+
+def leaving(cohort: Cohort, part: Updates, clip_norm: float, moment: Moment) -> Tensor:
+    """Boundary `per_update`: the updates [K, P] as they enter the sum; those trained may be overwritten."""
+
+    def draw(row: int) -> np.random.Generator:
+        return cohort.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
+
+    per_update = cohort.algorithm.per_update
+    if per_update is None:
+        return part.updates
+    layers = cohort.layout.named_layers
+    left = per_update.leave(part.updates, part.norms, clip_norm, moment.t, moment.total, draw, layers)
+    if cohort.streams.mode != "secure":
+        return left
+    return (toward_zero(left, grid(clip_norm)) if cohort.algorithm.per_round is not None else left).double()
+
+
+@dataclass
+class Updates:
+    """The checked updates [K, P] of some clients, their norms [K], and how many were bad and count as zero."""
+
+    clients: np.ndarray
+    updates: Tensor
+    norms: Tensor
+    bad: int = 0
+    told: Told | None = None
+
+    @property
+    def shares(self) -> Tensor:
+        """Each client's noisy share of gradients below the clip, less 1/2, of methods that count them."""
+        if self.told is None:
+            return torch.zeros(len(self.clients))
+        return self.told.shares / self.told.steps.clamp(min=1) - 0.5
+
+
+@dataclass
+class PartialSum(Sum):
+    """The sum over some of the clients, and what a simulation can tell of them besides."""
+
+    raw: Tensor = field(kw_only=True)
+    square: float = 0.0
+    bad: int = 0
+    records: float = 0.0
+    clipped_records: float = 0.0
+
+    def __iadd__(self, other: PartialSum) -> PartialSum:
+        self.update += other.update
+        self.raw += other.raw
+        for name in ("weight", "clients", "below", "shares", "square", "bad", "records", "clipped_records"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    def summary(self) -> dict[str, Any]:
+        """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters."""
+        size, clients = len(self.raw), max(self.clients, 1)
+        scale = float(torch.linalg.vector_norm(self.raw, dtype=torch.float64)) ** 2 / clients**2 / size
+        metrics: dict[str, Any] = {
+            "bad_updates": self.bad,
+            "v_c": max(0.0, self.square / clients / size - scale),
+            "u_s": scale,
+            "bytes_sent": 4 * size * self.clients,
+        }
+        return metrics | ({"clipped": 1 - self.below / clients} if math.isfinite(self.clip_norm) else {})

@@ -1,0 +1,195 @@
+"""The trainer: the outer loop over rounds, with its ledger, its checkpoints and its budget.
+
+Order of a round: it is charged on the disk, then played (noise), then its state is written, then committed.
+What is killed in between is played again, charged again and, if it is private, drawn anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from shoal import release
+from shoal.algorithms.base import Algorithm
+from shoal.data.dataset import Dataset
+from shoal.data.partitions import Partition
+from shoal.errors import ConfigError, RunError
+from shoal.mechanisms.correlated import PAST
+from shoal.random.streams import Streams
+from shoal.training.budget import Spending
+from shoal.training.cohort import Cohort, State
+from shoal.training.engine_settings import Settings
+from shoal.training.evaluation import Evaluation
+from shoal.training.local_training import VELOCITY
+from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round_index import Moment
+from shoal.training.run_folder import CHECKPOINT, RunFolder
+from shoal.training.server import given_out
+
+AnyCohort = TypeVar("AnyCohort", bound=Cohort)
+OnRound = Callable[[dict[str, Any]], None]
+MOST_BASELINE_POINTS = 50  # evaluations of the training without privacy: it is there for one line in a plot
+
+
+class Trainer(Generic[AnyCohort]):
+    """Trains one model with one cohort.
+
+    Attributes:
+        cohort: Who trains, by which algorithm, with which random numbers.
+        evaluation: The network, and the held-out rows on which it is judged.
+        setting: What accounting needs to know.
+        params: The model [P] after `done` rounds.
+        state: What the next round takes over besides the model.
+        done: How many of the `rounds` are done.
+    """
+
+    def __init__(self, cohort: AnyCohort, evaluation: Evaluation, *, rounds: int, settings: Settings) -> None:
+        """Begin at the module's own parameters.
+
+        Args:
+            cohort: Who trains.
+            evaluation: The network and the held-out rows.
+            rounds: How many rounds are planned.
+            settings: How often to evaluate, and to release and commit.
+
+        Raises:
+            ConfigError: Some round could not be played.
+        """
+        self.cohort, self.evaluation, self.rounds, self.settings = cohort, evaluation, rounds, settings
+        for t in cohort.algorithm.different_rounds(rounds):
+            cohort.algorithm.refuse_unfit(t, rounds, cohort.population.clients)
+        secure = cohort.streams.mode == "secure"
+        self.setting = cohort.population.setting(rounds, evaluation.layout, secure)
+        self.params = self._start = evaluation.layout.flatten(evaluation.module).float()
+        self.state: State = {}
+        self.done = 0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Ask for an end at the next checkpoint: after this round, unless engine.checkpoint_every says otherwise."""
+        self._stopped = True
+
+    def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
+        """Play the rounds that are left and that the budget pays for; why it ended: rounds, budget or stopped."""
+        self.cohort.begin(folder.path, self.done)
+        fresh = self.cohort.algorithm.draws_noise
+        last_affordable = spending.affordable(self.done)
+        while self.done < last_affordable and self._ready() and not self._stopped:
+            last = min(last_affordable, self.done + self.settings.checkpoint_every)
+            attempt = spending.intend(self.done + 1, last)
+            proven, lines = spending.spent(), []
+            while self.done < last:
+                lines.append(self.play(attempt if fresh else 0) | {"proven": proven})
+                if on_round:
+                    on_round(lines[-1])
+            folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a kill
+            spending.commit(last, self._save(folder, spending.head))
+        if self.done < last_affordable:
+            return "stopped"
+        why = "rounds" if self.done == self.rounds else "budget"
+        self.cohort.end(why, self.done)
+        return why
+
+    def play(self, attempt: int) -> dict[str, Any]:
+        """Play the next round, which must have been charged before; its metrics."""
+        start = time.perf_counter()
+        moment = Moment(self.done, self.rounds, attempt)
+        self.params, self.state, metrics = play_round(self.cohort, self.params, self.state, moment)
+        self.done += 1
+        line: dict[str, Any] = {"round": self.done}
+        if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
+            accuracy, loss = self.evaluate()
+            line |= {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None}
+        return line | metrics | {"seconds": time.perf_counter() - start}
+
+    def resume(self, folder: RunFolder, spending: Spending) -> None:
+        """Go on from the folder's checkpoint, if it has one and the ledger knows it."""
+        found = folder.read_tensors(CHECKPOINT)
+        if found is not None:
+            tensors, notes = found
+            if "model" not in tensors or not {"round", "ledger"} <= notes.keys():
+                raise RunError(f"{folder.path / CHECKPOINT} is no checkpoint of a run; put the right one back")
+            if tensors["model"].shape != self.params.shape:
+                raise RunError(
+                    f"the checkpoint in {folder.path} has {tensors['model'].numel()} parameters, "
+                    f"the model has {self.params.numel()}: it is of another model"
+                )
+            self.state = {key: tensor.to(self.params.device) for key, tensor in tensors.items()}
+            self.params = self.state.pop("model")
+            self.done = int(notes["round"])
+            spending.recognise(self.done, folder.digest(CHECKPOINT), notes["ledger"])
+        folder.keep_metrics(self.done)
+
+    @property
+    def model(self) -> Tensor:
+        """The model [P] as it is given out."""
+        return given_out(self.cohort.algorithm.server, self.params, self.state)
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """The model as it is given out, by the names of the network's parameters."""
+        return self.evaluation.layout.views(self.model)
+
+    def evaluate(self) -> tuple[float, float]:
+        """Accuracy and loss on the held-out rows."""
+        return self.evaluation.metrics(self.model)
+
+    def without_privacy(self) -> Trainer[SimulatedCohort]:
+        """The same training from the start, with neither clip nor noise: what privacy costs in accuracy."""
+        if not isinstance(self.cohort, SimulatedCohort):
+            raise ConfigError("baseline: the training without privacy cannot be played here, where the data are not")
+        plain = replace(self.cohort.algorithm, per_example=None, per_step=None, per_update=None, per_round=None)
+        often = max(self.settings.evaluate_every, math.ceil(self.rounds / MOST_BASELINE_POINTS))
+        module = copy.deepcopy(self.evaluation.module)
+        self.evaluation.layout.load(module, self._start)
+        return simulate(
+            plain, module, self.evaluation.dataset, self.cohort.partition, rounds=self.rounds,
+            streams=Streams(self.cohort.streams.seed), settings=replace(self.settings, evaluate_every=often),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give back threads and connections."""
+        self.cohort.close()
+
+    def _ready(self) -> bool:
+        return self.cohort.ready(self.state, Moment(self.done, self.rounds), lambda: self._stopped)
+
+    def _save(self, folder: RunFolder, ledger_head: str) -> str:
+        """Release the state: the hash of its file."""
+        state = self.state
+        if self.cohort.streams.mode == "secure":  # a run that is resumed correlates anew, and with no momentum
+            state = {key: tensor for key, tensor in state.items() if key != PAST and not key.startswith(VELOCITY)}
+        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
+        folder.write_tensors(CHECKPOINT, {"model": self.params, **state}, notes)
+        return folder.digest(CHECKPOINT)
+
+
+def simulate(
+    algorithm: Algorithm,
+    module: nn.Module,
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    rounds: int,
+    streams: Streams,
+    settings: Settings,
+) -> Trainer[SimulatedCohort]:
+    """A trainer whose clients are simulated in this process.
+
+    Args:
+        algorithm: The method.
+        module: The network, with the parameters to start from.
+        dataset: All records, and held-out rows.
+        partition: Who holds which records.
+        rounds: How many rounds are planned.
+        streams: Where every random number comes from.
+        settings: Device, memory, threads, and how often to evaluate and to commit.
+    """
+    cohort = SimulatedCohort.of(algorithm, module, dataset, partition, streams=streams, settings=settings)
+    evaluation = Evaluation.of(module, cohort.network.layout, dataset, cohort.workers)
+    return Trainer(cohort, evaluation, rounds=rounds, settings=settings)
