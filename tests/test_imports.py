@@ -19,20 +19,21 @@ LAYERS = {
     "kernels": 0.5,
     "registry": 0.4,
     "precision": 0,
-    "privacy": 1,
     "accounting": 0.5,
+    "random": 1,
+    "mechanisms": 1.5,
     "algorithms": 2,
     "gradients": 3,
     "models": 3,
     "data": 3,
-    "engine": 4,
+    "training": 4,
     "config": 5,
     "prepare": 5.1,
     "report": 5.15,
     "api": 5.2,
     "attacks": 6,
     "audit": 6,
-    "deploy": 6,
+    "federation": 6,
     "papers": 6.5,
     "sweep": 7,
     "cli": 8,
@@ -70,7 +71,9 @@ def test_imports_go_one_way(path):
 @pytest.mark.slow
 def test_flower_is_loaded_only_where_it_is_needed():
     """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of."""
-    modules = "shoal.cli.main, shoal.api, shoal.prepare, shoal.federation.coordinator, shoal.federation.site, shoal.federation.keys"
+    modules = "shoal.cli.main, shoal.api, shoal.prepare, " + ", ".join(
+        f"shoal.federation.{name}" for name in ("coordinator", "site", "keys")
+    )
     code = f"import {modules}, sys; print([m for m in ('flwr', 'fastapi', 'httpx') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
