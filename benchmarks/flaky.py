@@ -2,7 +2,7 @@
 
 python benchmarks/flaky.py 10                                     the whole suite, ten times, as `make test` runs it
 python benchmarks/flaky.py 10 --busy 8                            the same beside eight processes that only compute
-python benchmarks/flaky.py 200 --busy 8 -- tests/test_run_cli.py  what pytest is to be given stands after `--`
+python benchmarks/flaky.py 200 --busy 8 -- tests/cli/test_run.py  what pytest is to be given stands after `--`
 """
 
 from __future__ import annotations

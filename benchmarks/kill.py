@@ -2,8 +2,8 @@
 
     python benchmarks/kill.py [--kills 200] [--seed 0]
 
-After each kill tests/kill_run.py checks: the ledger's chain holds; the model on the disk is one that the ledger
-knows; no file is damaged; epsilon has not gone down; rounds played again were charged again, under a new number
+After each kill tests/support/kill_run.py checks: the ledger's chain holds; the model on the disk is one that the
+ledger knows; no file is damaged; epsilon has not gone down; rounds played again were charged again, under a new number
 and with noise that was never drawn before. The first check that fails ends the script with its traceback.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).parents[1] / "tests" / "kill_run.py"
+SCRIPT = Path(__file__).parents[1] / "tests" / "support" / "kill_run.py"
 
 
 def experiment(name: str, *options: str) -> dict[str, Any]:

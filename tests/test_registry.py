@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from plugins import install
 from shoal.accounting import accountants
 from shoal.accounting.events import Gaussian
 from shoal.algorithms import algorithm, algorithms
 from shoal.cli.main import app
 from shoal.config import configure, to_dict, to_toml
 from shoal.errors import ConfigError, PluginError, ShoalError
+from support.plugins import install
 
 MODULE = """
 from dataclasses import replace

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from chromium import Browser
+from support.chromium import Browser
 
 WIDTH = 1180
 

@@ -1,24 +1,19 @@
 """The report in a real Chromium: plots are drawn, hover and sorting work, nothing is fetched, nothing complains."""
 
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-import chromium
-
 import shoal
 from shoal.report.compare import write_comparison
 from shoal.report.run_page import run_page, write_page, write_report
 from shoal.report.run_reader import read_run
+from support import chromium
 from support.pages import HOSTILE, long_run
-from tiny import FEDAVG, PRIVATE, play, stopped_after
+from support.tiny import FEDAVG, PRIVATE, play, stopped_after
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium here: apt-get install chromium")
 

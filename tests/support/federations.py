@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shoal
-from loopback import with_sites
 from shoal.algorithms import algorithm
 from shoal.federation.messages import Parcel
 from shoal.federation.serve import serve
 from shoal.federation.terms import ROUND
 from shoal.mechanisms.update_clipping import QuantileClip
+from support.loopback import with_sites
 
 SITES, ROUNDS = 4, 2
 BAD = 101  # the node that misbehaves

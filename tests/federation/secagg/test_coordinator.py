@@ -1,0 +1,381 @@
+"""A federation under secure aggregation, in one process, packed like a real one: from terms to the released model."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+import shoal
+from shoal.accounting.accountants import epsilon
+from shoal.accounting.events import Gaussian, Repeat
+from shoal.accounting.ledger import Ledger
+from shoal.algorithms import algorithm
+from shoal.algorithms.charges import event, proves
+from shoal.config import configure
+from shoal.errors import ConfigError
+from shoal.federation.consent import Wishes
+from shoal.federation.flower.transport import Mail
+from shoal.federation.keys import make_site, public_pem, read_public, read_site_key
+from shoal.federation.messages import Parcel
+from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
+from shoal.federation.secagg.masks import from_vector
+from shoal.federation.secagg.secure_cohort import SecureCohort
+from shoal.federation.serve import coordinator
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import END, ROUND, TERMS
+from shoal.mechanisms.setting import Setting
+from shoal.prepare import prepare
+from shoal.random.secure_streams import grid, toward_zero
+from shoal.training.round import leaving
+from shoal.training.round_index import Moment
+from support.federations import NAMED, farthest, served, settings, simulated
+from support.loopback import Loopback, Peer
+
+SITES, NOISE = 4, 1.633
+
+
+class Known(Loopback):
+    """Sites that are known by their keys."""
+
+    def get_nodes(self):
+        return [Peer(node, public_pem(site.owner.key.public_key())) for node, site in self.sites.items()]
+
+
+def with_keys(folder, count=SITES, peers=True, **owner):
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(count)]
+    known = frozenset(public_pem(key.public_key()) for key in keys) if peers else None
+    made = {}
+    for n, key in enumerate(keys):
+        word = Owner(f"site-{n:02}", folder / f"site-{n}", reader("digits", part=n), key=key, peers=known, **owner)
+        made[100 + n] = Site(word)
+    return Known(made)
+
+
+def secure(name="trusted-curator", **changes):
+    given = settings(name, clients__sampling="all", federation__aggregation="secure", federation__deadline=20.0)
+    return given | {"per_round.at": "shared"} | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def in_clear(**changes):
+    """The same, with the coordinator's noise: seeded, so that the simulator plays the same round."""
+    return secure(per_round__at="server", **changes)
+
+
+def silent_at(kind):
+    return lambda what, answer: None if what == kind else answer
+
+
+# ---------------------------------------------------------------- the sum
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """What the coordinator unmasked, round by round."""
+    kept, was = [], SecureCohort._summed
+
+    def keeping(self, plan, numbers, clients, params):
+        kept.append((plan, numbers.copy()))
+        return was(self, plan, numbers, clients, params)
+
+    monkeypatch.setattr(SecureCohort, "_summed", keeping)
+    return kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [None, 102], ids=["all", "a drop-out"])
+def test_the_sum_is_that_of_the_plain_path_on_the_grid(tmp_path, sums, gone):
+    """Number by number what the clipped updates add up to when each is rounded towards 0 in the open."""
+    given = in_clear() | {"rounds": 1, "federation.deadline": 0.5 if gone else 20.0}
+    grid_ = with_keys(tmp_path)
+    if gone:
+        grid_.changes[gone] = silent_at(ROUND)
+    result, grid_ = served(tmp_path, given, grid_)
+    _, simulator = prepare(configure(given), None, None)
+    letters = {node: parcel for to, node, kind, parcel in grid_.wire if (to, kind) == ("to", ROUND)}
+    clip = simulator.cohort.algorithm.per_update.bound({}, 0, 1, None)
+    expected = 0
+    for node, letter in letters.items():
+        client = np.array([letter.values["number"]])
+        part = simulator.cohort.updates(client, letter.vectors["model"], {}, Moment(0, 1, 0))
+        if node != gone:
+            expected = expected + toward_zero(leaving(simulator.cohort, part, clip, Moment(0, 1, 0))[0], grid(clip))
+    ((plan, numbers),) = sums
+    assert plan.step == grid(clip)
+    assert torch.equal(torch.from_numpy(numbers * plan.step).float(), expected)
+    assert result.metrics[0]["clients"] == len(letters) - (gone is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trusted-curator", "geyer-private", "quantile", "end-to-end-private"])
+def test_with_the_coordinators_noise_it_ends_where_the_simulator_does(tmp_path, name):
+    """But for what rounding to the grid takes, less than a step of each update, and what later rounds make of it."""
+    given = secure(name, per_round__at="server")
+    result, _ = served(tmp_path, given, with_keys(tmp_path))
+    expected = simulated(tmp_path, given)
+    steps = [grid(line["clip"]) for line in expected.metrics]
+    moved = configure(given).algorithm.server
+    assert farthest(result, expected) <= 3 * moved.lr * sum(steps)
+    clips = [[line["clip"] for line in run.metrics] for run in (result, expected)]
+    assert clips[0] == pytest.approx(clips[1], rel=1e-6), "the count of norms within the clip is exact"
+
+
+@pytest.mark.slow
+def test_a_cohort_of_fixed_size_is_enough(tmp_path):
+    """Three of the four sites a round: all three must answer."""
+    given = secure(clients__sampling="fixed-size", clients__cohort=3)
+    result, _ = served(tmp_path, given, with_keys(tmp_path))
+    assert [line["clients"] for line in result.metrics] == [3, 3]
+
+
+# ---------------------------------------------------------------- what is on the wire
+
+
+@pytest.mark.slow
+def test_nothing_but_the_protocols_letters_is_on_the_wire(tmp_path):
+    given = secure("geyer-private", federation__seeded=False)
+    _, grid_ = served(tmp_path, given, with_keys(tmp_path))
+    answers = {
+        KEYS: {"identity", "sealing", "masking", "signature"},
+        SHARES: {"sealed"},
+        ROUND: set(),
+        CHECK: {"signature"},
+        UNMASK: {"shares"},
+    }
+    sent = [(kind, parcel) for to, _, kind, parcel in grid_.wire if to == "from" and kind not in (TERMS, END)]
+    assert len(sent) == 2 * SITES * len(answers)
+    for kind, parcel in sent:
+        assert set(parcel.values) == NAMED | answers[kind]
+        assert set(parcel.vectors) == ({"masked"} if kind == ROUND else set())
+    words = np.concatenate([from_vector(parcel.vectors["masked"]) for kind, parcel in sent if kind == ROUND])
+    assert len(words) == 2 * SITES * 651, "the update and, as one number more, the bit for the quantile"
+    assert len(set(words.tolist())) > len(words) - 5, "no two are alike, but by chance"
+
+
+# ---------------------------------------------------------------- noise and claims
+
+
+def test_the_sites_noise_is_in_the_model(tmp_path, sums):
+    """52,650 numbers whose standard deviation is what the plan says, to 2.2% (by chance off once in 10^11 times)."""
+    given = secure(model="mlp", rounds=1, federation__seeded=False)
+    result, _ = served(tmp_path, given, with_keys(tmp_path))
+    ((plan, numbers),) = sums
+    expected = NOISE * plan.bound * math.sqrt(SITES / 2)  # three must answer, one of whom may collude
+    assert result.metrics[0]["noise"] == pytest.approx(expected)
+    assert (numbers * plan.step).std() == pytest.approx(expected, rel=0.022)
+    assert "snr" not in result.metrics[0]
+
+
+@pytest.mark.slow
+def test_the_claim_holds_against_the_server_too(tmp_path):
+    """A client's content is hidden, by noise of z/2 on a change of one clip; nobody's taking part is."""
+    result, _ = served(tmp_path, secure(), with_keys(tmp_path))
+    proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
+    expected = epsilon(Repeat(Gaussian(NOISE / 2), 2), 1e-5).epsilon
+    for unit in ("client", "example"):
+        for observer in ("release", "server"):
+            assert proven[unit, observer] == pytest.approx(expected)
+    trusted, _ = served(tmp_path / "2", in_clear(), with_keys(tmp_path / "2"))
+    proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in trusted.proven}
+    assert proven["client", "server"] is None
+    assert proven["client", "release"] < expected
+
+
+def test_sampling_does_not_hide_who_takes_part():
+    """The server draws it, and everybody sees by the noise how many came."""
+    given = {"algorithm": "trusted-curator", "per_round.at": "shared", "clients.cohort": 10}
+    record, setting = configure(given).algorithm, Setting(100, 5)
+    for observer in ("release", "server"):
+        found = event(record, setting, 0, "client", observer)
+        assert (found.participation, found.client_rate, found.noise) == ("visible", 0.1, NOISE / 2)
+        assert event(record, setting, 0, "example", observer).noise == NOISE
+    assert event(record, Setting(100, 5, multiplicity=3), 0, "example", "server") == Gaussian(NOISE / 3)
+    assert "server" in proves(record)
+    assert "server" not in proves(algorithm("trusted-curator"))
+
+
+@pytest.mark.slow
+def test_noise_can_be_calibrated_against_the_server(tmp_path):
+    budget = {"epsilon": 3.0, "calibrate": True, "observer": "server"}
+    given = secure() | {f"budget.{key}": value for key, value in budget.items()}
+    result, _ = served(tmp_path, given, with_keys(tmp_path))
+    claim = next(c for c in result.proven if (c["unit"], c["observer"]) == ("client", "server"))
+    assert 2.97 <= claim["epsilon"] <= 3.0
+
+
+# ---------------------------------------------------------------- sites that go, and sites that lie
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KEYS, SHARES, ROUND, CHECK, UNMASK])
+def test_a_round_goes_on_without_a_site(tmp_path, kind):
+    grid_ = with_keys(tmp_path)
+    grid_.changes[102] = silent_at(kind)
+    result, _ = served(tmp_path, secure(federation__deadline=0.3, rounds=1), grid_)
+    assert result.metrics[0]["clients"] == (SITES if kind in (CHECK, UNMASK) else SITES - 1)
+    assert [(report["site"], report["what"]) for report in result.metrics[0]["reports"]] == [("site-02", "late")]
+
+
+def test_a_round_with_too_few_is_charged_and_changes_nothing(tmp_path):
+    grid_ = with_keys(tmp_path)
+    for node in (101, 102):
+        grid_.changes[node] = silent_at(ROUND)
+    given = secure(federation__deadline=0.2)
+    result, _ = served(tmp_path, given, grid_)
+    _, simulator = prepare(configure(given), None, None)
+    views = simulator.model_tensors()
+    assert all(torch.equal(result.model[key], views[key]) for key in views), "no sum, no step"
+    for line in result.metrics:
+        assert (line["clients"], line["noise"]) == (0, 0)
+        assert line["reports"][-1]["what"] == "failed"
+        assert "2 sites sent their numbers, 3 must" in line["reports"][-1]["why"]
+    with Ledger(result.run / "ledger.jsonl") as ledger:
+        assert len(ledger.charged) == 2
+    with Ledger(tmp_path / "site-0" / "ledger.jsonl") as ledger:
+        assert len(ledger.charged) == 2
+
+
+def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
+    def lie(kind, answer):
+        if kind != ROUND:
+            return answer
+        return Parcel(answer.values, {"masked": torch.ones_like(answer.vectors["masked"])})
+
+    grid_ = with_keys(tmp_path)
+    grid_.changes[101] = lie
+    result, _ = served(tmp_path, secure(rounds=1), grid_)
+    assert result.metrics[0]["clients"] == 0
+    assert "masks hide who" in result.metrics[0]["reports"][0]["why"]
+
+
+def test_another_sites_signature_is_a_bad_answer(tmp_path):
+    """A site that shows another key than the one by which it joined is told of, and gets a strike."""
+    grid_ = with_keys(tmp_path)
+    nodes, owner = grid_.get_nodes(), grid_.sites[101].owner
+    grid_.get_nodes = lambda: nodes
+    grid_.sites[101] = Site(replace(owner, key=ec.generate_private_key(ec.SECP256R1())))
+    result, _ = served(tmp_path, secure(rounds=1), grid_)
+    (report,) = result.metrics[0]["reports"]
+    assert (report["site"], report["what"]) == ("site-01", "bad")
+    assert "another key" in report["why"]
+    assert result.metrics[0]["clients"] == 3
+
+
+def test_a_site_that_starts_anew_sits_out_the_round(tmp_path):
+    """Its keys are gone with its memory: no disk ever holds them."""
+    grid_ = with_keys(tmp_path)
+
+    def restart(kind, answer):
+        if kind == SHARES and answer.values["round"] == 0:
+            site = grid_.sites[103]
+            site.close()
+            grid_.sites[103] = Site(site.owner)
+        return answer
+
+    grid_.changes[103] = restart
+    result, _ = served(tmp_path, secure(), grid_)
+    assert [line["clients"] for line in result.metrics] == [3, 3]  # it is asked again once it has reconnected
+    assert "sits it out" in result.metrics[0]["reports"][0]["why"]
+
+
+def test_it_does_not_begin_with_fewer_than_the_threshold(tmp_path):
+    """`federation.least` and `first` may be less: it waits all the same."""
+    grid_ = with_keys(tmp_path)
+    _, made = coordinator(configure(secure(federation__first=1)), None, None, partial(Mail, grid_), {}, print)
+    made.cohort._complete, made.cohort._resumed, made.cohort._started = True, False, 0.0
+    assert made.cohort._wanted({}, Moment(0, made.rounds)) == 3
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("fedavg", {}, "fedavg does not"),
+        ("dp-sgd", {}, "dp-sgd does not"),
+        ("fed-sdp", {}, "fed-sdp does not"),
+        ("geyer", {}, "geyer does not"),
+        ("dssgd", {}, "dssgd does not"),
+        ("trusted-curator", {"aggregate.weights": "size"}, "aggregate.weights=equal"),
+        ("trusted-curator", {"clients.sampling": "poisson", "clients.cohort": 3}, "cohort of public size"),
+        ("trusted-curator", {"federation.threshold": 2}, "two different sums"),
+        ("trusted-curator", {"federation.threshold": 0}, "federation.threshold must be > 0"),
+        ("trusted-curator", {"federation.colluding": 0}, "federation.colluding must be >= 1"),
+        ("trusted-curator", {"federation.aggregation": "plain", "per_round.at": "shared"}, "hides a sum"),
+    ],
+    ids=str,
+)
+def test_methods_and_settings_that_do_not_fit_are_refused(tmp_path, name, changes, words):
+    given = settings(name, federation__aggregation="secure", clients__sampling="all") | changes
+    with pytest.raises(ConfigError, match=words):
+        served(tmp_path, given, with_keys(tmp_path))
+
+
+def told_by_a_site(tmp_path, given, **owner):
+    """What the first site says to the terms."""
+    grid_ = with_keys(tmp_path)
+    served(tmp_path, given, grid_)
+    terms = next(parcel for to, _, kind, parcel in grid_.wire if (to, kind) == ("to", TERMS))
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), **owner))
+    answer = site.answer(TERMS, terms)
+    site.close()
+    return answer.values
+
+
+@pytest.mark.slow
+def test_sites_refuse_what_they_cannot_check(tmp_path):
+    key = ec.generate_private_key(ec.SECP256R1())
+    server = Wishes(epsilon=50.0, observer="server")
+    given = secure(rounds=1, federation__seeded=False)
+    assert "needs a site that stays and has a key" in told_by_a_site(tmp_path / "1", given)["refused"]
+    assert "--peers" in told_by_a_site(tmp_path / "2", given, key=key, wishes=server)["refused"]
+    assert "agreed" in told_by_a_site(tmp_path / "3", given, key=key, wishes=server, peers=frozenset())
+    assert "agreed" in told_by_a_site(tmp_path / "4", given, key=key, wishes=Wishes(epsilon=50.0))
+
+
+def test_a_site_never_adds_no_noise_where_it_should_share_it(tmp_path):
+    """Terms with shared noise, but without secure aggregation, are refused by the site itself."""
+    grid_ = with_keys(tmp_path)
+    served(tmp_path, secure(rounds=1), grid_)
+    terms = next(parcel for to, _, kind, parcel in grid_.wire if (to, kind) == ("to", TERMS))
+    plain = terms.values["terms"].replace('aggregation = \\"secure\\"', 'aggregation = \\"plain\\"')
+    assert plain != terms.values["terms"]
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    assert "hides a sum" in site.answer(TERMS, Parcel({"terms": plain, "round": 0})).values["refused"]
+    site.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"per_update.at": "client", "algorithm": "fed-sdp"}, {"algorithm": "dp-sgd"}])
+def test_a_round_asked_for_twice_has_no_noise_twice(tmp_path, changes):
+    """Under plain aggregation a site answers again, and is charged again: then its noise must be new as well."""
+    given = settings(changes["algorithm"], federation__seeded=False, rounds=1) | changes
+    _, grid_ = served(tmp_path, given, with_keys(tmp_path))
+    letters = {kind: parcel for to, _, kind, parcel in grid_.wire if to == "to"}
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    site.answer(TERMS, letters[TERMS])
+    one, other = (site.answer(ROUND, letters[ROUND]).vectors["update"] for _ in range(2))
+    site.close()
+    assert float((one - other).abs().median()) > 1e-4
+
+
+def test_peers_are_read_from_a_folder(tmp_path):
+    private, _ = make_site(tmp_path, "north")
+    make_site(tmp_path, "south")
+    found = read_public(tmp_path)
+    assert set(found) == {"north", "south"}
+    assert found["north"] == public_pem(read_site_key(private).public_key())
+
+
+def test_a_simulation_of_it_adds_the_noise_to_the_sum(tmp_path):
+    given = {key: value for key, value in secure().items() if not key.startswith("federation")}
+    one = shoal.run(given, runs=tmp_path)
+    other = shoal.run(given | {"per_round.at": "server"}, runs=tmp_path)
+    assert farthest(one, other) == 0

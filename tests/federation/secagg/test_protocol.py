@@ -1,0 +1,403 @@
+"""Secure aggregation: masks cancel whoever drops out, the coordinator sees only the sum, and sites give no more."""
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from scipy.stats import chi2
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+from shoal.federation.messages import Parcel, Spoilt
+from shoal.federation.secagg import party, round_keys, shamir
+from shoal.federation.secagg.aggregator import Failed
+from shoal.federation.secagg.encoding import (
+    CHECK,
+    KEYS,
+    SHARES,
+    UNMASK,
+    read_cards,
+    read_shares,
+    write_bytes,
+    write_cards,
+    write_numbers,
+    write_shares,
+)
+from shoal.federation.secagg.masks import from_vector, stream
+from shoal.federation.terms import ROUND
+from shoal.training.round_index import Moment
+from support.secure_cohort import NOW, Cohort
+
+LETTERS = (KEYS, SHARES, ROUND, CHECK, UNMASK)
+ALPHA = 1e-6  # how often a statistical test may fail by chance
+
+
+def numbers(sites, slots=6, most=1000, seed=0):
+    return np.random.default_rng(seed).integers(-most, most, (sites, slots))
+
+
+# ---------------------------------------------------------------- the protocol
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [(), (2,), (0, 4)], ids=str)
+@pytest.mark.parametrize("letter", LETTERS)
+def test_the_sum_is_that_of_those_who_sent(letter, gone):
+    """Up to two of seven drop out, at any letter: whoever sent its numbers is in the sum, gone or not after that."""
+    cohort, values = Cohort(7), numbers(7)
+    total = cohort.sum(values, [(letter, site) for site in gone])
+    lost = gone if LETTERS.index(letter) <= LETTERS.index(ROUND) else ()
+    assert (total == np.delete(values, lost, axis=0).sum(0)).all()
+    assert not cohort.spoilt
+
+
+def test_drop_outs_at_several_letters():
+    cohort, values = Cohort(10), numbers(10)
+    total = cohort.sum(values, [(SHARES, 1), (ROUND, 9), (UNMASK, 4)])
+    assert (total == np.delete(values, (1, 9), axis=0).sum(0)).all()
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_too_few_give_no_sum(letter):
+    """Five of seven must; the fifth is gone, and nobody gives away a share."""
+    cohort = Cohort(7)
+    with pytest.raises(Failed, match=r"4 sites .* 5 must"):
+        cohort.sum(numbers(7), [(letter, site) for site in (0, 3, 6)])
+    assert len(cohort.sent(UNMASK)) == (4 if letter == UNMASK else 0)
+
+
+def test_rounds_follow_one_another_with_fresh_masks():
+    cohort, values = Cohort(4), numbers(4)
+    seen = []
+    for t in range(3):
+        assert (cohort.sum(values, moment=Moment(t, 5)) == values.sum(0)).all()
+        seen.append(from_vector(cohort.sent(ROUND)[0].vectors["masked"]).tolist())
+    assert len({tuple(each) for each in seen}) == 3
+
+
+# ---------------------------------------------------------------- what the coordinator sees
+
+
+def uniform(words):
+    """Chi-square on all bytes."""
+    counts = np.bincount(words.view(np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    return chi2.sf(((counts - expected) ** 2 / expected).sum(), 255)
+
+
+@pytest.mark.parametrize("gone", [(), ((ROUND, 3),)], ids=["all", "a drop-out"])
+@pytest.mark.statistical(false_alarm=2 * ALPHA)
+def test_what_is_seen_of_one_site_is_any_number(gone):
+    """All that a coordinator can take off a masked update by what it learns in a round, it takes off: the site's own
+    mask, and the masks with a site that dropped out. What is left of an update of zeros is uniform (alpha 1e-6)."""
+    cohort = Cohort(4, slots=50_000)
+    cohort.sum(np.zeros((4, 50_000), np.int64), gone)
+    words = from_vector(cohort.sent(ROUND)[0].vectors["masked"]).copy()
+    assert uniform(words) > ALPHA
+    party, bound = cohort.desks[0]._party, cohort.plan.bound
+    words -= stream(party._own, len(words))
+    if gone:
+        lost = cohort.desks[3]._party._keys.masking
+        seed = round_keys.mask_seed(lost, party._card.masking, (0, 3), party._digest, bound)
+        words -= stream(seed, len(words))
+    assert uniform(words) > ALPHA
+    for other in (1, 2) if gone else (1, 2, 3):  # with the masks that it cannot know the zeros would be plain
+        seed = round_keys.mask_seed(
+            party._keys.masking, party._cards[other].masking, (0, other), party._digest, bound
+        )
+        words -= stream(seed, len(words))
+    assert not words.any()
+
+
+def played(monkeypatch, values, gone=()):
+    """A round whose keys, shares and signatures follow from a counter: the same each time it is played."""
+    fresh = count(1)
+    monkeypatch.setattr(party.secrets, "token_bytes", lambda size: next(fresh).to_bytes(size, "big"))
+    monkeypatch.setattr(shamir.secrets, "randbelow", lambda most: next(fresh) * 2**200 % most)
+    made = lambda: X25519PrivateKey.from_private_bytes(next(fresh).to_bytes(32, "big"))  # noqa: E731
+    monkeypatch.setattr(party, "Keys", lambda: round_keys.Keys(made(), made()))
+    always = lambda key, words: key.sign(words, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))  # noqa: E731
+    monkeypatch.setattr(round_keys, "sign", always)
+    monkeypatch.setattr(party, "sign", always)
+    with monkeypatch.context() as patch:
+        numbered = (ec.derive_private_key(next(fresh), ec.SECP256R1()) for _ in range(100))
+        patch.setattr(ec, "generate_private_key", lambda _curve: next(numbered))
+        cohort = Cohort(5)
+    return cohort, cohort.sum(values, gone)
+
+
+@pytest.mark.parametrize("gone", [(), ((ROUND, 4),), ((UNMASK, 2),)], ids=str)
+def test_two_inputs_of_one_sum_differ_on_the_wire_in_masked_numbers_only(monkeypatch, gone):
+    values = numbers(5)
+    others = values.copy()
+    others[0] += 1000
+    others[1] -= 1000
+    one, first = played(monkeypatch, values, gone)
+    two, second = played(monkeypatch, others, gone)
+    assert (first == second).all()
+    assert len(one.wire) == len(two.wire)
+    for (way, kind, number, mine), (*_, theirs) in zip(one.wire, two.wire, strict=True):
+        assert mine.values == theirs.values
+        same = all((from_vector(mine.vectors[key]) == from_vector(theirs.vectors[key])).all() for key in mine.vectors)
+        assert same == ((way, kind) != ("from", ROUND) or number not in (0, 1))
+
+
+def test_shares_of_a_site_are_read_by_their_holder_alone():
+    cohort = Cohort(4)
+    cohort.sum(numbers(4))
+    one, two, three = (cohort.desks[n]._party for n in (1, 2, 3))
+    sealed = one._sealed[2]
+    assert one._unsealed(2, sealed)
+    with pytest.raises(Spoilt, match="changed on its way"):
+        three._unsealed(2, sealed)
+    with pytest.raises(Spoilt, match="changed on its way"):
+        one._unsealed(2, sealed[:-1] + bytes([sealed[-1] ^ 1]))
+    with pytest.raises(Spoilt, match="changed on its way"):
+        one._unsealed(3, sealed)
+    assert two._card.sealing != one._card.sealing
+
+
+# ---------------------------------------------------------------- what a site refuses
+
+
+def cards_changed(change):
+    """A coordinator that changes the list of sites that site 0 is shown."""
+
+    def to(kind, number, letter):
+        if kind != SHARES or number != 0:
+            return letter
+        return Parcel({"cards": write_cards(change(read_cards(letter, "cards")))})
+
+    return to
+
+
+def forged(cohort, number):
+    """Keys for a site that somebody else made and signed."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return round_keys.Keys().card(number, cohort.tally().context, key)
+
+
+def replayed(cohort, number, t=1):
+    """Keys that the site itself made and signed, for another round."""
+    where = round_keys.context("run", cohort.terms.digest, t, 0)
+    return round_keys.Keys().card(number, where, cohort.keys[number])
+
+
+LISTS = {
+    "the coordinator's own key for another site": (lambda c, cards: cards | {2: forged(c, 2)}, "none of those"),
+    "its own keys, with another's name on them": (
+        lambda c, cards: cards | {2: replace(forged(c, 2), identity=cards[2].identity)},
+        "signature is not its own",
+    ),
+    "keys of another round": (lambda c, cards: cards | {2: replayed(c, 2)}, "signature is not its own"),
+    "keys under another number": (lambda c, cards: cards | {2: replace(cards[3], number=2)}, "twice"),
+    "other keys for this very site": (lambda c, cards: cards | {0: replayed(c, 0, t=0)}, "other keys for this site"),
+    "this site is not on it": (lambda c, cards: {n: cards[n] for n in (1, 2, 3)}, "other keys for this site"),
+    "too few": (lambda c, cards: {n: cards[n] for n in (0, 1)}, "3 to 4 must be"),
+    "a key that shares no secret": (
+        lambda c, cards: cards | {2: _signed(c, 2, sealing=bytes(32))},
+        "none that a secret can be shared with",
+    ),
+    "a key that is too short": (lambda c, cards: cards | {2: _signed(c, 2, sealing=b"1")}, "no X25519 keys"),
+    "an identity that is no key": (lambda c, cards: cards | {2: replace(cards[2], identity=b"x")}, "none of those"),
+}
+
+
+def _signed(cohort, number, **changes):
+    card = replace(cohort.desks[number]._party._card, **changes)
+    words = round_keys._said("keys", cohort.tally().context, number, card.sealing, card.masking)
+    return replace(card, signature=round_keys.sign(cohort.keys[number], words))
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_a_false_list_of_sites_is_refused(what):
+    change, why = LISTS[what]
+    cohort, values = Cohort(4), numbers(4)
+    total = cohort.sum(values, to=cards_changed(lambda cards: change(cohort, cards)))
+    assert any(problem.startswith("0: ") and why in problem for problem in cohort.spoilt)
+    assert 0 not in cohort.sent(ROUND)
+    assert (total == values[1:].sum(0)).all()
+
+
+def test_without_peers_keys_are_the_coordinators_word():
+    """What --peers is for: a site that does not know the others takes the coordinator for one of them."""
+    for known, asked in ((True, False), (False, True)):
+        cohort = Cohort(4, known=known)
+        swap = cards_changed(lambda cards, cohort=cohort: cards | {2: forged(cohort, 2)})
+        with suppress(Failed):
+            cohort.sum(numbers(4), to=swap)
+        assert (0 in cohort.sent(SHARES)) is asked
+
+
+def test_one_false_key_among_right_ones_gets_no_share():
+    """Sites sign the list that they saw: to open shares a coordinator must be, or have on its side, a threshold."""
+    cohort = Cohort(4, known=False)
+    with pytest.raises(Failed):
+        cohort.sum(numbers(4), to=cards_changed(lambda cards: cards | {2: forged(cohort, 2)}))
+    assert 0 not in cohort.sent(UNMASK)
+
+
+def ready_to_check(sites=4, gone=()):
+    """Sites that have sent their numbers, and wait to hear who is in the sum."""
+    cohort = Cohort(sites)
+    with pytest.raises(Failed, match="signed"):
+        cohort.sum(numbers(sites), [*gone, *((CHECK, site) for site in range(sites))])
+    return cohort
+
+
+def survivors(*sites):
+    return Parcel({"survivors": write_numbers(sites)})
+
+
+def test_a_site_signs_one_list_only():
+    cohort = ready_to_check()
+    cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
+    with pytest.raises(Spoilt, match="nothing is answered twice"):
+        cohort.desks[0].answer(CHECK, survivors(0, 1, 2, 3), NOW, 0)
+
+
+@pytest.mark.parametrize(
+    ("sites", "why"),
+    [((0, 1), "only 2 sites are left, 3 must be"), ((1, 2, 3), "does not fit"), ((0, 1, 2, 9), "does not fit")],
+)
+def test_a_list_of_too_few_or_of_others_is_not_signed(sites, why):
+    cohort = ready_to_check()
+    with pytest.raises(Spoilt, match=why):
+        cohort.desks[0].answer(CHECK, survivors(*sites), NOW, 0)
+
+
+def test_both_kinds_of_share_of_one_site_are_not_to_be_had():
+    """A coordinator tells some sites that site 3 is in the sum, and the others that it is not: whichever list it asks
+    for, too few have signed it, and nobody opens a share. With three of four needed no split gets two signed.
+    """
+    for told in (1, 2):  # how many hear that site 3 is gone
+        cohort = ready_to_check()
+        lists = {n: survivors(0, 1, 2) if n < told else survivors(0, 1, 2, 3) for n in range(3)}
+        signed = {n: cohort.desks[n].answer(CHECK, lists[n], NOW, n)["signature"] for n in range(3)}
+        for n in range(3):
+            for some in (signed, {k: signed[k] for k in range(told)}, {k: signed[k] for k in range(told, 3)}):
+                with pytest.raises(Spoilt):
+                    cohort.desks[n].answer(UNMASK, Parcel({"signatures": write_bytes(some)}), NOW, n)
+
+
+@pytest.mark.parametrize("told", [(0,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("gone", [(), ((ROUND, 3),)], ids=["all", "a drop-out"])
+def test_no_sum_is_unmasked_where_sites_were_told_different_clips(told, gone):
+    """A site's noise is in units of its clip: that of others, made for a small one, would not hide a large update."""
+    cohort = Cohort(5, slots=1000, bounds=dict.fromkeys(told, 100.0))
+    with pytest.raises(Failed, match="masks hide who"):
+        cohort.sum(np.zeros((5, 1000), np.int64), gone)
+
+
+def test_each_site_opens_one_kind_of_share_of_another():
+    """Of a site in the sum that of its own mask, of one that is not that of its key; and of each only once."""
+    cohort = ready_to_check(5, gone=[(ROUND, 4)])
+    before = {n: cohort.desks[n]._party for n in range(4)}
+    signed = {n: cohort.desks[n].answer(CHECK, survivors(0, 1, 2, 3), NOW, n)["signature"] for n in range(4)}
+    dealt = dict(before[0]._shares)
+    letter = Parcel({"signatures": write_bytes(signed)})
+    opened = before[0].open(signed)
+    assert opened == {n: dealt[n][0 if n == 4 else 1] for n in range(5)}
+    with pytest.raises(Spoilt, match="nothing is answered twice"):
+        cohort.desks[0].answer(UNMASK, letter, NOW, 0)
+
+
+@pytest.mark.parametrize("what", ["too few", "another's signature", "of a site that is not in the sum"])
+def test_signatures_must_be_enough_and_right(what):
+    cohort = ready_to_check()
+    signed = {n: cohort.desks[n].answer(CHECK, survivors(0, 1, 2), NOW, n)["signature"] for n in range(3)}
+    wrong = {
+        "too few": {n: signed[n] for n in (0, 1)},
+        "another's signature": signed | {2: signed[1]},
+        "of a site that is not in the sum": signed | {3: signed[0]},
+    }[what]
+    with pytest.raises(Spoilt):
+        cohort.desks[0].answer(UNMASK, Parcel({"signatures": write_bytes(wrong)}), NOW, 0)
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_a_letter_that_was_answered_is_answered_no_more(letter):
+    cohort = Cohort(4)
+    cohort.sum(numbers(4))
+    again = cohort.sent(letter, "to")[0]
+    with pytest.raises(Spoilt, match=r"begun here before|nothing is answered twice"):
+        cohort.answer(letter, 0, again, numbers(4)[0])
+
+
+def test_letters_come_in_order_and_of_the_round_in_hand():
+    cohort = Cohort(4)
+    with pytest.raises(Spoilt, match="was not begun here"):
+        cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
+    cohort.desks[0].answer(KEYS, Parcel({}), NOW, 0)
+    with pytest.raises(Spoilt, match="the turn of 'deal'"):
+        cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
+    with pytest.raises(Spoilt, match="round 2 was not begun here"):
+        cohort.desks[0].answer(SHARES, Parcel({"cards": "{}"}), Moment(1, 5), 0)
+    with pytest.raises(Spoilt, match="was not begun here"):
+        cohort.desks[0].answer(SHARES, Parcel({"cards": "{}"}), NOW, 1)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "1", "null", '{"0": 1}', '{"-1": "00"}', '{"01": "00"}', "[" * 9999])
+@pytest.mark.parametrize(("letter", "key"), [(SHARES, "cards"), (CHECK, "survivors"), (UNMASK, "signatures")])
+def test_letters_that_make_no_sense_are_refused(letter, key, text):
+    cohort = ready_to_check() if letter != SHARES else Cohort(4)
+    if letter == SHARES:
+        cohort.desks[0].answer(KEYS, Parcel({}), NOW, 0)
+    if letter == UNMASK:
+        cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
+    with pytest.raises(Spoilt):
+        cohort.desks[0].answer(letter, Parcel({key: text}), NOW, 0)
+
+
+# ---------------------------------------------------------------- what the coordinator refuses
+
+
+def answers_changed(which, change):
+    return lambda kind, number, answer: change(answer) if (kind, number) == (which, 1) else answer
+
+
+BAD = {
+    "a card that somebody else signed": (KEYS, lambda a: Parcel(a.values | {"signature": b"0"}), "signature"),
+    "shares for nobody": (SHARES, lambda a: Parcel({"sealed": "{}"}), "other sites than those of the round"),
+    "too few numbers": (ROUND, lambda a: Parcel({}, {"masked": torch.zeros(3)}), "shape"),
+    "one vector more": (ROUND, lambda a: Parcel({}, dict(a.vectors) | {"more": torch.zeros(1)}), "not asked for"),
+    "a signature of nothing": (CHECK, lambda a: Parcel({"signature": b""}), "signature"),
+    "a share that is none": (UNMASK, lambda a: Parcel({"shares": '{"0": "-1"}'}), "no share"),
+    "shares of others": (UNMASK, lambda a: Parcel({"shares": '{"0": "1"}'}), "other sites than those"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_answer_is_that_of_a_drop_out(what):
+    letter, change, why = BAD[what]
+    cohort, values = Cohort(4), numbers(4)
+    total = cohort.sum(values, back=answers_changed(letter, change))
+    assert [why in problem for problem in cohort.spoilt] == [True]
+    kept = values if letter in (CHECK, UNMASK) else np.delete(values, 1, axis=0)
+    assert (total == kept.sum(0)).all()
+
+
+def test_a_sum_that_no_honest_sites_can_have_is_none():
+    cohort, values = Cohort(4), numbers(4)
+    values[1, 0] = 2**30
+    with pytest.raises(Failed, match="masks hide who"):
+        cohort.sum(values)
+
+
+def test_false_shares_are_noticed():
+    """Of a key by the key that they give, of a mask by the sum."""
+
+    def false(kind, number, answer):
+        if (kind, number) != (UNMASK, 0):
+            return answer
+        return Parcel({"shares": write_shares(dict.fromkeys(read_shares(answer, "shares"), 1))})
+
+    for gone in ((), ((ROUND, 3),)):
+        with pytest.raises(Failed, match=r"shares of site|masks hide who"):
+            Cohort(5).sum(numbers(5), gone, back=false)

@@ -1,0 +1,168 @@
+"""A federation in one process, packed like a real one: it ends where the simulator does, and sends no more.
+
+The same seed is used on both sides (`federation.seeded`), so that every batch and every noise is the same.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+import shoal
+from shoal.accounting import accountants
+from shoal.algorithms.charges import whole_run
+from shoal.errors import ConfigError
+from shoal.federation.messages import Spoilt
+from shoal.federation.terms import ROUND, TERMS, Terms
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import NoisyClip, QuantileClip
+from shoal.prepare import prepare
+from shoal.random.streams import Streams
+from shoal.training.round import leaving
+from shoal.training.round_index import Moment
+from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
+from support.small_federation import IN_TURN, NAMES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])
+def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
+    given = settings(name)
+    result, _ = served(tmp_path, given)
+    expected = simulated(tmp_path, given)
+    assert farthest(result, expected) <= 1e-5
+    assert result.accuracy == expected.accuracy
+    assert [line["clients"] for line in result.metrics] == [line["clients"] for line in expected.metrics]
+
+
+def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
+    given = settings("dp-sgd", data__partition="dirichlet", examples__rate=0.1, examples__nominal_records=50)
+    del given["examples.batch"], given["local.steps"]
+    result, _ = served(tmp_path, given)
+    assert farthest(result, simulated(tmp_path, given)) <= 1e-5
+    proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
+    record = shoal.config.configure(given).algorithm
+    done = whole_run(record, Setting(SITES, ROUNDS, sizes=(300,)), ROUNDS, "example", "server")
+    expected = accountants.epsilon(done, 1e-5, neighbours="replace-one").epsilon
+    assert proven["example", "server"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"algorithm {name}: clients that come in turn"):
+        served(tmp_path, settings(name))
+    _, simulator = prepare(shoal.config.configure(settings(name)), None, None)
+    written = shoal.config.to_toml(shoal.config.configure(settings(name)))
+    terms = Terms("run", written, simulator.setting, ("0", "1"), (1, 8, 8), 650, None)
+    with pytest.raises(Spoilt, match=f"algorithm {name}: clients that come in turn"):
+        Terms.read(terms.text).settings  # noqa: B018
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local.momentum": 0.5, "local.keep_momentum": True},
+        {"server.momentum": 0.9},
+        {"data.partition": "dirichlet"},
+        {"model": "mlp"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_it_does_so_with_momentum_other_partitions_and_models(tmp_path, changes):
+    given = settings("fedavg", rounds=4) | changes
+    assert farthest(served(tmp_path, given)[0], simulated(tmp_path, given)) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])
+def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
+    """Each update that was sent is, number by number, what the method lets leave that client, and nothing else is."""
+    given = settings(name)
+    _, grid = served(tmp_path, given)
+    _, simulator = prepare(shoal.config.configure(given), None, None)
+    record = simulator.cohort.algorithm
+    letters = [(kind, node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("to", ROUND)]
+    answers = [(node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("from", ROUND)]
+    assert letters
+    assert len(letters) == len(answers)
+    extras = set()
+    extras |= {"records"} if record.aggregate.weights == "size" else set()
+    extras |= {"below"} if isinstance(record.per_update, QuantileClip) else set()
+    extras |= {"share"} if hasattr(record.per_example, "count_noise") else set()
+    for (_, _, letter), (_, answer) in zip(letters, answers, strict=True):
+        assert set(letter.values) - {"clip"} == NAMED
+        assert set(letter.vectors) == {"model"}
+        assert set(answer.values) == NAMED | extras
+        assert set(answer.vectors) == {"update"}
+        memory = {"clip": torch.tensor(letter.values["clip"])} if "clip" in letter.values else {}
+        moment = Moment(letter.values["round"], ROUNDS, letter.values["attempt"])
+        client = np.array([letter.values["number"]])
+        part = simulator.cohort.updates(client, letter.vectors["model"], memory, moment)
+        sent = part.updates
+        per_update = record.per_update
+        later = isinstance(per_update, NoisyClip) and per_update.at == "server"
+        if per_update is not None and not per_update.waits_for_cohort and not later:
+            bound = per_update.bound(memory, moment.t, ROUNDS, None)
+            sent = leaving(simulator.cohort, part, bound, moment)
+            if isinstance(per_update, QuantileClip):
+                assert answer.values["below"] == int(part.norms[0] <= bound)
+        assert torch.allclose(answer.vectors["update"], sent[0], atol=1e-6)
+        if "records" in extras:
+            assert answer.values["records"] == simulator.cohort.federation.sizes(client)[0]
+        if "share" in extras:
+            assert math.isclose(answer.values["share"], float(part.shares[0]), abs_tol=1e-5)
+    hellos = [parcel for to, _, kind, parcel in grid.wire if (to, kind) == ("from", TERMS)]
+    assert all(set(parcel.values) == {"agreed", "name"} and not parcel.vectors for parcel in hellos)
+
+
+def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
+    """With `per_update.at=client` what is sent differs from the clipped update by noise of that scale."""
+    given = settings("fed-sdp", per_update__at="client", model="mlp", rounds=1)
+    result, grid = served(tmp_path, given)
+    assert farthest(result, simulated(tmp_path, given)) <= 1e-4  # noise of 24 on every number
+    _, simulator = prepare(shoal.config.configure(given), None, None)
+    letter, answer = (next(p for to, _, kind, p in grid.wire if (to, kind) == (way, ROUND)) for way in ("to", "from"))
+    quiet = replace(simulator.cohort, streams=Streams(99))
+    client = np.array([letter.values["number"]])
+    part = quiet.updates(client, letter.vectors["model"], {}, Moment(0, 1, 0))
+    scale = float(answer.vectors["update"].std())
+    assert float(part.norms[0]) < 24  # the update itself is small beside it
+    assert 0.98 * 24 < scale < 1.02 * 24  # 52,650 numbers: off by 2% once in 10^10 times
+
+
+def test_the_ledgers_of_both_say_the_same(tmp_path):
+    given = settings("trusted-curator", clients__sampling="poisson")
+    result, _ = served(tmp_path, given)
+    expected = simulated(tmp_path, given).proven
+    assert [claim["simulated"] for claim in expected] == [claim["unit"] == "client" for claim in expected]
+    assert result.proven == [claim | {"simulated": False} for claim in expected], "sites exist"
+
+
+@pytest.mark.slow
+def test_fresh_noise_is_of_no_seed(tmp_path):
+    given = settings("trusted-curator") | {"federation.seeded": False}
+    one, grid = served(tmp_path / "1", given)
+    other, _ = served(tmp_path / "2", given)
+    assert farthest(one, other) > 1e-3
+    assert all('"seed": null' in p.values["terms"] for to, _, kind, p in grid.wire if (to, kind) == ("to", TERMS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"baseline": True}, "which is not here"),
+        ({"federation.seeded": False, "noise_seed": 3}, "noise_seed needs"),
+        ({"federation.deadline": 0.0}, "federation.deadline must be > 0"),
+        ({"federation.most_records": 5}, "given together"),
+        ({"federation.aggregation": "secure"}, "fedavg does not"),
+        ({"federation.deadlin": 5.0}, "did you mean 'federation.deadline'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        served(tmp_path, settings("fedavg") | changes)

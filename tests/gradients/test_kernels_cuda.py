@@ -1,0 +1,105 @@
+"""The kernels of layers on CUDA against plain products. They run on a GPU, or anywhere under Triton's interpreter:
+pip install triton; TRITON_INTERPRET=1 pytest tests/gradients/test_kernels_cuda.py
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.gradients.convolution import Conv2dRule
+from shoal.gradients.convolution_cuda import TritonConv2dRule
+from shoal.gradients.layout import Layout
+from shoal.gradients.pooling_cuda import Pooled, can_pool
+from shoal.kernels import triton
+
+GPU = torch.cuda.is_available()
+INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(not GPU and not INTERPRETED, reason="needs a GPU, or Triton's interpreter")
+DEVICE = "cuda" if GPU else "cpu"
+CLIENTS, BATCH = 3, 4
+
+CONVOLUTIONS = [
+    nn.Conv2d(1, 3, 5, padding=2),
+    nn.Conv2d(3, 20, 3),
+    nn.Conv2d(17, 5, (3, 2), stride=(2, 1), padding=(1, 0)),
+    nn.Conv2d(4, 8, 3, dilation=2, padding="same"),
+    nn.Conv2d(4, 80, 1, bias=False),
+    nn.Conv2d(2, 4, 4, padding="same"),
+    nn.Conv2d(2, 4, 3, stride=3),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+
+
+def assert_alike(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
+def test_a_convolution(conv):
+    conv = copy.deepcopy(conv).to(DEVICE)
+    entries = Layout.of(conv).entries
+    weight, bias = entries[0], entries[1] if conv.bias is not None else None
+    params = torch.randn(
+        CLIENTS, entries[-1].stop + 5, device=DEVICE
+    )  # rows that are further apart than they are long
+    x = torch.randn(CLIENTS * BATCH, conv.in_channels, 16, 18, device=DEVICE)
+    factors = torch.rand(CLIENTS, BATCH, device=DEVICE)
+    found = []
+    for rule in (TritonConv2dRule(conv, weight, bias), Conv2dRule(conv, weight, bias)):
+        y, saved = rule.forward(x, params)
+        assert isinstance(saved, torch.Tensor) == isinstance(rule, TritonConv2dRule)
+        grad = torch.sin(y)
+        sums, examples, weighted = (torch.ones(rows, params.shape[1], device=DEVICE) for rows in (3, 12, 3))
+        rule.accumulate(saved, grad, sums, 0.5)
+        rule.accumulate(saved, grad, examples, 1.0)
+        squares, kept = rule.squares(saved, grad)
+        rule.accumulate_weighted(saved, kept, grad, factors, weighted, -0.5)
+        found.append([y, rule.input_gradient(saved, grad, params), sums, examples, squares, weighted])
+    for ours, theirs in zip(*found, strict=True):
+        assert_alike(ours, theirs)
+    examples, squares = found[0][3] - 1, found[0][4]
+    assert_alike(squares.float(), examples.square().sum(1))
+
+
+def test_a_convolution_leaves_its_weighted_sum_as_a_product_to_whoever_adds_noise():
+    conv = nn.Conv2d(3, 20, 3).to(DEVICE)
+    weight, bias = Layout.of(conv).entries
+    rule = TritonConv2dRule(conv, weight, bias)
+    params = torch.randn(CLIENTS, bias.stop, device=DEVICE)
+    y, saved = rule.forward(torch.randn(CLIENTS * BATCH, 3, 9, 9, device=DEVICE), params)
+    _, kept = rule.squares(saved, y)
+    factors = torch.rand(CLIENTS, BATCH, device=DEVICE)
+    into = torch.zeros_like(params)
+    rule.accumulate_weighted(saved, kept, y, factors, into, -0.5)
+    product = rule.product(saved, kept, y, factors, -0.5)
+    assert_alike(product.scale * torch.bmm(product.grads.transpose(1, 2), product.rows).squeeze(1), into)
+    assert product.start == weight.start
+
+
+@pytest.mark.parametrize("window", [(2, 2), (3, 2)])
+def test_max_pooling_where_numbers_are_equal_or_missing(window):
+    x = torch.randint(0, 3, (5, 3, 13, 14), device=DEVICE).float()
+    x[1, 1, 4:6, 3:6] = torch.nan
+    found = []
+    for pool in (lambda x: Pooled.apply(x, window), nn.MaxPool2d(window)):
+        leaf = x.clone().requires_grad_()
+        y = pool(leaf)
+        y.backward(torch.arange(y.numel(), device=DEVICE).view(y.shape).float())
+        found.append((y.detach(), leaf.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def test_only_windows_that_do_not_overlap_are_pooled_so():
+    assert can_pool(nn.MaxPool2d(2))
+    others = [nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(12)]
+    for other in (*others, nn.AvgPool2d(2)):
+        assert not can_pool(other)

@@ -1,0 +1,178 @@
+"""Mechanisms that Shoal does not know: clips that give each layer a bound of its own, and a scheme of sampling.
+
+They are defined here, as anybody's package would, and are run, charged, audited, attacked and sent all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.accounting.events import Gaussian
+from shoal.algorithms import algorithm
+from shoal.algorithms.charges import PAIRS, event, proves
+from shoal.attacks.observe import Victims, observe
+from shoal.audit.broken import VARIANTS, whole
+from shoal.audit.cases import cases
+from shoal.audit.checks import noise_checks, sensitivity_check
+from shoal.errors import ConfigError
+from shoal.federation.policy import Bounds
+from shoal.federation.terms import Crossing
+from shoal.mechanisms.record_clipping import ExampleClip, FactorClip
+from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
+from shoal.random.streams import Streams
+from shoal.training.round import play_round
+from shoal.training.round_index import Moment
+from support.small_federation import SETTING, simulator, small
+
+
+def shares(layers):
+    """Each layer's share of the bound: as the root of its size, so that together they are 1."""
+    sizes = torch.tensor([place.stop - place.start for place in layers.values()], dtype=torch.float64)
+    return (sizes / sizes.sum()).sqrt()
+
+
+@dataclass(frozen=True)
+class LayerClip(Clipping):
+    """Whole updates: each layer has its own share of the bound."""
+
+    clip: float = 1.0
+
+    def bound(self, memory, t, total, norms):
+        return self.clip
+
+    def clipped(self, updates, norms, bound, layers):
+        for place, share in zip(layers.values(), shares(layers), strict=True):
+            part = updates[:, place]
+            clipped(part, row_norms(part), bound * float(share))
+        return updates
+
+    def replay(self, shown, seen, bound, unit, layers):
+        places = zip(layers.values(), shares(layers), strict=True)
+        return torch.cat([into_ball(shown[:, place], bound * unit * float(share)) for place, share in places], dim=1)
+
+
+@dataclass(frozen=True)
+class LayerExampleClip(FactorClip):
+    """Single gradients: the same."""
+
+    clip: float = 1.0
+
+    def bound(self, memory, t, total):
+        return self.clip
+
+    def factors(self, squares, bound, layers):
+        return shrinking(squares.sqrt(), shares(layers).to(squares).view(-1, 1, 1) * bound)
+
+
+UPDATES = replace(algorithm("trusted-curator"), name="layers", per_update=LayerClip(1.0))
+RECORDS = replace(algorithm("fed-cdp-private"), name="layers-records", per_example=LayerExampleClip(1.0))
+
+
+def cut(record):
+    few = small("trusted-curator" if record is UPDATES else "fed-cdp-private")
+    return replace(record, clients=few.clients, examples=few.examples, local=few.local)
+
+
+@pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
+def test_it_runs_and_tells_its_clip(record):
+    sim = simulator(cut(record), layers=3)
+    state, told = play_round(sim.stage, sim.state, Moment(0, 4))
+    assert state.model.isfinite().all()
+    assert told["clip" if record is UPDATES else "example_clip"] == 1.0
+
+
+def test_each_layer_of_an_update_leaves_within_its_own_bound():
+    layers = simulator(UPDATES, layers=3).stage.network.layout.named_layers
+    assert list(layers) == ["1", "3", "5"]
+    updates = torch.randn(4, max(place.stop for place in layers.values())) * 100
+    left = UPDATES.per_update.leave(updates, row_norms(updates), 1.0, 0, 4, np.random.default_rng, layers)
+    norms = torch.stack([row_norms(left[:, place]) for place in layers.values()])
+    torch.testing.assert_close(norms, shares(layers).unsqueeze(1).expand(3, 4), rtol=1e-4, atol=0)
+    assert (row_norms(left) <= 1.0).all()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("record", "known"),
+    [(UPDATES, {"per_update": Clip(1.0)}), (RECORDS, {"per_example": ExampleClip(1.0)})],
+    ids=["updates", "records"],
+)
+def test_it_is_charged_as_a_clip_of_the_whole_by_the_same_bound(record, known, pair):
+    record = cut(record)
+    assert event(record, SETTING, 0, *pair) == event(replace(record, **known), SETTING, 0, *pair)
+
+
+@pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
+@pytest.mark.usefixtures("rarely")
+@pytest.mark.statistical(false_alarm=2e-7)
+def test_an_audit_finds_nothing_in_it_and_flags_its_unclipped_twin(record):
+    case = next(case for case in cases(record) if case.where == ("sum" if record is UPDATES else "steps"))
+    assert case.kind == "proven"
+
+    def flagged(broken):
+        checks = [*noise_checks(broken, 24 if record is UPDATES else 150), sensitivity_check(broken, 6)]
+        return {check.name for check in checks if check.flagged}
+
+    streams = Streams(5)
+    assert flagged(whole(case, streams)) == set()
+    for name in ("clip off", "noise x 1/4"):
+        assert flagged(VARIANTS[name](case, streams)), name
+
+
+@pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
+def test_an_attacker_sees_what_it_leaves_and_replays_it(record):
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    x, y = torch.randn(2, 1, 6), torch.tensor([[0], [1]])
+    seen = observe(replace(record, per_step=None), 0, module, Victims(x, y, ("a", "b")), Streams(3))
+    shown = seen.replay(seen.shown(x, nn.functional.one_hot(y, 2).float()), seen.gradients)
+    torch.testing.assert_close(shown.detach(), seen.gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_a_federation_knows_what_crosses_and_a_site_bounds_its_clip():
+    assert Crossing.of(UPDATES) == Crossing(raw=False, below=False, share=False, records=False)
+    assert UPDATES.per_update.longest(1.0, 0, 4, 100) == pytest.approx(1.0, rel=1e-3)
+    assert UPDATES.per_update.scales() == {"per_update.clip": 1.0}
+    with pytest.raises(Exception, match="this site takes"):
+        Bounds().refuse_value("clip", "per_update.clip", 1e9)
+
+
+@dataclass(frozen=True)
+class EveryOther(Clients):
+    """The even clients in even rounds, the odd ones in odd rounds."""
+
+    sampling: str = "every-other"
+
+    def expected(self, t, total, clients):
+        return clients / 2
+
+    def draw(self, generator, t, total, clients):
+        return np.arange(t % 2, clients, 2)
+
+
+def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
+    try:
+        chosen = replace(algorithm("trusted-curator").clients, sampling="every-other")
+        assert type(chosen) is EveryOther
+        assert type(replace(chosen, sampling="poisson", cohort=3)) is type(Clients("poisson"))
+        record = replace(algorithm("trusted-curator"), clients=chosen)
+        sim = simulator(replace(cut(UPDATES), clients=chosen))
+        _, told = play_round(sim.stage, sim.state, Moment(0, 4))
+        assert told["clients"] == told["expected_clients"] == 5
+        assert event(record, SETTING, 0, "client", "release") == Gaussian(1.633)
+        assert proves(record) == proves(algorithm("trusted-curator"))
+    finally:
+        Clients.schemes.pop("every-other")
+
+
+def test_a_word_that_no_scheme_has_is_refused_with_those_that_there_are():
+    with pytest.raises(ConfigError, match="it is one of fixed-size, poisson, all, cyclic"):
+        Clients("poison")
+    assert math.isclose(Clients("poisson", 3).rate(0, 1, 10), 0.3)

@@ -1,0 +1,55 @@
+"""Several runs on one page: one point a run, links to their own pages, and nothing that could be markup."""
+
+import json
+import re
+
+import pytest
+
+import shoal
+from shoal.report.compare import differing, write_comparison
+from shoal.report.run_reader import read_run
+from support.tiny import FEDAVG, PRIVATE, play
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    configs = [PRIVATE, PRIVATE | {"per_round.noise": 3.0}, FEDAVG]
+    return [read_run(play(folder, config).run) for config in configs]
+
+
+def plots_of(path):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.S)
+    return {plot["id"]: plot for plot in json.loads(found[1])["plots"]}
+
+
+def test_each_run_is_a_point_of_its_accuracy_and_proven_epsilon(runs, tmp_path):
+    plots = plots_of(write_comparison(tmp_path / "c.html", runs))
+    points = plots["frontier"]["points"]
+    assert [(point["x"], point["y"]) for point in points] == [
+        (run.epsilon("client", "release"), run.accuracy) for run in runs
+    ]
+    assert points[2]["x"] is None
+    assert points[0]["x"] > points[1]["x"] > 0
+    assert [series["values"][-1] for series in plots["over-rounds"]["series"]] == [run.accuracy for run in runs]
+
+
+def test_the_epsilon_of_a_record_can_be_asked_for(runs, tmp_path):
+    points = plots_of(write_comparison(tmp_path / "c.html", runs, "example", "release"))["frontier"]["points"]
+    assert points[0]["x"] == runs[0].epsilon("example", "release") != runs[0].epsilon("client", "release")
+
+
+def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs, tmp_path):
+    path = write_comparison(tmp_path / "c.html", runs)
+    for run, link in zip(runs, re.findall(r'<a href="([^"]+)"', path.read_text()), strict=True):
+        assert (tmp_path / link).resolve() == (run.path / "report.html").resolve()
+
+
+def test_keys_that_differ_are_columns_and_those_that_do_not_are_none(runs):
+    assert differing(runs[:2]) == ["per_round.noise"]
+    assert "examples.batch" not in differing(runs)
+
+
+def test_nothing_to_compare_is_an_error(tmp_path):
+    with pytest.raises(shoal.ShoalError, match="at least one"):
+        write_comparison(tmp_path / "c.html", [])

@@ -1,0 +1,52 @@
+"""Steps that take the place of another round's have that round's numbers: its clip, its noise, its streams."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.record_clipping import ExampleClip, MaxClip
+from shoal.training.local_training import _first, planned
+from shoal.training.round_index import Moment
+from support.small_federation import ROUNDS, simulator, small
+
+FALLING = {"per_example": ExampleClip("linear:4:1"), "per_step": StepNoise("linear:2:1")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "record",
+    [
+        small("fed-cdp", **FALLING),
+        small("fed-cdp", **FALLING | {"per_example": MaxClip("linear:4:1")}),
+        small("fed-cdp", **FALLING | {"per_step": StepNoise(0.0)}),
+        small("fed-alpha-cdp-private"),
+        small("adaclip"),
+    ],
+    ids=["falling", "l2-max", "no noise", "quantile", "adaclip"],
+)
+def test_steps_that_begin_as_another_rounds_play_what_that_round_plays(record):
+    sim, clients = simulator(record), np.arange(3)
+
+    def first(t):
+        quantile = {"clip": torch.tensor(1.0 / (t + 1))}
+        return _first(sim.cohort, sim.params, clients, Moment(t, ROUNDS), quantile)
+
+    plan = planned(sim.cohort, clients, Moment(1, ROUNDS))
+    mask = torch.from_numpy(plan.batches >= 0).float()
+    inputs = (torch.from_numpy(plan.padded), mask, mask, torch.ones(len(mask), len(clients)))
+    steps, other, wanted, before = first(0), first(3), first(3), first(0)
+    assert steps.sanitiser.values == other.sanitiser.values
+    steps.begin(other)
+    found = steps.play(inputs)
+    torch.testing.assert_close(found.client_params, wanted.play(inputs).client_params, rtol=0, atol=0)
+    assert not torch.allclose(found.client_params, before.play(inputs).client_params)
+    torch.testing.assert_close(vars(found.sanitiser.told), vars(wanted.sanitiser.told), rtol=0, atol=0)
+
+
+def test_steps_with_noise_do_not_take_the_place_of_steps_without():
+    sims = [simulator(replace(small("fed-cdp"), per_step=StepNoise(noise))) for noise in (0.0, 1.0)]
+    none, some = (_first(s.cohort, s.params, np.arange(3), Moment(0, ROUNDS), {}).sanitiser.values for s in sims)
+    assert none != some
