@@ -3,8 +3,8 @@
     python benchmarks/kill.py [--kills 200] [--seed 0]
 
 After each kill tests/support/kill_run.py checks: the ledger's chain holds; the model on the disk is one that the
-ledger knows; no file is damaged; epsilon has not gone down; rounds played again were charged again, under a new number
-and with noise that was never drawn before. The first check that fails ends the script with its traceback.
+ledger knows; no file is damaged; epsilon has not gone down; rounds played again were charged again, under a new
+number and with noise that was never drawn before. The first check that fails ends the script with its traceback.
 """
 
 from __future__ import annotations
