@@ -87,9 +87,9 @@ def line_of(outcome: Outcome, pictured: int) -> dict[str, Any]:
 def boundaries(config: Config, kind: Kind) -> str:
     """What lies between the record and the attacker: where that is the same, so is all that the attacker sees."""
     algorithm = config.algorithm
-    passed: list[Any] = [algorithm.per_example, algorithm.per_step]
-    if algorithm.per_example is not None:
-        passed.append(algorithm.examples.batch)
+    passed: list[Any] = [algorithm.per_record, algorithm.per_step]
+    if algorithm.per_record is not None:
+        passed.append(algorithm.records.batch)
     if kind == 0 or (kind == 1 and applied_at_client(algorithm)):
         passed.append(algorithm.per_update)
     return f"{kind == 2} {[part for part in passed if part is not None]}"
@@ -123,8 +123,8 @@ def told(name: str, changes: tuple[str, ...]) -> Cell:
 _SMALL = ("rounds=30", "model=digits-mlp", "data.clients=10", "local.lr=0.2", "clients.sampling=all")
 MEMBERSHIP = {
     "fedavg": (*_SMALL, "local.epochs=5"),
-    "fed-cdp-private": (*_SMALL, "local.steps=10", "per_step.noise=1.0", "per_example.clip=1.0"),
-    "trusted-curator": (*_SMALL, "local.epochs=5", "examples.batch=10", "per_round.noise=1.0"),
+    "fed-cdp-private": (*_SMALL, "local.steps=10", "per_step.noise_multiplier=1.0", "per_record.clip_norm=1.0"),
+    "trusted-curator": (*_SMALL, "local.epochs=5", "records.batch=10", "per_round.noise_multiplier=1.0"),
 }
 """The same network and clients; the first overfits, the others add noise for records and for clients."""
 

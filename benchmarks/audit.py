@@ -59,8 +59,8 @@ def _shown() -> Iterator[Outcome]:
     """Claims that fail, and some that hold; by the game alone, whose curves they are."""
     effort = Effort(round_trials=800, canaries=100, pairs=0)
     shown: tuple[tuple[str, Unit], ...] = (
-        ("fed-alpha-cdp", "example"), ("geyer", "client"), ("end-to-end", "client"),
-        ("fed-cdp-private", "example"), ("geyer-private", "client"), ("end-to-end-private", "client"),
+        ("fed-alpha-cdp", "record"), ("geyer", "client"), ("end-to-end", "client"),
+        ("fed-cdp-private", "record"), ("geyer-private", "client"), ("end-to-end-private", "client"),
     )  # fmt: skip
     for name, level in shown:
         yield from audit(algorithms()[name], level=level, effort=effort)

@@ -183,7 +183,7 @@ def training(steps: int) -> float:
         prepared(folder, 1, 6, steps)
         given: dict[str, Any] = {"algorithm": "trusted-curator", "model": "mlp", "rounds": 6}
         given |= {"data.name": str(folder / "held-out.npz")}
-        given |= {"data.clients": 1, "clients.sampling": "all", "examples.batch": 10, "local.steps": steps}
+        given |= {"data.clients": 1, "clients.sampling": "all", "records.batch": 10, "local.steps": steps}
         given |= {"engine.threads": 1, "engine.device": "cpu", "engine.evaluate_every": 6}
         lines = shoal.run(given, runs=folder / "runs").metrics
         return statistics.median(line["seconds"] for line in lines[1:-1])

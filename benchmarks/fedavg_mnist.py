@@ -30,7 +30,7 @@ def simulated(data: Dataset, rounds: int, seed: int) -> float:
                 "seed": seed,
                 "data.clients": 100,
                 "clients.cohort": 10,
-                "examples.batch": 100,
+                "records.batch": 100,
                 "local.lr": 0.1,
                 "engine.evaluate_every": rounds,
             },

@@ -28,12 +28,12 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import partition
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
 
@@ -62,7 +62,7 @@ def simulator_round(task: Task, data: Dataset, module: nn.Module, device: torch.
     record = replace(
         algorithm("fedavg"),
         clients=Clients("all"),
-        examples=Examples("shuffled", task.batch),
+        records=Records("shuffled", task.batch),
         local=Local(epochs=1, lr=0.1),
     )
     parts = partition("iid", data.train_y, clients=task.clients, generator=Streams(0).generator("partition"))
@@ -71,7 +71,7 @@ def simulator_round(task: Task, data: Dataset, module: nn.Module, device: torch.
     )
 
     def run() -> None:
-        play_round(simulator.cohort, simulator.params, simulator.state, Moment(0, 1))
+        play_round(simulator.cohort, simulator.params, simulator.state, RoundIndex(0, 1))
         _wait(device)
 
     return run

@@ -20,13 +20,13 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data.partitions import partition
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.record_clipping import RecordClip
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
 TASKS = (
@@ -41,10 +41,10 @@ def simulator(task: Task, settings: Settings) -> Trainer:
     record = replace(
         algorithm("fedavg"),
         clients=Clients("all"),
-        examples=Examples("shuffled", task.batch),
+        records=Records("shuffled", task.batch),
         local=Local(epochs=1, lr=0.1),
         aggregate=Aggregate("equal"),
-        per_example=ExampleClip(1.0),
+        per_record=RecordClip(1.0),
         per_step=StepNoise(1.0),
     )
     module = build(task.model, data.input_shape, data.class_count, seed=0)
@@ -54,7 +54,7 @@ def simulator(task: Task, settings: Settings) -> Trainer:
 
 def seconds(played: Trainer, device: torch.device) -> float:
     start = time.perf_counter()
-    play_round(played.cohort, played.params, played.state, Moment(0, 1))
+    play_round(played.cohort, played.params, played.state, RoundIndex(0, 1))
     _wait(device)
     return time.perf_counter() - start
 

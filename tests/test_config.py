@@ -74,7 +74,7 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest(word, named):
         ("engine.threads=two", ["engine.threads", "'two'"]),
         ("engine.checkpoint_every=0", ["engine.checkpoint_every", "0"]),
         ("engine.checkpoint_every=1000001", ["engine.checkpoint_every", "1000001"]),
-        ("engine.together=1", ["engine.together", "1", "boolean"]),
+        ("engine.batched=1", ["engine.batched", "1", "boolean"]),
         ("budget.epsilon=0", ["budget.epsilon", "0"]),
         ("budget.epsilon=inf", ["budget.epsilon", "inf"]),
         ("budget.delta=0", ["budget.delta", "0"]),
@@ -85,7 +85,7 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest(word, named):
         ("clients.cohort=0", ["clients.cohort", "0"]),
         ("clients.sampling=poison", ["clients.sampling", "'poison'", "'poisson'"]),
         ("clients.cohort=linaer:1:2", ["linaer", "'linear'"]),
-        ("examples.batch=0", ["examples.batch", "0"]),
+        ("records.batch=0", ["records.batch", "0"]),
         ("local.lr=-1", ["local.lr", "-1"]),
         ("local.lr=fast", ["'fast'", "linear:from:to"]),
         ("local.momentum=1", ["local.momentum", "1"]),
@@ -100,7 +100,7 @@ def test_a_value_that_cannot_be_is_named_with_its_key(word, named):
 
 
 def test_a_boundary_where_the_algorithm_has_nothing_is_said_to_be_so():
-    said = refused("algorithm=fedavg", "per_round.noise=1")
+    said = refused("algorithm=fedavg", "per_round.noise_multiplier=1")
     assert "per_round" in said
     assert "fedavg" in said
 
@@ -207,13 +207,13 @@ def test_what_is_written_down_reads_back_as_the_same_configuration(tmp_path, nam
 
 
 def test_a_rate_reads_back_too_and_beside_a_batch_it_is_refused(tmp_path):
-    rate = ["algorithm=dp-sgd", "examples.rate=.05", "examples.nominal_records=600"]
+    rate = ["algorithm=dp-sgd", "records.rate=.05", "records.nominal_records=600"]
     config = configure(None, rate)
-    assert config.algorithm.examples.batch == 30
+    assert config.algorithm.records.batch == 30
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config))
     assert configure(path) == config
-    assert "examples.rate 0.05 and examples.batch 9 contradict" in refused(*rate, "examples.batch=9")
+    assert "records.rate 0.05 and records.batch 9 contradict" in refused(*rate, "records.batch=9")
 
 
 def test_the_default_experiment_reads_back_too(tmp_path):

@@ -23,7 +23,7 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.charges import charges
 from shoal.audit.auditing import Effort, audit
 from shoal.config import configure
-from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.setting import Setting
 from shoal.random.streams import Streams
 from support.paths import ROOT
@@ -63,7 +63,7 @@ def test_it_is_one_file_of_less_than_sixty_lines():
 
 @pytest.mark.usefixtures("folder")
 def test_each_layer_is_clipped_by_a_bound_of_its_own():
-    clip, layers = algorithm("layered").per_example, {"large": slice(0, 9), "small": slice(9, 10)}
+    clip, layers = algorithm("layered").per_record, {"large": slice(0, 9), "small": slice(9, 10)}
     norms = torch.tensor([[1e3, 0.5, 1e-3]] * 2, dtype=torch.float64).unsqueeze(1)
     left = (norms * clip.factors(norms**2, 1.0, layers)).squeeze(1)
     bounds = [math.sqrt(0.9), math.sqrt(0.1)]
@@ -74,17 +74,17 @@ def test_each_layer_is_clipped_by_a_bound_of_its_own():
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("model", ["digits-mlp", "digits-cnn"])
-def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, together):
+def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, batched):
     """One step of one record, whose gradient is beyond every bound: each layer moves by just its own."""
     from shoal.gradients import Layout
     from shoal.models import build
     from shoal.prepare import prepare
 
-    changes = {"model": model, "rounds": 1, "examples.sampling": "shuffled", "examples.batch": 1, "local.steps": 1}
-    changes |= {"local.lr": 1.0, "per_example.clip": 1e-3, "per_step.noise": 0.0, "data.clients": 1437}
-    changes |= {"clients.sampling": "fixed-size", "clients.cohort": 1, "engine.together": together}
+    changes = {"model": model, "rounds": 1, "records.sampling": "shuffled", "records.batch": 1, "local.steps": 1}
+    changes |= {"local.lr": 1.0, "per_record.clip_norm": 1e-3, "per_step.noise_multiplier": 0.0, "data.clients": 1437}
+    changes |= {"clients.sampling": "fixed-size", "clients.cohort": 1, "engine.batched": batched}
     config = configure(SMALL | changes)
     _, simulator = prepare(config, None, None)
     before = simulator.state.model.clone()
@@ -101,28 +101,28 @@ def test_it_runs_and_is_charged_as_the_same_noise_on_a_flat_clip():
     result = shoal.run(SMALL)
     assert result.algorithm == "layered"
     record = algorithm("layered")
-    flat = replace(record, per_example=ExampleClip(1.0))
+    flat = replace(record, per_record=RecordClip(1.0))
     setting = Setting(2, 2, sizes=(700,))
     assert charges(record, setting, 0) == charges(flat, setting, 0)
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
-    assert proven["example", "server"] > 0
+    assert proven["record", "server"] > 0
     assert shoal.run(resume=result.run).rounds == 2
 
 
 @pytest.mark.usefixtures("folder")
 def test_its_clip_serves_other_methods_by_its_name():
-    config = configure({"algorithm": "fed-cdp"}, ["per_example.mechanism=layer-clip", "per_example.clip=2.0"])
-    assert type(config.algorithm.per_example).__name__ == "LayerClip"
-    assert config.algorithm.per_example.clip == 2.0
+    config = configure({"algorithm": "fed-cdp"}, ["per_record.mechanism=layer-clip", "per_record.clip_norm=2.0"])
+    assert type(config.algorithm.per_record).__name__ == "LayerClip"
+    assert config.algorithm.per_record.clip == 2.0
 
 
 @pytest.mark.usefixtures("folder", "rarely")
 @pytest.mark.statistical(false_alarm=3e-7)
 def test_an_audit_finds_it_consistent_and_flags_it_without_its_clip():
     record = algorithm("layered")
-    (found,) = audit(record, level="example", effort=FEW)
+    (found,) = audit(record, level="record", effort=FEW)
     assert found.verdict == "consistent"
-    (flagged,) = audit(replace(record, per_example=record.per_example.unclipped()), level="example", effort=FEW)
+    (flagged,) = audit(replace(record, per_record=record.per_record.unclipped()), level="record", effort=FEW)
     assert flagged.verdict == "VIOLATED"
 
 
@@ -136,7 +136,7 @@ def test_an_attacker_of_every_type_knows_its_clip(kind):
 
     victims = victims_of(shoal.load("digits"), 3, 1 if kind == 2 else 2)
     module = shoal.models.build("digits-mlp", (1, 8, 8), 10)
-    record = configure(SMALL, ["per_step.noise=0.0"]).algorithm
+    record = configure(SMALL, ["per_step.noise_multiplier=0.0"]).algorithm
     seen = observe(record, kind, module, victims, Streams(0), rounds=10)
     shown = seen.replay(seen.shown(victims.x, F.one_hot(victims.y, 10).float()), seen.gradients).detach()
     assert torch.allclose(shown, seen.gradients, rtol=1e-3, atol=1e-3)
@@ -149,7 +149,7 @@ def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
 
     from shoal.config import to_toml
 
-    given = SMALL | {"federation.fewest_records": 700, "federation.most_records": 720, "federation.deadline": 300.0}
+    given = SMALL | {"federation.min_records": 700, "federation.max_records": 720, "federation.deadline": 300.0}
     (folder / "federation.toml").write_text(to_toml(configure(given)))
     port = free_port()
     paths = os.pathsep.join(filter(None, [str(folder / "packages"), os.environ.get("PYTHONPATH")]))
@@ -176,7 +176,7 @@ def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
     served = json.loads(ended[0][0])
     assert (served["algorithm"], served["rounds"]) == ("layered", 2)
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in served["proven"]}
-    assert proven["example", "server"] > 0
+    assert proven["record", "server"] > 0
     for name in ("site-0", "site-1"):
         with Ledger(folder / name / "ledger.jsonl") as ledger:
             assert len(ledger.charged) == 2

@@ -70,7 +70,7 @@ def plugin(path):
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("name", ["mine", "a_plugin:MINE"])
 def test_an_algorithm_of_another_package_is_configured_by_name_or_reference_and_written_so(name):
-    config = configure(None, [f"algorithm={name}", "per_update.initial=2.0"])
+    config = configure(None, [f"algorithm={name}", "per_update.initial_clip_norm=2.0"])
     assert config.algorithm.name == name
     assert config.algorithm.summary == "as ever"
     assert to_dict(config)["algorithm"] == name

@@ -18,13 +18,13 @@ from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.record_clipping import RecordClip
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
 Order = Literal["shuffled", "fixed-order"]
@@ -113,10 +113,10 @@ class Shoal:
         record = replace(
             algorithm("pfl"),
             clients=Clients("all"),
-            examples=Examples(order, task.batch),
+            records=Records(order, task.batch),
             local=Local(steps=task.steps, lr=task.lr),
-            per_example=ExampleClip(clip=task.clip, layers="flat") if private else None,
-            per_step=StepNoise(noise=task.noise) if private else None,
+            per_record=RecordClip(clip_norm=task.clip, layers="flat") if private else None,
+            per_step=StepNoise(noise_multiplier=task.noise) if private else None,
         )
         each = task.steps * task.batch
         held = Partition(np.arange(task.clients * each, dtype=np.int32), np.arange(task.clients + 1) * each)
@@ -142,8 +142,8 @@ class Shoal:
 
     def _round(self) -> Tensor:
         self.played += 1
-        moment = Moment(self.played - 1, self.played)
-        params, _, _ = play_round(self.simulator.cohort, self.simulator.params, {}, moment)
+        index = RoundIndex(self.played - 1, self.played)
+        params, _, _ = play_round(self.simulator.cohort, self.simulator.params, {}, index)
         return params.cpu()
 
     def close(self) -> None:

@@ -46,14 +46,14 @@ from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.gradients import Network, Tape
 from shoal.mechanisms.gaussian import Gaussian
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.update_clipping import Clip
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.context import pick_device
 from shoal.training.engine_settings import Settings
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
 Order = Literal["shuffled", "fixed-order"]
@@ -108,7 +108,7 @@ class Shoal:
         record = replace(
             algorithm("trusted-curator"),
             clients=Clients("fixed-size", task.cohort),
-            examples=Examples(order, task.batch),
+            records=Records(order, task.batch),
             local=Local(steps=task.steps, lr=task.lr),
             per_update=Clip(task.clip),
             per_round=Gaussian(task.noise),
@@ -123,7 +123,7 @@ class Shoal:
     def play(self, t: int) -> float:
         """Round t, with a cohort of its own: its seconds."""
         start = time.perf_counter()
-        play_round(self.simulator.cohort, self.simulator.params, self.simulator.state, Moment(t, t + 1))
+        play_round(self.simulator.cohort, self.simulator.params, self.simulator.state, RoundIndex(t, t + 1))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
@@ -132,7 +132,7 @@ class Shoal:
         """A round that is not timed: the work that was done, and the update of the model."""
         counted = Counted(self.simulator.cohort.network)
         cohort = replace(self.simulator.cohort, network=counted, graphs=None)  # a recorded step could not be counted
-        params, _, _ = play_round(cohort, self.simulator.params, {}, Moment(0, 1))
+        params, _, _ = play_round(cohort, self.simulator.params, {}, RoundIndex(0, 1))
         done = {"steps": sum(s for s, _ in counted.seen), "examples": sum(e for _, e in counted.seen)}
         return done, (params - self.simulator.params).cpu()
 
@@ -144,7 +144,7 @@ class Counted:
     """A network that notes for each call how many clients took a step, and with how many records."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.layout, self.together = network, network.layout, network.together
+        self.network, self.layout, self.batched = network, network.layout, network.batched
         self.seen: list[tuple[int, int]] = []
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:

@@ -43,11 +43,11 @@ class Counted(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.steps = self.examples = 0
+        self.steps = self.records = 0
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         self.steps += 1
-        self.examples += len(y)
+        self.records += len(y)
         return F.cross_entropy(self.network(x), y)
 
     @torch.no_grad()
@@ -78,7 +78,7 @@ class Conductor(TrainingProcessCallback):
         if self.save:
             torch.save(torch.cat([p.detach().cpu().reshape(-1) for p in self.counted.parameters()]), self.save)
         model.set_parameters(self.first)
-        answer = {"seconds": seconds, "steps": self.counted.steps, "examples": self.counted.examples}
+        answer = {"seconds": seconds, "steps": self.counted.steps, "examples": self.counted.records}
         print(json.dumps(answer), file=self.answers, flush=True)
         return not self._wait(), Metrics()
 
@@ -90,7 +90,7 @@ class Conductor(TrainingProcessCallback):
         told = json.loads(line)
         self.save = told["save"]
         torch.backends.mkldnn.set_flags(told["mkldnn"])
-        self.counted.steps = self.counted.examples = 0
+        self.counted.steps = self.counted.records = 0
         if self.cuda:
             torch.cuda.synchronize()
         self.start = time.perf_counter()

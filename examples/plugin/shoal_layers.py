@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.mechanisms.update_clipping import shrinking
-from shoal.mechanisms.record_clipping import FactorClip
-from shoal.mechanisms.mechanism import Bound, Layers, Memory
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.mechanism import Bound, Layers, Memory
+from shoal.mechanisms.record_clipping import FactorClip
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.schedules import require_scales, scale_in
+from shoal.mechanisms.update_clipping import shrinking
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class LayerClip(FactorClip):
     clip: str | float = 1.0
 
     def __post_init__(self) -> None:
-        require_scales("per_example.clip", self.clip)
+        require_scales("per_record.clip_norm", self.clip)
 
     def bound(self, memory: Memory, t: int, total: int) -> float:
-        return scale_in("per_example.clip", self.clip, t, total)
+        return scale_in("per_record.clip_norm", self.clip, t, total)
 
     def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
         sizes = [place.stop - place.start for place in layers.values()]
@@ -46,9 +46,9 @@ LAYERED = Algorithm(
     summary="noise in every local step, on gradients whose layers are clipped each by a bound of its own",
     claims="example level: what the accountant says",
     clients=Clients("all"),
-    examples=Examples("poisson", batch=20),
+    records=Records("poisson", batch=20),
     local=Local(steps=5, lr=0.5),
-    per_example=LayerClip(1.0),
+    per_record=LayerClip(1.0),
     per_step=StepNoise(2.0),
     aggregate=Aggregate("equal"),
 )

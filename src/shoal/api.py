@@ -298,7 +298,7 @@ def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
     """A delta that says little, for the units of which something is proven."""
     from shoal.accounting.claims import large_delta
 
-    units = {"client": trainer.setting.clients, "example": len(_held(trainer))}
+    units = {"client": trainer.setting.clients, "record": len(_held(trainer))}
     found = {claim["unit"] for claim in proven if claim["epsilon"] is not None}
     said = [large_delta(unit, delta, count) for unit, count in units.items() if unit in found]
     return [warning for warning in said if warning]
@@ -341,7 +341,7 @@ def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
     ]
     if not told:
         return {}
-    about = {"unit": "example", "observer": "release", "delta": spending.limit.delta}
+    about = {"unit": "record", "observer": "release", "delta": spending.limit.delta}
     return {"by_client": {release.KEY: release.BY_CLIENT, **about, "clients": told, "more": len(sizes) - len(told)}}
 
 

@@ -1,6 +1,6 @@
 """A run's configuration: TOML for people, frozen records inside, every key and value checked at the edge.
 
-The sections are the boundaries of the chosen algorithm (`clients`, `examples`, `local`, ...), `data` and
+The sections are the boundaries of the chosen algorithm (`clients`, `records`, `local`, ...), `data` and
 `engine`; the keys are the fields of their records. So `-c clients.cohort=30` changes just that field.
 """
 
@@ -21,6 +21,7 @@ from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.errors import ConfigError, nearest
+from shoal.renamed import current_keys, current_section
 from shoal.training.engine_settings import Settings
 
 
@@ -38,7 +39,7 @@ class DataSection:
     scale: Literal["unit", "standard", "raw"] = "unit"
     features: str = "none"
     label: str = "label"
-    client: str | None = None
+    client_column: str | None = None
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
@@ -63,8 +64,8 @@ class BudgetSection:
 
     epsilon: float | None = None
     delta: float = 1e-5
-    unit: Literal["client", "example"] = "client"
-    observer: Literal["release", "server", "inside"] = "release"
+    unit: Literal["client", "record"] = "client"
+    observer: Literal["release", "server", "client-process"] = "release"
     calibrate: bool = False
 
     def __post_init__(self) -> None:
@@ -80,30 +81,30 @@ class BudgetSection:
 class FederationSection:
     """How a real federation is run (`shoal serve`); a simulation looks at none of it. `data.clients` are its sites.
 
-    `deadline`: seconds after which a round goes on without those who have not answered. `first`: sites that must have
-    agreed before the first round, all if not given; `least`: those that must be there before any other. `strikes`:
-    bad answers after which a site is left out. `largest`: the norm that an update may have where no clip bounds it.
-    `fewest_records`, `most_records`: how many records a site has, public. Random numbers are those of secure mode, at
+    `deadline`: seconds after which a round goes on without those who have not answered. `min_sites_to_start`: sites
+    that must have agreed before the first round, all if not given; `min_sites`: before any other. `strikes`:
+    bad answers after which a site is left out. `max_update_norm`: of an update that no clip bounds.
+    `min_records`, `max_records`: how many records a site has, public. Random numbers are those of secure mode, at
     every site its own; with `seeded` all follow from the run's seed, which hides no noise from anybody: for tests.
     `aggregation`: with `secure` the coordinator sees only the sum of a round, if at least `threshold` sites answer
     (two thirds of the cohort and one more if not given), and though `colluding` of them tell it all they know.
     """
 
     deadline: float = 60.0
-    first: int | None = None
-    least: int = 1
+    min_sites_to_start: int | None = None
+    min_sites: int = 1
     seeded: bool = False
     aggregation: Literal["plain", "secure"] = "plain"
     threshold: int | None = None
     colluding: int = 1
     strikes: int = 3
-    largest: float = 1e4
-    fewest_records: int | None = None
-    most_records: int | None = None
+    max_update_norm: float = 1e4
+    min_records: int | None = None
+    max_records: int | None = None
 
     def __post_init__(self) -> None:
-        names = ("deadline", "first", "least", "strikes", "largest", "fewest_records", "most_records", "threshold")
-        for name in names:
+        sites = ("min_sites_to_start", "min_sites", "min_records", "max_records", "threshold")
+        for name in ("deadline", "strikes", "max_update_norm", *sites):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"federation.{name} must be > 0, got {value}")
@@ -112,12 +113,10 @@ class FederationSection:
                 f"federation.colluding must be >= 1, got {self.colluding}: every site sees the models, and knows its "
                 f"own share of the noise in them"
             )
-        if (self.fewest_records is None) != (self.most_records is None):
-            raise ConfigError("federation.fewest_records and federation.most_records are given together, or neither")
-        if self.fewest_records and self.most_records and self.fewest_records > self.most_records:
-            raise ConfigError(
-                f"federation.fewest_records {self.fewest_records} is over most_records {self.most_records}"
-            )
+        if (self.min_records is None) != (self.max_records is None):
+            raise ConfigError("federation.min_records and federation.max_records are given together, or neither")
+        if self.min_records and self.max_records and self.min_records > self.max_records:
+            raise ConfigError(f"federation.min_records {self.min_records} is over max_records {self.max_records}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Config:
     `seed` splits the data, makes the first model and draws all else; with `noise_seed` what is drawn while training
     (who takes part, batches, noise) comes from that one instead, so that runs on the same clients share no noise.
     With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: boundaries at
-    which another mechanism than the algorithm's was asked for, with its name (`per_example.mechanism`).
+    which another mechanism than the algorithm's was asked for, with its name (`per_record.mechanism`).
     """
 
     algorithm: Algorithm
@@ -172,10 +171,10 @@ DEFAULT_EXPERIMENT: dict[str, Any] = {
     "baseline": True,
     "data.clients": 200,
     "clients.sampling": "all",
-    "examples.batch": 20,
+    "records.batch": 20,
     "local.epochs": 5,
     "local.lr": 5.0,
-    "per_update.initial": 4.0,
+    "per_update.initial_clip_norm": 4.0,
     "budget.epsilon": 4.0,
     "budget.delta": 1e-3,
     "budget.calibrate": True,
@@ -204,6 +203,7 @@ def configure(
     for word in overrides:
         key, value = override(word)
         given[key] = value
+    given = {current_section(key): value for key, value in given.items()}
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
@@ -214,6 +214,7 @@ def configure(
     for name, other in chosen.items():
         sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
         algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
+    given = current_keys(given, _known(sections))
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
@@ -226,9 +227,9 @@ def configure(
         else:
             top[name] = _checked(name, value, _TOP[name][0])
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
-    if "examples.rate" in given and "examples.batch" in given:
+    if "records.rate" in given and "records.batch" in given:
         raise ConfigError(
-            f"examples.rate {given['examples.rate']} and examples.batch {given['examples.batch']} contradict each "
+            f"records.rate {given['records.rate']} and records.batch {given['records.batch']} contradict each "
             f"other: leave one of them out"
         )
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
@@ -267,8 +268,8 @@ def to_dict(config: Config) -> dict[str, Any]:
             result[name] = {key: value for key, value in values.items() if value is not None}
     for name, mechanism in config.mechanisms:
         result[name]["mechanism"] = mechanism
-    if config.algorithm.examples.rate is not None:
-        del result["examples"]["batch"]  # it follows from the rate
+    if config.algorithm.records.rate is not None:
+        del result["records"]["batch"]  # it follows from the rate
     return result
 
 
@@ -312,16 +313,19 @@ def override(word: str) -> tuple[str, Any]:
 
 
 def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm) -> None:
-    known = list(_TOP)
-    for name, section in sections.items():
-        if is_dataclass(section):
-            known += [f"{name}.{field.name}" for field in fields(section)]
+    known = [*_TOP, *(f"{name}.{field}" for name, held in _known(sections).items() for field in sorted(held))]
     if key in known:
         return
     section = key.partition(".")[0]
     if section in sections and sections[section] is None:
         raise ConfigError(f"'{key}': algorithm {algorithm.name} has nothing at the boundary '{section}'")
     raise ConfigError(f"there is no key '{key}' (algorithm {algorithm.name}){nearest(key, known)}")
+
+
+def _known(sections: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """The fields of each section."""
+    held = {name: section for name, section in sections.items() if is_dataclass(section)}
+    return {name: frozenset(field.name for field in fields(section)) for name, section in held.items()}
 
 
 def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:

@@ -62,7 +62,7 @@ def with_model(config: Config, dataset: Dataset, model: Any, population: Populat
         module,
         dataset.input_shape,
         dataset.class_count,
-        example_level=algorithm.per_example is not None,
+        record_level=algorithm.per_record is not None,
         noisy_updates=algorithm.draws_noise,
     )
     return _calibrated(config, population, module), module
@@ -118,7 +118,7 @@ def load_data(config: Config) -> Dataset:
         section.name,
         scale=section.scale,
         label=section.label,
-        client=section.client,
+        client=section.client_column,
         test_fraction=section.test_fraction,
     )
 
@@ -163,8 +163,8 @@ def _of_one_client(config: Config, dataset: Dataset) -> Config:
     if wanted is not None:
         raise ConfigError(
             f"{wanted}, but data '{dataset.name}' name no clients, so that they are one: name the column of owners "
-            f"with data.client, deal the rows to simulated clients with data.partition=iid, or protect records with "
-            f"algorithm=dp-sgd and budget.unit=example"
+            f"with data.client_column, deal the rows to simulated clients with data.partition=iid, or protect "
+            f"records with algorithm=dp-sgd and budget.unit=record"
         )
     return replace(config, data=replace(section, partition="iid", clients=1))
 

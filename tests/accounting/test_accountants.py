@@ -38,7 +38,7 @@ counts = st.floats(0, 3).map(lambda power: int(10**power))
 deltas = st.floats(-8, -3).map(lambda power: 10**power)
 
 
-def examples(count: int) -> settings:
+def records(count: int) -> settings:
     """The same `count` random parameter sets every time."""
     slow = [HealthCheck.too_slow]
     return settings(max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=slow)
@@ -47,7 +47,7 @@ def examples(count: int) -> settings:
 divergences = st.one_of(st.just(0.0), st.floats(-20, 6).map(lambda power: 10**power), st.just(math.inf))
 
 
-@examples(200)
+@records(200)
 @given(st.lists(divergences, min_size=len(rdp.DEFAULT), max_size=len(rdp.DEFAULT)), st.floats(-30, -0.01))
 def test_rdp_is_turned_into_epsilon_as_dp_accounting_does_it(found: list[float], power: float) -> None:
     for spent in (np.array(found), np.sort(found), np.full(len(found), found[0])):
@@ -77,7 +77,7 @@ def epsilon(event: Event, delta: float = DELTA, **options: str) -> float:
 # Against other libraries
 
 
-@examples(50)
+@records(50)
 @given(rates, noises, counts, deltas)
 def test_pld_lies_inside_the_bracket_of_prv_accountant(rate: float, noise: float, count: int, delta: float) -> None:
     from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
@@ -89,7 +89,7 @@ def test_pld_lies_inside_the_bracket_of_prv_accountant(rate: float, noise: float
     assert low <= epsilon(poisson(rate, noise, count), delta) <= high
 
 
-@examples(25)
+@records(25)
 @given(rates, noises, counts, deltas)
 def test_pld_is_that_of_dp_accounting_and_never_looser(rate: float, noise: float, count: int, delta: float) -> None:
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
@@ -101,11 +101,11 @@ def test_pld_is_that_of_dp_accounting_and_never_looser(rate: float, noise: float
 def test_poisson_sampling_under_replace_one_is_that_of_dp_accounting(rate: float, noise: float, count: int) -> None:
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
     theirs = PLDAccountant(REPLACE_ONE).compose(event, count).get_epsilon(DELTA)
-    ours = epsilon(poisson(rate, noise, count), neighbours="replace-one")
+    ours = epsilon(poisson(rate, noise, count), adjacency="replace-one")
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-@examples(30)
+@records(30)
 @given(rates, st.floats(-0.9, 1.5).map(lambda power: 10**power))
 def test_renyi_divergence_is_that_of_dp_accounting_at_whole_orders_and_no_more_at_others(
     rate: float, noise: float
@@ -142,8 +142,8 @@ def test_dp_accounting_means_the_clip_by_replace_one_in_rdp_but_twice_the_clip_i
     in_pld = PLDAccountant(REPLACE_ONE).compose(event).get_epsilon(DELTA)
     assert in_rdp == pytest.approx(2.166, abs=5e-4)
     assert in_pld == pytest.approx(4.377, abs=5e-4)
-    assert epsilon(Gaussian(2), neighbours="replace-one") == pytest.approx(4.377, abs=5e-4)
-    ours = epsilon(Gaussian(2), accountant="rdp", neighbours="replace-one")
+    assert epsilon(Gaussian(2), adjacency="replace-one") == pytest.approx(4.377, abs=5e-4)
+    ours = epsilon(Gaussian(2), accountant="rdp", adjacency="replace-one")
     assert ours == pytest.approx(RdpAccountant().compose(dp_accounting.GaussianDpEvent(1)).get_epsilon(DELTA))
     assert ours > 4.377
 
@@ -173,7 +173,7 @@ def test_the_discretised_route_is_an_upper_bound_next_to_the_exact_value(count: 
 def test_shuffled_batches_are_not_amplified() -> None:
     passes = Repeat(Sampled("shuffled", 0.01, Gaussian(6)), 10_000)
     assert leaves(passes) == {Gaussian(6): 100}
-    found = epsilon(passes, neighbours="zero-out")
+    found = epsilon(passes, adjacency="zero-out")
     assert found == pytest.approx(get_epsilon_gaussian(6 / math.sqrt(100), DELTA))
     assert found > 10 * epsilon(poisson(0.01, 6, 10_000))
 
@@ -223,7 +223,7 @@ def test_curves_are_hockey_stick_divergences(shift: float, rate: float, at: floa
 # Against each other
 
 
-@examples(25)
+@records(25)
 @given(rates, noises, counts, deltas)
 def test_pld_is_never_above_rdp_nor_rdp_above_the_classic_conversion(
     rate: float, noise: float, count: int, delta: float
@@ -235,21 +235,21 @@ def test_pld_is_never_above_rdp_nor_rdp_above_the_classic_conversion(
     assert epsilon(poisson(rate, noise, count), delta, accountant="rdp") <= classic * (1 + 1e-9)
 
 
-@examples(10)
+@records(10)
 @given(rates, noises, st.integers(1, 300), deltas)
 def test_fixed_size_sampling_under_replace_one_lies_in_its_bracket(
     rate: float, noise: float, count: int, delta: float
 ) -> None:
     event = fixed_size(rate, noise, count)
     low = accountants.at_least(event, delta, "replace-one")
-    high = epsilon(event, delta, neighbours="replace-one")
+    high = epsilon(event, delta, adjacency="replace-one")
     assert low is not None
     assert low <= high + 1e-6
-    assert high <= epsilon(Repeat(Gaussian(noise), count), delta, neighbours="replace-one") * (1 + 1e-3) + 1e-6
-    assert high <= epsilon(event, delta, accountant="rdp", neighbours="replace-one") + 1e-6
+    assert high <= epsilon(Repeat(Gaussian(noise), count), delta, adjacency="replace-one") * (1 + 1e-3) + 1e-6
+    assert high <= epsilon(event, delta, accountant="rdp", adjacency="replace-one") + 1e-6
 
 
-@examples(15)
+@records(15)
 @given(rates, noises, counts, deltas)
 def test_epsilon_is_monotone(rate: float, noise: float, count: int, delta: float) -> None:
     """In the sampling rate, the number of steps, the noise and delta, up to the width of the grid."""
@@ -260,7 +260,7 @@ def test_epsilon_is_monotone(rate: float, noise: float, count: int, delta: float
     assert epsilon(poisson(rate, noise, count), delta * 2) <= here
 
 
-@examples(10)
+@records(10)
 @given(rates, noises, counts, deltas)
 def test_delta_and_epsilon_are_inverse(rate: float, noise: float, count: int, delta: float) -> None:
     event = poisson(rate, noise, count)
@@ -301,14 +301,14 @@ def test_order_does_not_matter_and_repetition_is_composition() -> None:
 # Two levels, and sampling that is rarer
 
 
-@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
-def test_two_levels_lie_between_one_sample_of_records_and_no_choice_of_clients(neighbours: str) -> None:
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "replace-one"])
+def test_two_levels_lie_between_one_sample_of_records_and_no_choice_of_clients(adjacency: str) -> None:
     hidden, visible = (
-        epsilon(Repeat(TwoLevel(0.1, 0.1, 20, 2, participation=seen), 50), neighbours=neighbours)
+        epsilon(Repeat(TwoLevel(0.1, 0.1, 20, 2, participation=seen), 50), adjacency=adjacency)
         for seen in ("hidden", "visible")
     )
-    product = epsilon(poisson(0.01, 2, 1000), neighbours=neighbours)
-    always = epsilon(poisson(0.1, 2, 1000), neighbours=neighbours)
+    product = epsilon(poisson(0.01, 2, 1000), adjacency=adjacency)
+    always = epsilon(poisson(0.1, 2, 1000), adjacency=adjacency)
     assert product * 0.999 <= hidden < visible < always
 
 
@@ -349,10 +349,10 @@ def test_choosing_clients_does_not_amplify_where_it_shows() -> None:
 
 
 def test_sampling_with_replacement_costs_more_than_without() -> None:
-    for neighbours in ("add-remove", "replace-one"):
+    for adjacency in ("add-or-remove", "replace-one"):
         with_replacement = Repeat(Sampled("with-replacement", 0.01, Gaussian(3), draws=64), 100)
-        dearer = epsilon(with_replacement, neighbours=neighbours)
-        assert dearer > epsilon(fixed_size(0.01, 3, 100), neighbours=neighbours)
+        dearer = epsilon(with_replacement, adjacency=adjacency)
+        assert dearer > epsilon(fixed_size(0.01, 3, 100), adjacency=adjacency)
 
 
 def test_a_single_draw_with_replacement_is_a_sample_of_one() -> None:
@@ -391,27 +391,27 @@ def test_nothing_done_costs_nothing(accountant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "accountant", "neighbours"),
+    ("event", "accountant", "adjacency"),
     [
-        (Sampled("with-replacement", 0.1, Gaussian(1), draws=3), "rdp", "add-remove"),
-        (TwoLevel(0.1, 0.1, 3, 1), "zcdp", "add-remove"),
-        (TwoLevel(0.1, 0.1, 3, 1), "basic", "add-remove"),
-        (Sampled("fixed-size", 0.1, poisson(0.1, 1, 2)), "pld", "add-remove"),
+        (Sampled("with-replacement", 0.1, Gaussian(1), draws=3), "rdp", "add-or-remove"),
+        (TwoLevel(0.1, 0.1, 3, 1), "zcdp", "add-or-remove"),
+        (TwoLevel(0.1, 0.1, 3, 1), "basic", "add-or-remove"),
+        (Sampled("fixed-size", 0.1, poisson(0.1, 1, 2)), "pld", "add-or-remove"),
         (Sampled("poisson", 0.1, poisson(0.1, 1, 2)), "pld", "replace-one"),
     ],
 )
 def test_an_event_that_an_accountant_does_not_understand_is_refused(
-    event: Event, accountant: str, neighbours: str
+    event: Event, accountant: str, adjacency: str
 ) -> None:
     with pytest.raises(ConfigError, match="does not understand"):
-        accountants.epsilon(event, DELTA, accountant, neighbours)  # type: ignore[arg-type]
+        accountants.epsilon(event, DELTA, accountant, adjacency)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"accountant": "pdl"}, "did you mean 'pld'"),
-        ({"neighbours": "replace"}, "did you mean 'replace-one'"),
+        ({"adjacency": "replace"}, "did you mean 'replace-one'"),
         ({"accountant": "rdp-classic", "orders": "tf71"}, "did you mean 'tf72'"),
     ],
 )

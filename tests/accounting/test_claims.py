@@ -30,10 +30,10 @@ def test_a_proven_claim_has_the_shape_that_users_read() -> None:
 
 def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() -> None:
     event = Repeat(Sampled("poisson", 0.1, Gaussian(3)), 100)
-    client = claims.prove("client", "release", event, 1e-5, neighbours="zero-out", clients=1200)
+    client = claims.prove("client", "release", event, 1e-5, adjacency="zero-out", clients=1200)
     assert client.adjacency == "zero-out"
     assert client.because == "the number of clients, 1,200, is public"
-    record = claims.prove("example", "release", event, 1e-5, neighbours="replace-one", clients=1200)
+    record = claims.prove("record", "release", event, 1e-5, adjacency="replace-one", clients=1200)
     assert (record.adjacency, record.because) == ("replace-one", None)
     assert claims.prove("client", "server", Unbounded("no noise"), 1e-5, clients=12).because == "no noise"
 
@@ -57,7 +57,7 @@ def test_a_claim_from_before_adjacency_was_named_can_be_read() -> None:
     [
         ("client", 1e-3, 5000, True),
         ("client", 1e-3, 1000, False),
-        ("example", 1e-5, 10**6, True),
+        ("record", 1e-5, 10**6, True),
         ("client", 0.5, 0, False),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_delta_above_one_over_the_number_of_units_draws_a_warning(
 
 
 def test_none_says_because_of_what() -> None:
-    proven = claims.prove("example", "server", Unbounded("l2-max depends on the data"), 1e-5)
+    proven = claims.prove("record", "server", Unbounded("l2-max depends on the data"), 1e-5)
     assert proven.to_json()["epsilon"] is None
     assert proven.words() == "none, because l2-max depends on the data"
 
@@ -84,7 +84,7 @@ def test_a_figure_that_is_not_a_bound_is_not_proven() -> None:
 
 def test_a_bound_that_rests_on_something_says_so() -> None:
     event = Repeat(TwoLevel(0.1, 0.1, 5, 3, participation="hidden"), 10)
-    assert "nobody can tell" in claims.prove("example", "release", event, 1e-5).words()
+    assert "nobody can tell" in claims.prove("record", "release", event, 1e-5).words()
 
 
 def test_a_published_claim_is_labelled() -> None:

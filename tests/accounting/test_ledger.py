@@ -79,9 +79,9 @@ def test_a_round_run_again_is_charged_again(tmp_path: Path) -> None:
 
 def test_what_no_line_says_is_not_proven(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        assert ledger.charged_event("example", "release") == NOTHING
+        assert ledger.charged_event("record", "release") == NOTHING
         ledger.intend(1, CHARGES)
-        silent = accountants.epsilon(ledger.charged_event("example", "release"), 1e-5)
+        silent = accountants.epsilon(ledger.charged_event("record", "release"), 1e-5)
         assert silent.epsilon is None
         assert silent.because == "the ledger does not say what round 1 did to this example"
         loud = accountants.epsilon(ledger.charged_event("client", "server"), 1e-5)

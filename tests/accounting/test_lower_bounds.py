@@ -33,7 +33,7 @@ from shoal.accounting.events import (
     Unbounded,
 )
 from shoal.accounting.selection import Trials
-from shoal.accounting.theorems import ADJACENCY, TABLE, Cell, markdown
+from shoal.accounting.theorems import TABLE, Adjacency, Cell, markdown
 from shoal.errors import ConfigError
 from support.paths import ROOT
 
@@ -69,7 +69,7 @@ def units(adjacency: str) -> Iterator[tuple[float, float | None]]:
     if adjacency == "replace-one":
         yield from ((1.0, other) for other in (-1.0, 0.0))
     else:
-        yield 1.0, (None if adjacency == "add-remove" else 0.0)
+        yield 1.0, (None if adjacency == "add-or-remove" else 0.0)
 
 
 def data(adjacency: str) -> Iterator[tuple[list[float], list[float]]]:
@@ -224,7 +224,7 @@ def test_every_kind_of_event_has_a_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adjacency", ADJACENCY)
+@pytest.mark.parametrize("adjacency", get_args(Adjacency))
 @pytest.mark.parametrize("name", CASES)
 def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
     event, _ = CASES[name]
@@ -243,7 +243,7 @@ def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
             assert not claimed.valid or claimed.delta is None or claimed.delta >= delta * (1 - GRID) - 1e-7
             if 1e-12 < delta < 1 and back.valid and back.epsilon is not None:
                 assert back.epsilon >= epsilon - 2e-3
-    if "shuffled" in name and adjacency == "add-remove":
+    if "shuffled" in name and adjacency == "add-or-remove":
         assert refused == list(accountants.NAMES)
     else:
         assert "pld" not in refused
@@ -270,7 +270,7 @@ def test_a_fixed_size_sample_under_zero_out_needs_both_directions() -> None:
     )
     true = np.maximum(here - math.exp(epsilon) * there, 0).sum() * 0.01
     leaf = Sampled("fixed-size", rate, Gaussian(noise))
-    one_way, both = (pld._pair(leaf, adjacency) for adjacency in ("add-remove", "zero-out"))
+    one_way, both = (pld._pair(leaf, adjacency) for adjacency in ("add-or-remove", "zero-out"))
     assert one_way.backward(np.array([epsilon]))[0] == 0.0 < true
     assert both.backward(np.array([epsilon]))[0] >= true
 
@@ -283,20 +283,20 @@ def test_copies_on_clients_of_a_fixed_size_sample_are_charged_enough(clients: in
     from shoal.algorithms.base import Local
     from shoal.algorithms.charges import event
     from shoal.mechanisms.gaussian import StepNoise
-    from shoal.mechanisms.sampling import Clients, Examples
+    from shoal.mechanisms.sampling import Clients, Records
     from shoal.mechanisms.setting import Setting
 
     record = replace(
         algorithm("fed-cdp-private"),
         clients=Clients("fixed-size", clients // 2),
-        examples=Examples("fixed-order", 1),
+        records=Records("fixed-order", 1),
         local=Local(steps=1),
         per_step=StepNoise(2.0),
     )
-    charged = event(record, Setting(clients, 1, multiplicity=clients, sizes=(1,)), 0, "example", "server")
+    charged = event(record, Setting(clients, 1, multiplicity=clients, sizes=(1,)), 0, "record", "server")
     for epsilon in (0.0, 0.3, 1.0):
-        real = accountants.delta(Repeat(Gaussian(2.0), clients // 2), epsilon, neighbours="replace-one").delta
-        assert accountants.delta(charged, epsilon, neighbours="replace-one").delta >= real * (1 - 1e-6)
+        real = accountants.delta(Repeat(Gaussian(2.0), clients // 2), epsilon, adjacency="replace-one").delta
+        assert accountants.delta(charged, epsilon, adjacency="replace-one").delta >= real * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])

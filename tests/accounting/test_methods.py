@@ -21,8 +21,8 @@ def poisson(rate: float, noise: float, count: int) -> Event:
     return Repeat(Sampled("poisson", rate, Gaussian(noise)), count)
 
 
-def epsilon(event: Event, delta: float = DELTA, neighbours: str = "add-remove") -> float:
-    answer = accountants.epsilon(event, delta, neighbours=neighbours)  # type: ignore[arg-type]
+def epsilon(event: Event, delta: float = DELTA, adjacency: str = "add-or-remove") -> float:
+    answer = accountants.epsilon(event, delta, adjacency=adjacency)  # type: ignore[arg-type]
     assert answer.valid, answer.because
     assert answer.epsilon is not None
     return answer.epsilon
@@ -90,7 +90,7 @@ def test_end_to_end_per_example(
     """A record is used once a round in which its client takes part: six shuffled batches, six steps."""
     rate, noise, rounds, _ = setting
     hidden = TwoLevel(rate, 1 / 6, 6, noise, local="shuffled", participation="hidden")
-    assert epsilon(Repeat(hidden, rounds), neighbours="zero-out") == pytest.approx(release, abs=0.006)
+    assert epsilon(Repeat(hidden, rounds), adjacency="zero-out") == pytest.approx(release, abs=0.006)
 
     def took_part(times: float) -> float:
         return epsilon(Gaussian(noise / math.sqrt(times)))
@@ -98,7 +98,7 @@ def test_end_to_end_per_example(
     assert took_part(rate * rounds) == pytest.approx(server_on_average, rel=4e-3)
     most = binom.isf(1e-6, rounds, rate)
     assert took_part(most) == pytest.approx(unluckiest, rel=4e-3)
-    seen = epsilon(Repeat(TwoLevel(rate, 1 / 6, 6, noise, local="shuffled"), rounds), neighbours="zero-out")
+    seen = epsilon(Repeat(TwoLevel(rate, 1 / 6, 6, noise, local="shuffled"), rounds), adjacency="zero-out")
     assert took_part(rate * rounds) < seen < took_part(most)
 
 
@@ -150,7 +150,7 @@ def test_fed_cdp_by_observer() -> None:
     one_sample = epsilon(poisson(0.01, 6, 10_000))
     assert one_sample < release < 1.05 * one_sample
     assert server > 3 * release
-    faithful = claims.prove("example", "server", Unbounded("the l2-max sensitivity depends on the data"), DELTA)
+    faithful = claims.prove("record", "server", Unbounded("the l2-max sensitivity depends on the data"), DELTA)
     assert faithful.epsilon is None
 
 

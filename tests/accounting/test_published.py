@@ -133,7 +133,7 @@ def test_000_table_4_3_delta_per_client(noise: float, rounds: int, delta: float,
 
 
 @pytest.mark.parametrize(
-    ("noise", "rate", "rounds", "per_example", "per_client", "target", "most"),
+    ("noise", "rate", "rounds", "per_record", "per_client", "target", "most"),
     [
         (4, 0.1, 635, 8.39e-6, 9.65e-4, 1e-3, 637),
         (4, 0.05, 1740, 2.67e-8, 9.97e-6, 1e-5, 1740),
@@ -141,9 +141,9 @@ def test_000_table_4_3_delta_per_client(noise: float, rounds: int, delta: float,
     ],
 )
 def test_000_tables_4_4_to_4_6(
-    noise: float, rate: float, rounds: int, per_example: float, per_client: float, target: float, most: int
+    noise: float, rate: float, rounds: int, per_record: float, per_client: float, target: float, most: int
 ) -> None:
-    assert published.end_to_end_example_delta(noise, rate, rounds) == pytest.approx(per_example, rel=2e-3)
+    assert published.end_to_end_example_delta(noise, rate, rounds) == pytest.approx(per_record, rel=2e-3)
     assert published.end_to_end_client_delta(noise, rate, rounds) == pytest.approx(per_client, rel=1e-3)
     assert published.end_to_end_most_rounds(noise, rate, target) == most
 

@@ -100,7 +100,7 @@ def test_no_pair_of_neighbours_loses_more_than_the_bound(shape, gamma):
 
 def test_one_trial_costs_what_a_run_costs_and_more_trials_cost_more():
     event = Repeat(Sampled("poisson", 0.1, Gaussian(1.5)), 100)
-    alone = rdp.epsilon(DEFAULT, rdp.total({event.event: 100}, "add-remove"), 1e-5)
+    alone = rdp.epsilon(DEFAULT, rdp.total({event.event: 100}, "add-or-remove"), 1e-5)
     costs = [selection.epsilon([event], Trials.expecting(mean), 1e-5).epsilon for mean in (1, 2, 10, 100)]
     assert costs[0] == pytest.approx(alone)
     assert costs == sorted(costs)

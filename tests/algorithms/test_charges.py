@@ -14,7 +14,7 @@ from shoal.algorithms.base import Aggregate
 from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, whole_run
 from shoal.errors import ConfigError
 from shoal.mechanisms import gaussian
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
@@ -32,7 +32,7 @@ def curator(**changes):
 
 def sdp(at="client", own=3.0, sampling="fixed-size"):
     """Clip 1 and noise of each client's own, 25 of 100 clients."""
-    clip = NoisyClip(clip=1.0, noise=own, at=at)
+    clip = NoisyClip(clip_norm=1.0, noise_multiplier=own, at=at)
     return replace(algorithm("fed-sdp"), clients=Clients(sampling, 25), per_update=clip)
 
 
@@ -53,15 +53,15 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     """
     maybe = replace(SETTING, all_answer=False)
     assert "does not answer takes it along" in why_not(sdp(), setting=maybe)
-    assert charged(sdp(), "example") == Sampled("fixed-size", 0.25, Gaussian(15.0))
+    assert charged(sdp(), "record") == Sampled("fixed-size", 0.25, Gaussian(15.0))
     shown = TwoLevel(0.25, 1.0, 1, 3.0, local="none", participation="visible")
-    assert charged(sdp(), "example", setting=maybe) == shown == charged(sdp(), "example", "server")
-    assert charged(sdp(), "example", setting=replace(maybe, multiplicity=3)) == Gaussian(1.0)
+    assert charged(sdp(), "record", setting=maybe) == shown == charged(sdp(), "record", "server")
+    assert charged(sdp(), "record", setting=replace(maybe, multiplicity=3)) == Gaussian(1.0)
     assert charged(sdp(), observer="server", setting=maybe) == charged(sdp(), observer="server")
     in_steps = replace(algorithm("fed-cdp-private"), clients=Clients("fixed-size", 25))
     sizes = replace(maybe, sizes=(50,))
     assert "does not answer takes it along" in why_not(in_steps, setting=sizes)
-    assert not isinstance(charged(in_steps, "example", setting=sizes), Unbounded)
+    assert not isinstance(charged(in_steps, "record", setting=sizes), Unbounded)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "all", "cyclic"])
@@ -74,15 +74,15 @@ def test_the_choice_of_clients_amplifies_only_where_the_table_says_so(name, samp
         if not isinstance(found, Sampled):
             continue
         scheme = {"all": "none"}.get(sampling, sampling)
-        assert TABLE["clients", scheme, NEIGHBOURS[unit], observer].amplified
+        assert TABLE["clients", scheme, ADJACENCIES[unit], observer].amplified
         assert everybody or (record.per_round is not None and record.per_round.at == "server")
 
 
 def test_a_record_in_a_federation_with_noise_on_each_update_costs_what_was_found():
     """K = 100, m = 10, z = 6, 100 rounds: 1.48 was claimed, 5.46 is true."""
     record = replace(sdp(own=6.0), clients=Clients("fixed-size", 10))
-    done = whole_run(record, Setting(100, 100, all_answer=False), 100, "example", "release")
-    assert Budget(1, 1e-5, neighbours="replace-one").cost(done).epsilon == pytest.approx(5.46, abs=0.01)
+    done = whole_run(record, Setting(100, 100, all_answer=False), 100, "record", "release")
+    assert Budget(1, 1e-5, adjacency="replace-one").cost(done).epsilon == pytest.approx(5.46, abs=0.01)
 
 
 # --- noise on the sum
@@ -96,7 +96,7 @@ def test_a_record_in_a_federation_with_noise_on_each_update_costs_what_was_found
         ("all", Gaussian(2.0)),
     ],
 )
-@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("unit", ["client", "record"])
 def test_noise_on_the_sum_is_charged_as_clients_are_sampled(sampling, expected, unit):
     assert charged(curator(clients=Clients(sampling, 10)), unit) == expected
 
@@ -122,12 +122,12 @@ def test_a_fixed_cohort_is_charged_the_whole_number_that_is_drawn():
 
 def test_copies_of_a_record_add_up_and_are_not_hidden_by_sampling():
     copies = replace(SETTING, multiplicity=4)
-    assert charged(curator(), "example", setting=copies) == Gaussian(0.5)
+    assert charged(curator(), "record", setting=copies) == Gaussian(0.5)
     assert charged(curator(), "client", setting=copies) == charged(curator())
 
 
 def test_the_server_sees_each_update_before_the_noise():
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         assert why_not(curator(), unit, "server") == "each update reaches the server before any noise is added"
 
 
@@ -138,20 +138,20 @@ def test_the_server_sees_each_update_before_the_noise():
 def test_noise_on_each_update_adds_up_in_the_sum(at):
     """25 clients with noise 3 each: 15 on the sum."""
     assert charged(sdp(at)) == Sampled("fixed-size", 0.25, Gaussian(15.0))
-    assert charged(sdp(at), "example") == Sampled("fixed-size", 0.25, Gaussian(15.0))
-    assert charged(sdp(at, sampling="all"), "example") == Gaussian(30.0)
-    assert charged(sdp(at), "example", setting=replace(SETTING, multiplicity=3)) == Gaussian(5.0)
+    assert charged(sdp(at), "record") == Sampled("fixed-size", 0.25, Gaussian(15.0))
+    assert charged(sdp(at, sampling="all"), "record") == Gaussian(30.0)
+    assert charged(sdp(at), "record", setting=replace(SETTING, multiplicity=3)) == Gaussian(5.0)
 
 
 def test_a_random_number_of_noises_proves_nothing_for_the_release():
     assert "its amount tells how many came" in why_not(sdp(sampling="poisson"))
-    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"), "example")
+    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"), "record")
 
 
 def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
     """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
     assert "its amount tells how many came" in why_not(sdp(sampling="all"))
-    assert charged(sdp(sampling="all"), "example") == Gaussian(3.0 * math.sqrt(100))
+    assert charged(sdp(sampling="all"), "record") == Gaussian(3.0 * math.sqrt(100))
     random = Streams(0).generator("spread")
     guesses = [100 if random.standard_normal(34_720).var() * n > 99.5 else 99 for n in (99, 100) for _ in range(200)]
     wrong = guesses[:200].count(100) + guesses[200:].count(99)
@@ -164,19 +164,19 @@ def test_noise_at_the_client_counts_against_the_server(sampling):
     record = sdp(sampling=sampling)
     seen = TwoLevel(0.25, 1.0, 1, 1.5, local="none", participation="visible")
     assert charged(record, "client", "server") == seen
-    assert charged(record, "example", "server") == replace(seen, noise=3.0), "replace-one doubles by itself"
-    assert "on several clients" in why_not(record, "example", "server", replace(SETTING, multiplicity=2))
+    assert charged(record, "record", "server") == replace(seen, noise=3.0), "replace-one doubles by itself"
+    assert "on several clients" in why_not(record, "record", "server", replace(SETTING, multiplicity=2))
 
 
 def test_both_units_cost_the_same_against_a_server_that_sees_the_update():
     """A client's data replaced whole, or one record of it: the update moves by two clips at most either way."""
-    events = {unit: whole_run(sdp(), SETTING, 20, unit, "server") for unit in ("client", "example")}
-    costs = [Budget(1, 1e-5, neighbours=NEIGHBOURS[unit]).cost(done).epsilon for unit, done in events.items()]
+    events = {unit: whole_run(sdp(), SETTING, 20, unit, "server") for unit in ("client", "record")}
+    costs = [Budget(1, 1e-5, adjacency=ADJACENCIES[unit]).cost(done).epsilon for unit, done in events.items()]
     assert costs[0] == pytest.approx(costs[1], rel=1e-3)
 
 
 def test_noise_that_the_server_adds_hides_nothing_from_it():
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         assert why_not(sdp("server"), unit, "server") == "each update reaches the server before any noise is added"
 
 
@@ -185,8 +185,8 @@ def test_noise_that_the_server_adds_hides_nothing_from_it():
 
 @pytest.mark.parametrize("record", [curator(), sdp(), sdp("server"), curator(per_update=QuantileClip())])
 def test_inside_a_client_nothing_is_hidden(record):
-    for unit in ("client", "example"):
-        assert "inside a client's process" in why_not(record, unit, "inside")
+    for unit in ("client", "record"):
+        assert "inside a client's process" in why_not(record, unit, "client-process")
 
 
 @pytest.mark.parametrize(
@@ -201,11 +201,14 @@ def test_inside_a_client_nothing_is_hidden(record):
         (replace(sdp(), aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
         (curator(per_update=Prune()), "pruning adds no noise"),
         (curator(per_update=RandomNoise(), per_round=None), "updates are not clipped"),
-        (curator(per_update=Select(noise=1.0), per_round=None), "which coordinates are sent depends on the data"),
+        (
+            curator(per_update=Select(noise_multiplier=1.0), per_round=None),
+            "which coordinates are sent depends on the data",
+        ),
     ],
 )
 def test_what_has_no_bound_says_why_whoever_looks(record, reason):
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         assert reason in why_not(record, unit)
         assert isinstance(charged(record, unit, "server"), Unbounded)
     assert proves(record).startswith("nothing: ")
@@ -247,19 +250,19 @@ def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the
         (curator(), "client", "release"),
         (curator(clients=Clients("all")), "client", "release"),
         (curator(clients=Clients("fixed-size", 10)), "client", "release"),
-        (curator(), "example", "release"),
+        (curator(), "record", "release"),
         (curator(per_update=QuantileClip()), "client", "release"),
         (curator(per_round=gaussian.Gaussian("linear:4:1")), "client", "release"),
         (curator(per_round=gaussian.Gaussian("staircase:15:4.85:4")), "client", "release"),
         (curator(clients=Clients("all"), per_round=gaussian.Gaussian("decay:4:0.1:1")), "client", "release"),
         (sdp(), "client", "release"),
         (sdp(), "client", "server"),
-        (sdp(own="exponential:4:2"), "example", "release"),
+        (sdp(own="exponential:4:2"), "record", "release"),
     ],
 )
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_calibrated_noise_spends_the_budget_and_no_more(record, unit, observer, epsilon):
-    budget = Budget(epsilon, 1e-5, neighbours=NEIGHBOURS[unit])
+    budget = Budget(epsilon, 1e-5, adjacency=ADJACENCIES[unit])
     found = calibrated(record, SETTING, budget, unit, observer)
     cost = budget.cost(whole_run(found, SETTING, SETTING.rounds, unit, observer)).epsilon
     assert 0.99 * epsilon < cost <= epsilon

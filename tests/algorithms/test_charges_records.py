@@ -23,29 +23,29 @@ from shoal.federation.site import Owner, Site
 from shoal.mechanisms import gaussian
 from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.mechanism import NEIGHBOURS
-from shoal.mechanisms.record_clipping import ExampleClip, MaxClip, QuantileExampleClip
-from shoal.mechanisms.sampling import LARGEST_BATCH, Clients, Examples
+from shoal.mechanisms.mechanism import ADJACENCIES
+from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip
+from shoal.mechanisms.sampling import LARGEST_BATCH, Clients, Records
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import Clip, NoisyClip
 
 SETTING = Setting(clients=100, rounds=20, layers=4, sizes=(60,))
-OBSERVERS = ("release", "server", "inside")
+OBSERVERS = ("release", "server", "client-process")
 
 
 def cdp(**changes):
     """Clip 1, noise 2 in 12 Poisson batches of 6, 25 of 100 clients by Poisson too; `changes` replace boundaries."""
     wanted = {
         "clients": Clients("poisson", 25),
-        "examples": Examples("poisson", 6),
+        "records": Records("poisson", 6),
         "local": Local(steps=12),
-        "per_example": ExampleClip(1.0),
+        "per_record": RecordClip(1.0),
         "per_step": StepNoise(2.0),
     }
     return replace(algorithm("fed-cdp"), **(wanted | changes))
 
 
-def charged(record, unit="example", observer="release", t=0, setting=SETTING):
+def charged(record, unit="record", observer="release", t=0, setting=SETTING):
     return event(record, setting, t, unit, observer)
 
 
@@ -71,8 +71,8 @@ def test_a_client_takes_part_as_often_as_it_is_sampled(sampling, rate):
 @pytest.mark.parametrize(("layers", "left"), [("flat", 2.0), ("split", 2.0), ("each", 1.0)])
 def test_a_clip_of_each_layer_leaves_less_noise_for_the_whole_gradient(layers, left):
     """C for each of 4 layers: a record may move the sum by 2 C."""
-    assert charged(cdp(per_example=ExampleClip(1.0, layers))).noise == left
-    assert charged(cdp(per_example=QuantileExampleClip(layers=layers))).noise == left
+    assert charged(cdp(per_record=RecordClip(1.0, layers))).noise == left
+    assert charged(cdp(per_record=QuantileRecordClip(layers=layers))).noise == left
 
 
 @pytest.mark.parametrize(("placement", "times"), [("dp-sgd", 1), ("per-example", math.sqrt(6)), ("algorithm1", 6)])
@@ -86,8 +86,8 @@ def test_noise_follows_its_schedule_round_by_round():
 
 
 def test_a_private_quantile_and_adaclip_cost_what_the_noise_says():
-    for clip in (QuantileExampleClip(), AdaClip(), ExampleClip("decay:4:0.1:1")):
-        assert charged(cdp(per_example=clip)) == charged(cdp())
+    for clip in (QuantileRecordClip(), AdaClip(), RecordClip("decay:4:0.1:1")):
+        assert charged(cdp(per_record=clip)) == charged(cdp())
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed-order"])
@@ -106,10 +106,10 @@ def test_a_private_quantile_and_adaclip_cost_what_the_noise_says():
 )
 def test_a_partition_into_batches_is_one_use_an_epoch(sampling, local, sizes, uses):
     """Of those clients that use their records most often; where sizes are unknown, of any."""
-    record = cdp(clients=Clients("all"), examples=Examples(sampling, 6), local=local)
+    record = cdp(clients=Clients("all"), records=Records(sampling, 6), local=local)
     found = charged(record, setting=replace(SETTING, sizes=sizes))
-    once = accountants.epsilon(Gaussian(2.0 / math.sqrt(uses)), 1e-5, neighbours="replace-one").epsilon
-    assert accountants.epsilon(found, 1e-5, neighbours="replace-one").epsilon == pytest.approx(once)
+    once = accountants.epsilon(Gaussian(2.0 / math.sqrt(uses)), 1e-5, adjacency="replace-one").epsilon
+    assert accountants.epsilon(found, 1e-5, adjacency="replace-one").epsilon == pytest.approx(once)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_where_steps_differ_each_kind_of_client_is_charged_for_its_own():
 
 def cost(record, sizes, accountant="pld", rounds=20, **more):
     setting = replace(SETTING, sizes=sizes, **more)
-    done = whole_run(record, setting, rounds, "example", "server")
-    return accountants.epsilon(done, 1e-5, accountant, neighbours="replace-one").epsilon
+    done = whole_run(record, setting, rounds, "record", "server")
+    return accountants.epsilon(done, 1e-5, accountant, adjacency="replace-one").epsilon
 
 
 @pytest.mark.parametrize("noise", [2.0, "linear:4:2"])
@@ -164,13 +164,13 @@ def test_noise_is_calibrated_to_clients_that_exist():
     greatest client's steps would ask for a noise multiplier of 60."""
     sizes = tuple(round(20 * 130 ** (k / 11)) for k in range(12))
     hospitals = Setting(12, 30, sizes=sizes)
-    record = replace(algorithm("dp-sgd"), examples=Examples("poisson", 100))
-    budget = Budget(4.0, 1e-5, neighbours="replace-one")
+    record = replace(algorithm("dp-sgd"), records=Records("poisson", 100))
+    budget = Budget(4.0, 1e-5, adjacency="replace-one")
     noises = [
-        calibrated(record, replace(hospitals, sizes=(size,)), budget, "example", "release").per_step.noise
+        calibrated(record, replace(hospitals, sizes=(size,)), budget, "record", "release").per_step.noise
         for size in (20, 117, 183)
     ]
-    found = calibrated(record, hospitals, budget, "example", "release").per_step.noise
+    found = calibrated(record, hospitals, budget, "record", "release").per_step.noise
     assert found == pytest.approx(max(noises), rel=3e-4)
     assert 14 < found < 15
 
@@ -204,7 +204,7 @@ def test_bounds_however_wide_take_no_time():
 
 
 def test_sampling_by_rate_charges_every_client_the_same_whatever_its_size():
-    record = cdp(examples=Examples("poisson", rate=0.05, nominal_records=120), local=Local(epochs=2))
+    record = cdp(records=Records("poisson", rate=0.05, nominal_records=120), local=Local(epochs=2))
     for sizes in ((60,), (3, 60, 5000), ()):
         assert charged(record, setting=replace(SETTING, sizes=sizes)) == TwoLevel(0.25, 0.05, 40, 2.0)
 
@@ -220,7 +220,7 @@ def test_epochs_of_poisson_batches_of_unknown_clients_prove_nothing():
 
 
 def test_draws_with_replacement_may_all_be_of_one_record():
-    record = cdp(examples=Examples("with-replacement", 6))
+    record = cdp(records=Records("with-replacement", 6))
     assert charged(record) == TwoLevel(0.25, 0.1, 12, 2.0, local="with-replacement", draws=6)
     for sizes in ((5,), (60, 3), ()):
         assert charged(record, setting=replace(SETTING, sizes=sizes)) == TwoLevel(0.25, 1.0, 12, 2 / 6, local="none")
@@ -236,16 +236,16 @@ def test_a_record_on_several_clients_is_charged_on_each():
 def test_copies_on_clients_of_a_fixed_size_sample_cost_no_more_than_is_charged(copies, cohort):
     """Their clients are not drawn independently. Exactly: a hypergeometric number of Gaussians in each round."""
     record = cdp(
-        clients=Clients("fixed-size", cohort), examples=Examples("shuffled", 6), local=Local(epochs=1),
+        clients=Clients("fixed-size", cohort), records=Records("shuffled", 6), local=Local(epochs=1),
         per_step=StepNoise(6.0),
     )  # fmt: skip
-    done = whole_run(record, replace(SETTING, multiplicity=copies), 20, "example", "server")
+    done = whole_run(record, replace(SETTING, multiplicity=copies), 20, "record", "server")
     a_round = hypergeom(100, copies, cohort).pmf(np.arange(copies + 1))
     times = np.ones(1)
     for _ in range(20):
         times = np.convolve(times, a_round)
     for delta in (1e-3, 1e-5, 1e-7):
-        epsilon = accountants.epsilon(done, delta, neighbours="replace-one").epsilon
+        epsilon = accountants.epsilon(done, delta, adjacency="replace-one").epsilon
         at = np.array([epsilon])
         shifts = 2 / 6 * np.sqrt(np.arange(1, times.size))
         truly = sum(p * curves.gaussian(s).forward(at)[0] for p, s in zip(times[1:], shifts, strict=True))
@@ -255,16 +255,16 @@ def test_copies_on_clients_of_a_fixed_size_sample_cost_no_more_than_is_charged(c
 # --- a client, by noise that was made for records
 
 
-@pytest.mark.parametrize("observer", ["server", "inside"])
+@pytest.mark.parametrize("observer", ["server", "client-process"])
 def test_all_records_of_a_batch_may_pull_the_same_way(observer):
     """Batches of 6: the sum moves by 6 clips, and by 12 where a client has other data."""
-    record = cdp(examples=Examples("shuffled", 6))
+    record = cdp(records=Records("shuffled", 6))
     assert charged(record, "client", observer) == TwoLevel(0.25, 1.0, 12, 2 / 12, local="none")
-    per_layer = replace(record, per_example=ExampleClip(1.0, "each"))
+    per_layer = replace(record, per_record=RecordClip(1.0, "each"))
     assert charged(per_layer, "client", observer).noise == 1 / 12
 
 
-@pytest.mark.parametrize("observer", ["server", "inside"])
+@pytest.mark.parametrize("observer", ["server", "client-process"])
 def test_a_poisson_batch_may_hold_all_records_of_a_client(observer):
     found = charged(cdp(), "client", observer, setting=replace(SETTING, sizes=(30, 60)))
     assert found == TwoLevel(0.25, 1.0, 12, 2 / 120, local="none")
@@ -272,7 +272,7 @@ def test_a_poisson_batch_may_hold_all_records_of_a_client(observer):
 
 
 def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
-    record = cdp(clients=Clients("fixed-size", 25), examples=Examples("shuffled", 6))
+    record = cdp(clients=Clients("fixed-size", 25), records=Records("shuffled", 6))
     assert charged(record, "client") == Sampled("fixed-size", 0.25, Repeat(Gaussian(2 / 6), 12))
 
 
@@ -288,15 +288,15 @@ def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
     ],
 )
 def test_the_release_tells_of_a_client_where_its_noise_is_missing_with_it(changes, reason):
-    record = cdp(**{"clients": Clients("fixed-size", 25), "examples": Examples("shuffled", 6)} | changes)
+    record = cdp(**{"clients": Clients("fixed-size", 25), "records": Records("shuffled", 6)} | changes)
     assert reason in why_not(record, "client", setting=replace(SETTING, sizes=(60, 66)))
 
 
-@pytest.mark.parametrize("observer", ["server", "inside"])
+@pytest.mark.parametrize("observer", ["server", "client-process"])
 @pytest.mark.parametrize("changes", [{"local": Local(epochs=1)}, {"aggregate": Aggregate("size")}])
 def test_who_sees_an_update_sees_its_clients_size_where_sizes_differ(observer, changes):
     """By the amount of noise, one for each step, or because the size is sent along."""
-    record = cdp(examples=Examples("shuffled", 6), **changes)
+    record = cdp(records=Records("shuffled", 6), **changes)
     assert "tell their sizes" in why_not(record, "client", observer, setting=replace(SETTING, sizes=(60, 66)))
     assert charged(record, "client", observer, setting=replace(SETTING, sizes=(60,))).noise > 0
 
@@ -332,9 +332,9 @@ def test_end_to_end_per_example_against_a_server_that_sees_who_came(setting, see
     record = replace(
         algorithm("end-to-end"), clients=Clients("fixed-size", rate * clients), per_step=StepNoise(sigma)
     )
-    done = Repeat(event(record, Setting(clients, rounds, layers=2, sizes=(600,)), 0, "example", "server"), rounds)
-    assert seen[0] < prove("example", "server", done, 1e-5, neighbours="zero-out").epsilon < seen[1]
-    changed = prove("example", "server", done, 1e-5, neighbours="replace-one").epsilon
+    done = Repeat(event(record, Setting(clients, rounds, layers=2, sizes=(600,)), 0, "record", "server"), rounds)
+    assert seen[0] < prove("record", "server", done, 1e-5, adjacency="zero-out").epsilon < seen[1]
+    changed = prove("record", "server", done, 1e-5, adjacency="replace-one").epsilon
     assert changed > 1.9 * seen[0], "one record changed costs about twice as much"
 
 
@@ -344,15 +344,15 @@ def test_end_to_end_per_example_against_a_server_that_sees_who_came(setting, see
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"per_example": MaxClip()}, "l2-max"),
+        ({"per_record": MaxClip()}, "l2-max"),
         ({"per_step": StepNoise(0.0)}, "the noise is 0"),
-        ({"per_example": None}, "gradients are not clipped"),
+        ({"per_record": None}, "gradients are not clipped"),
         ({"per_step": None}, "no noise is added"),
     ],
 )
 @pytest.mark.parametrize("observer", OBSERVERS)
 def test_what_has_no_bound_says_why(changes, reason, observer):
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         assert reason in why_not(cdp(**changes), unit, observer)
     assert reason in proves(cdp(**changes))
 
@@ -368,28 +368,28 @@ def both(**changes):
 def test_noise_in_the_steps_protects_records_and_noise_on_the_sum_clients():
     assert charged(both(), "client", "release") == Sampled("poisson", 0.25, Gaussian(3.0))
     for observer in OBSERVERS:
-        assert charged(both(), "example", observer) == charged(cdp())
-    for observer in ("server", "inside"):
+        assert charged(both(), "record", observer) == charged(cdp())
+    for observer in ("server", "client-process"):
         assert charged(both(), "client", observer) == charged(cdp(), "client", observer)
 
 
-@pytest.mark.parametrize("changes", [{"per_step": StepNoise(0.0)}, {"per_example": MaxClip()}])
+@pytest.mark.parametrize("changes", [{"per_step": StepNoise(0.0)}, {"per_record": MaxClip()}])
 def test_where_the_steps_prove_nothing_the_sum_still_does(changes):
-    assert charged(both(**changes), "example", "release") == Sampled("poisson", 0.25, Gaussian(3.0))
-    assert isinstance(charged(both(**changes), "example", "server"), Unbounded)
+    assert charged(both(**changes), "record", "release") == Sampled("poisson", 0.25, Gaussian(3.0))
+    assert isinstance(charged(both(**changes), "record", "server"), Unbounded)
 
 
 def test_a_clip_that_follows_counts_is_not_hidden_from_clients_by_noise_on_the_sum():
     """The counts have noise for one record each, and set the next round's clip."""
-    record = both(per_example=QuantileExampleClip(), clients=Clients("poisson", 25))
+    record = both(per_record=QuantileRecordClip(), clients=Clients("poisson", 25))
     assert isinstance(charged(record, "client", "release"), Unbounded)
-    assert charged(record, "example", "release") == charged(cdp())
+    assert charged(record, "record", "release") == charged(cdp())
 
 
 def test_momentum_that_clients_keep_undoes_what_a_fixed_size_sample_hides():
     """Who comes pushes another out, whose later updates then differ: two clients differ, not one."""
     kept = Local(steps=12, momentum=0.5, keep_momentum=True)
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         record = both(local=kept, per_step=None, clients=Clients("fixed-size", 25))
         assert "keep their momentum" in why_not(record, unit)
         fine = both(local=kept, per_step=None)
@@ -399,7 +399,7 @@ def test_momentum_that_clients_keep_undoes_what_a_fixed_size_sample_hides():
 # --- together
 
 
-@pytest.mark.parametrize("record", [cdp(), both(), cdp(per_example=MaxClip())])
+@pytest.mark.parametrize("record", [cdp(), both(), cdp(per_record=MaxClip())])
 def test_every_pair_of_unit_and_observer_is_charged(record):
     found = charges(record, SETTING, 3)
     assert [(charge.unit, charge.observer) for charge in found] == list(PAIRS)
@@ -419,22 +419,22 @@ def test_what_is_proven_is_put_in_words():
 @pytest.mark.parametrize(
     ("record", "unit", "observer", "boundary"),
     [
-        (cdp(), "example", "release", "per_step"),
+        (cdp(), "record", "release", "per_step"),
         (
-            cdp(per_example=ExampleClip(1.0, "each"), per_step=StepNoise("linear:15:4.85")),
-            "example",
+            cdp(per_record=RecordClip(1.0, "each"), per_step=StepNoise("linear:15:4.85")),
+            "record",
             "server",
             "per_step",
         ),
-        (cdp(per_step=StepNoise("epsilon-linear:0.3:1.3:1e-5")), "example", "inside", "per_step"),
-        (cdp(examples=Examples("shuffled", 6)), "client", "server", "per_step"),
+        (cdp(per_step=StepNoise("epsilon-linear:0.3:1.3:1e-5")), "record", "client-process", "per_step"),
+        (cdp(records=Records("shuffled", 6)), "client", "server", "per_step"),
         (both(), "client", "release", "per_round"),
-        (both(), "example", "release", "per_step"),
-        (both(per_example=MaxClip()), "example", "release", "per_round"),
+        (both(), "record", "release", "per_step"),
+        (both(per_record=MaxClip()), "record", "release", "per_round"),
     ],
 )
 def test_calibration_scales_the_noise_that_protects_the_unit(record, unit, observer, boundary):
-    budget = Budget(3.0, 1e-5, neighbours=NEIGHBOURS[unit])
+    budget = Budget(3.0, 1e-5, adjacency=ADJACENCIES[unit])
     found = calibrated(record, SETTING, budget, unit, observer)
     cost = budget.cost(whole_run(found, SETTING, SETTING.rounds, unit, observer)).epsilon
     assert 2.97 < cost <= 3.0
@@ -443,14 +443,14 @@ def test_calibration_scales_the_noise_that_protects_the_unit(record, unit, obser
 
 def test_what_no_noise_bounds_cannot_be_calibrated():
     with pytest.raises(ConfigError, match=r"no noise .* keeps a budget: .*l2-max"):
-        calibrated(cdp(per_example=MaxClip()), SETTING, Budget(1.0, 1e-5), "example", "server")
+        calibrated(cdp(per_record=MaxClip()), SETTING, Budget(1.0, 1e-5), "record", "server")
     with pytest.raises(ConfigError, match=r"per_step\.noise, which is 0"):
-        calibrated(cdp(per_step=StepNoise(0.0)), SETTING, Budget(1.0, 1e-5), "example", "server")
+        calibrated(cdp(per_step=StepNoise(0.0)), SETTING, Budget(1.0, 1e-5), "record", "server")
 
 
 def test_where_nobody_says_how_many_records_there_are_the_largest_batch_that_a_site_may_draw_is_charged():
     """A site with ten thousand times the nominal records draws so many more, and the sum is rounded by as much."""
-    record = cdp(examples=Examples("poisson", rate=0.1, nominal_records=60))
+    record = cdp(records=Records("poisson", rate=0.1, nominal_records=60))
     told, untold = (
         charged(record, setting=replace(SETTING, sizes=sizes, secure=True, parameters=10)).events[0].noise
         for sizes in ((60,), ())
@@ -461,7 +461,7 @@ def test_where_nobody_says_how_many_records_there_are_the_largest_batch_that_a_s
 
 @pytest.mark.parametrize(("records", "fits"), [(1000, True), (10**6, False)])
 def test_a_site_that_may_draw_more_than_is_counted_on_refuses(records, fits, tmp_path):
-    record = cdp(examples=Examples("poisson", rate=0.1, nominal_records=60))
+    record = cdp(records=Records("poisson", rate=0.1, nominal_records=60))
     federation = SimpleNamespace(fewest_records=None, most_records=None)
     terms = SimpleNamespace(
         shape=(2,), classes=("0", "1"), setting=replace(SETTING, sizes=()),

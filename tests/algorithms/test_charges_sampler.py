@@ -38,7 +38,7 @@ def test_what_the_sampler_takes_is_missing_from_delta(distance):
 def test_a_sampler_that_takes_all_of_delta_proves_nothing():
     drawn = Compose((Gaussian(1.0), SamplerError(1e-5)))
     assert accountants.epsilon(drawn, 1e-5).epsilon is None
-    proven = claims.prove("example", "release", drawn, 1e-5)
+    proven = claims.prove("record", "release", drawn, 1e-5)
     assert "tails" in proven.words()
     running = Running()
     running.add(drawn)
@@ -47,7 +47,7 @@ def test_a_sampler_that_takes_all_of_delta_proves_nothing():
 
 
 def test_a_claim_prints_it():
-    proven = claims.prove("example", "release", Compose((Gaussian(2.0), SamplerError(1e-20))), 1e-5)
+    proven = claims.prove("record", "release", Compose((Gaussian(2.0), SamplerError(1e-20))), 1e-5)
     assert "of delta is for the noise sampler" in proven.words()
     assert proven.to_json()["sampler_delta"] == pytest.approx(1e-20 * (1 + math.exp(proven.epsilon)))
 
@@ -68,7 +68,7 @@ def test_taken_by_hand():
 @pytest.mark.parametrize(
     ("name", "unit", "observer", "numbers"),
     [
-        ("dp-sgd", "example", "inside", 10 * 50_000),  # 10 steps of 100 of 1,000 records
+        ("dp-sgd", "record", "client-process", 10 * 50_000),  # 10 steps of 100 of 1,000 records
         ("trusted-curator", "client", "release", 50_000),
         ("quantile", "client", "release", 50_001),  # and the count
         ("fed-sdp", "client", "release", 10 * 50_000),  # ten clients' noise
@@ -79,7 +79,7 @@ def test_every_number_of_a_round_is_counted(name, unit, observer, numbers, secur
     record = algorithm(name)
     record = replace(record, clients=replace(record.clients, cohort=10), local=replace(record.local, epochs=1))
     if name == "dp-sgd":
-        record = replace(record, examples=replace(record.examples, batch=100))
+        record = replace(record, records=replace(record.records, batch=100))
     found = event(record, replace(SETTING, secure=secure), 0, unit, observer)
     each = discrete_gaussian.distance(FINEST) if secure else TAIL
     assert without_sampler(leaves(found))[1] == pytest.approx(numbers * each)
@@ -89,10 +89,10 @@ def test_every_number_of_a_round_is_counted(name, unit, observer, numbers, secur
 @pytest.mark.parametrize("name", ["dp-sgd", "trusted-curator", "quantile", "dp-ftrl", "quantile-example", "adaclip"])
 def test_secure_mode_costs_more_than_perfect_noise_and_little_more(name):
     record = algorithm(name)
-    unit = "client" if record.per_step is None else "example"
+    unit = "client" if record.per_step is None else "record"
     plain, secure = (
         accountants.epsilon(
-            event(record, replace(SETTING, secure=on), 0, unit, "release"), 1e-5, neighbours="zero-out"
+            event(record, replace(SETTING, secure=on), 0, unit, "release"), 1e-5, adjacency="zero-out"
         )
         for on in (False, True)
     )

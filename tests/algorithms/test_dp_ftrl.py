@@ -24,7 +24,7 @@ from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import QuantileClip
 from shoal.training.budget import Limit, Spending
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.small_federation import (
     ALPHA,
     CLIENTS,
@@ -97,13 +97,13 @@ def test_the_proven_epsilon_of_a_run_is_that_of_one_gaussian(tmp_path):
 def test_a_record_costs_as_much_as_an_opposite_one_in_its_place(tmp_path):
     record = small(NAME)
     claims = run(record, tmp_path).proven
-    found = next(c for c in claims if (c["unit"], c["observer"]) == ("example", "release"))
+    found = next(c for c in claims if (c["unit"], c["observer"]) == ("record", "release"))
     assert found["epsilon"] == pytest.approx(epsilon(2 * np.linalg.norm(rows(record)) / 4.0), rel=1e-6)
 
 
 def test_copies_of_a_record_add_up():
     copies = replace(SETTING, multiplicity=3)
-    assert event(small(NAME), copies, 0, "example", "release").noise == pytest.approx(4 / 3)
+    assert event(small(NAME), copies, 0, "record", "release").noise == pytest.approx(4 / 3)
     assert event(small(NAME), copies, 0, "client", "release") == Gaussian(4.0)
 
 
@@ -128,7 +128,7 @@ def test_clients_in_turn_prove_nothing_where_noise_is_not_on_the_sum(name):
     for unit, observer in PAIRS:
         found = event(record, SETTING, 0, unit, observer)
         assert isinstance(found, Unbounded)
-    assert "come in turn" in event(record, SETTING, 0, "example", "release").because
+    assert "come in turn" in event(record, SETTING, 0, "record", "release").because
 
 
 def test_a_client_changes_a_whole_run_by_no_more_than_is_charged(monkeypatch):
@@ -147,7 +147,7 @@ def test_a_client_changes_a_whole_run_by_no_more_than_is_charged(monkeypatch):
         params, state, found = torch.zeros_like(sim.params), {}, []
         for t in range(ROUNDS):
             before = params
-            params, state, told = play_round(sim.cohort, params, state, Moment(t, ROUNDS))
+            params, state, told = play_round(sim.cohort, params, state, RoundIndex(t, ROUNDS))
             found.append((params - before).double().numpy() * told["expected_clients"] / told["clip"])
         return np.stack(found)
 
@@ -234,7 +234,7 @@ def test_a_round_played_again_has_fresh_noise_and_still_takes_back_the_noise_bef
     states = [(torch.zeros_like(sim.params), {})]
     drawn = []
     for t, attempt in ((0, 0), (1, 0), (2, 0), (2, 1)):
-        params, state, told = play_round(sim.cohort, *states[t], Moment(t, ROUNDS, attempt))
+        params, state, told = play_round(sim.cohort, *states[t], RoundIndex(t, ROUNDS, attempt))
         moved = params.double() - states[t][0].double()
         drawn.append(moved.numpy() * told["expected_clients"] / told["clip"] / 4.0)
         states.append((params, state))

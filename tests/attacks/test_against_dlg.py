@@ -97,6 +97,6 @@ def test_the_distance_is_relative_to_what_was_seen(size):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "clip"), [("dlg", "1e-2"), ("cpl", "1e-4")])
 def test_a_gradient_that_a_clip_made_small_is_explained_as_well(name, clip):
-    small = replace(config("fed-cdp", f"per_example.clip={clip}", "per_step.noise=0"), model="auto")
+    small = replace(config("fed-cdp", f"per_record.clip_norm={clip}", "per_step.noise_multiplier=0"), model="auto")
     row = attack(small, replace(recipe(name), iterations=40), Aim(2, 3), shoal.load("digits")).row()
     assert row["success"] == 1.0

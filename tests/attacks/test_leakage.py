@@ -78,17 +78,21 @@ def test_the_noise_that_an_attacker_meets_is_sigma_times_the_clip(digits, module
     """46,552 coordinates: 3% are 9 standard deviations, and a scale that is 5% off is found."""
     single = victims_of(digits, 4, 1)
     for name, changes, scale in (
-        ("fed-cdp", ("per_step.noise=3.0", "per_example.clip=2.0"), 6.0),
-        ("fed-cdp", ("per_step.noise=3.0", "per_example.clip=2.0", "per_step.placement=algorithm1"), 6.0),
-        ("fed-cdp-private", ("per_step.noise=3.0", "per_example.clip=2.0"), 6.0),
+        ("fed-cdp", ("per_step.noise_multiplier=3.0", "per_record.clip_norm=2.0"), 6.0),
+        (
+            "fed-cdp",
+            ("per_step.noise_multiplier=3.0", "per_record.clip_norm=2.0", "per_step.placement=algorithm1"),
+            6.0,
+        ),
+        ("fed-cdp-private", ("per_step.noise_multiplier=3.0", "per_record.clip_norm=2.0"), 6.0),
     ):
         method = config(name, *changes).algorithm
-        still = replace(method, per_step=replace(method.per_step, noise=0.0))
+        still = replace(method, per_step=replace(method.per_step, noise_multiplier=0.0))
         noise = [observe(m, 2, module, single, STREAMS).gradients for m in (method, still)]
         spread = float((noise[0] - noise[1]).std())
         assert spread == pytest.approx(scale, rel=0.03), (name, changes)
-    method = config("fed-sdp", "per_update.noise=3.0", "per_update.clip=2.0").algorithm
-    still = replace(method, per_update=replace(method.per_update, noise=0.0))
+    method = config("fed-sdp", "per_update.noise_multiplier=3.0", "per_update.clip_norm=2.0").algorithm
+    still = replace(method, per_update=replace(method.per_update, noise_multiplier=0.0))
     noise = [observe(m, 0, module, single, STREAMS).gradients for m in (method, still)]
     assert float((noise[0] - noise[1]).std()) == pytest.approx(6.0, rel=0.03)
 
@@ -97,8 +101,8 @@ def test_the_noise_that_an_attacker_meets_is_sigma_times_the_clip(digits, module
 def test_noise_for_records_is_shared_by_a_batch(digits, module):
     """DP-SGD adds it to the sum, so that the mean of three records carries a third of it."""
     victims = victims_of(digits, 4, 3)
-    method = config("fed-cdp", "per_step.noise=3.0", "per_example.clip=2.0").algorithm
-    still = replace(method, per_step=replace(method.per_step, noise=0.0))
+    method = config("fed-cdp", "per_step.noise_multiplier=3.0", "per_record.clip_norm=2.0").algorithm
+    still = replace(method, per_step=replace(method.per_step, noise_multiplier=0.0))
     noise = [observe(m, 1, module, victims, STREAMS).gradients for m in (method, still)]
     assert float((noise[0] - noise[1]).std()) == pytest.approx(2.0, rel=0.03)
 
@@ -141,8 +145,8 @@ def test_an_honest_update_is_simulated_step_by_step(digits, module):
 def test_an_honest_update_of_records_that_fill_no_batch_is_divided_by_the_public_batch(digits, module, name, steps):
     """The attacker knows the batch; one that took the mean of the records would see a method that is none."""
     victims = victims_of(digits, 3, 3)
-    method = config(name, "per_step.noise=0.0", f"local.steps={steps}").algorithm
-    assert method.examples.batch > 3
+    method = config(name, "per_step.noise_multiplier=0.0", f"local.steps={steps}").algorithm
+    assert method.records.batch > 3
     seen = observe(method, 0, module, victims, STREAMS, honest=True)
     shown = seen.replay(seen.shown(victims.x, F.one_hot(victims.y, 10).float()), seen.gradients).detach()
     assert (shown - seen.gradients).norm() < 1e-2 * seen.gradients.norm()  # 600 times smaller than a step of one
@@ -175,10 +179,10 @@ def test_the_noise_is_that_which_the_budget_chooses(digits):
     ("name", "kind", "changes"),
     [
         ("fedavg", 2, ()),
-        ("fed-sdp", 0, ("per_update.noise=0.0",)),
-        ("fed-cdp", 2, ("per_step.noise=0.0",)),
-        ("fed-alpha-cdp-sigma", 2, ("per_step.noise=0.0",)),
-        ("adaclip", 2, ("per_step.noise=0.0",)),
+        ("fed-sdp", 0, ("per_update.noise_multiplier=0.0",)),
+        ("fed-cdp", 2, ("per_step.noise_multiplier=0.0",)),
+        ("fed-alpha-cdp-sigma", 2, ("per_step.noise_multiplier=0.0",)),
+        ("adaclip", 2, ("per_step.noise_multiplier=0.0",)),
     ],
 )
 def test_a_method_with_noise_times_zero_leaks_as_the_non_private_one(digits, name, kind, changes):
@@ -200,7 +204,7 @@ def test_a_method_with_its_noise_withstands(digits, name, kind):
 
 @pytest.mark.slow
 def test_the_attackers_of_the_papers_fail_at_a_clip_that_a_knowing_one_reckons_with(digits):
-    method = config("fed-cdp", "per_step.noise=0.0", "per_example.clip=0.05")
+    method = config("fed-cdp", "per_step.noise_multiplier=0.0", "per_record.clip_norm=0.05")
     naive = attack(method, replace(recipe("cpl"), iterations=5), Aim(2, 3, knowing=False), digits).row()
     knowing = attack(method, recipe("cpl"), Aim(2, 3), digits).row()
     assert naive["success"] < knowing["success"] == 1.0

@@ -98,7 +98,7 @@ def test_likelihood_ratios_find_nothing_where_there_is_nothing():
 
 
 def settings(*changes):
-    words = ["data.clients=3", "engine.threads=1", "examples.batch=4", "model=linear", *changes]
+    words = ["data.clients=3", "engine.threads=1", "records.batch=4", "model=linear", *changes]
     return configure({"algorithm": "fedavg", "engine.device": "cpu", "clients.sampling": "all"}, words)
 
 

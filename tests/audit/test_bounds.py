@@ -19,7 +19,7 @@ def test_an_upper_bound_is_the_rate_at_which_so_few_hits_are_rare(hits, trials):
 
 
 def test_a_curve_of_a_gaussian_is_the_known_one():
-    curve = bounds.tradeoff(Gaussian(2.0), "add-remove")
+    curve = bounds.tradeoff(Gaussian(2.0), "add-or-remove")
     x = np.linspace(0.01, 0.99, 40)
     expected = norm.cdf(norm.isf(x) - 0.5)
     assert np.abs(curve(x) - expected).max() < 2e-3
@@ -28,10 +28,10 @@ def test_a_curve_of_a_gaussian_is_the_known_one():
 
 def test_a_curve_of_replaced_units_is_lower_and_a_sampled_one_higher():
     x = np.array([0.05, 0.2, 0.5])
-    whole = bounds.tradeoff(Gaussian(2.0), "add-remove")(x)
+    whole = bounds.tradeoff(Gaussian(2.0), "add-or-remove")(x)
     assert (bounds.tradeoff(Gaussian(2.0), "replace-one")(x) < whole).all()
-    assert (bounds.tradeoff(Sampled("poisson", 0.3, Gaussian(2.0)), "add-remove")(x) > whole).all()
-    assert (bounds.tradeoff(Repeat(Compose((Gaussian(2.0),)), 4), "add-remove")(x) < whole).all()
+    assert (bounds.tradeoff(Sampled("poisson", 0.3, Gaussian(2.0)), "add-or-remove")(x) > whole).all()
+    assert (bounds.tradeoff(Repeat(Compose((Gaussian(2.0),)), 4), "add-or-remove")(x) < whole).all()
 
 
 def test_one_epsilon_and_delta_allow_what_their_lines_allow():
@@ -50,7 +50,7 @@ def game(shift, trials, alpha, random):
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_what_is_true_is_flagged_as_rarely_as_is_said():
     """At the claim itself, 400 games at alpha .2: no more than .2 of them but for a chance of 1e-7."""
-    curve, random = bounds.tradeoff(Gaussian(2.0), "add-remove"), np.random.default_rng(6)
+    curve, random = bounds.tradeoff(Gaussian(2.0), "add-or-remove"), np.random.default_rng(6)
     flagged = sum(bounds.passes(game(0.5, 300, 0.2, random), curve) for _ in range(400))
     assert flagged <= binom.isf(1e-7, 400, 0.2)
     assert bounds.passes(game(1.5, 2000, bounds.ALPHA, random), curve), "and a third of the noise is flagged"

@@ -36,7 +36,12 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    configs = [PRIVATE, PRIVATE | {"per_round.noise": 4.0}, FEDAVG, PRIVATE | {"per_round.noise": 0.8}]
+    configs = [
+        PRIVATE,
+        PRIVATE | {"per_round.noise_multiplier": 4.0},
+        FEDAVG,
+        PRIVATE | {"per_round.noise_multiplier": 0.8},
+    ]
     return write_comparison(folder / "comparison.html", [read_run(play(folder, config).run) for config in configs])
 
 

@@ -37,12 +37,12 @@ def test_one_method_is_told_boundary_by_boundary(name):
     assert text.startswith(f"{name}: {record.summary}")
     assert record.paper in text, "nothing in it is taken for markup"
     lines = text.splitlines()
-    place = next(place for place, line in enumerate(lines) if line.startswith("per_example"))
-    if record.per_example is None:
+    place = next(place for place, line in enumerate(lines) if line.startswith("per_record"))
+    if record.per_record is None:
         assert "nothing happens here" in lines[place]
     else:
-        assert type(record.per_example).__doc__.split("\n")[0].split(",")[0] in lines[place]
-        assert lines[place + 1].split()[0].startswith("per_example.")
+        assert type(record.per_record).__doc__.split("\n")[0].split(",")[0] in lines[place]
+        assert lines[place + 1].split()[0].startswith("per_record.")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -64,7 +64,7 @@ def test_json_is_one_object_on_standard_output(tmp_path):
 def test_settings_of_the_method_count(tmp_path):
     noisy = ["--algorithm", "fed-cdp", "--count", 2, "--iterations", 3, "--json", "--runs", tmp_path]
     held = json.loads(shoal_attack(*noisy).stdout)["rows"][0]
-    broken = json.loads(shoal_attack(*noisy, "-c", "per_step.noise=0.0").stdout)["rows"][0]
+    broken = json.loads(shoal_attack(*noisy, "-c", "per_step.noise_multiplier=0.0").stdout)["rows"][0]
     assert held["success"] == 0.0
     assert broken["success"] == 1.0
 
@@ -167,7 +167,7 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
         (["--all", "-c", "federation.aggregation=secure"], "sees only sums"),
         (["-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),
         (["--all", "-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),
-        (["-c", "per_update.clip=1"], "nothing at the boundary 'per_update'"),
+        (["-c", "per_update.clip_norm=1"], "nothing at the boundary 'per_update'"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(words, said, tmp_path):

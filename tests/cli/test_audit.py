@@ -40,7 +40,7 @@ def test_a_violated_claim_ends_with_3_and_json_is_one_object(tmp_path):
     assert done.exit_code == 3
     told = json.loads(done.stdout)
     (row,) = told["rows"]
-    assert (row["verdict"], row["kind"], row["unit"]) == ("VIOLATED", "published", "example")
+    assert (row["verdict"], row["kind"], row["unit"]) == ("VIOLATED", "published", "record")
     assert row["measured"] > 4 * row["claimed"]
 
 
@@ -55,7 +55,7 @@ def test_only_what_is_proven_is_audited_where_a_ci_asks_for_that(tmp_path):
 @pytest.mark.slow
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_the_methods_keys_may_be_changed(tmp_path):
-    words = ("--algorithm", "fed-cdp", "-c", "per_example.layers=split", "--quick", "--json", "--runs", str(tmp_path))
+    words = ("--algorithm", "fed-cdp", "-c", "per_record.layers=split", "--quick", "--json", "--runs", str(tmp_path))
     assert json.loads(invoke(*words).stdout)["rows"][0]["verdict"] == "consistent"
 
 
@@ -63,7 +63,7 @@ def test_the_methods_keys_may_be_changed(tmp_path):
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(auditing, "QUICK", Effort(600, 600, 4000, 40, 4))
-    changes = ["rounds=1", "clients.sampling=fixed-size", "clients.cohort=40", "per_round.noise=3"]
+    changes = ["rounds=1", "clients.sampling=fixed-size", "clients.cohort=40", "per_round.noise_multiplier=3"]
     run = shoal.run({"algorithm": "geyer-private"}, overrides=changes, runs=tmp_path).run
     assert "Not audited" in (run / "report.html").read_text()
     done = invoke("--run", str(run), "--quick", "--level", "client")

@@ -240,7 +240,7 @@ def own_things(tmp_path, monkeypatch):
 
 def test_ones_own_model_and_table_are_taken_by_name(own_things, monkeypatch, capsys):
     words = ["-c", "algorithm=fedavg", "-c", "model=netsofmine.net:MyNet", "-c", "data.name=mine.csv"]
-    words += ["-c", "data.client=client", "-c", "clients.cohort=4", "-c", "rounds=5", "-c", "local.lr=0.5"]
+    words += ["-c", "data.client_column=client", "-c", "clients.cohort=4", "-c", "rounds=5", "-c", "local.lr=0.5"]
     code, out, err = called(monkeypatch, capsys, "run", *words, "--json")
     assert code == 0, err
     said = json.loads(out)

@@ -83,7 +83,7 @@ def test_a_run_is_shown_by_the_beginning_of_its_name(shell, runs):
     code, out, _ = shell("runs", "show", runs[0])
     assert code == 0
     assert "epsilon" in out
-    assert "per_round.noise = 1.5" in out
+    assert "per_round.noise_multiplier = 1.5" in out
 
 
 def test_a_name_that_fits_several_runs_or_none_is_refused(shell, runs):

@@ -56,7 +56,7 @@ def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_
         "    def __init__(self): super().__init__(64, 10)\n"
         "    def forward(self, x): os.kill(os.getpid(), 9)\n"
     )
-    grid = ["--grid", "model=linear,nosuch,crash:Net", "--grid", "per_round.noise=2.0"]
+    grid = ["--grid", "model=linear,nosuch,crash:Net", "--grid", "per_round.noise_multiplier=2.0"]
     process = sweep(tmp_path, *SMALL, "-c", "rounds=2", *grid, "--charge", "--json", "--jobs", "1")
     out, err = finished(process, code=4)
     assert out.count("\n") == 1
@@ -77,7 +77,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
     """By Ctrl-C when the first cell has played three rounds of ten: its process loads what sends it."""
     (tmp_path / "sitecustomize.py").write_text(STOPS_THE_SWEEP)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    grid = ["-c", "rounds=10", "--grid", "per_round.noise=2.0,3.0"]
+    grid = ["-c", "rounds=10", "--grid", "per_round.noise_multiplier=2.0,3.0"]
     process = sweep(tmp_path, *SMALL, *grid, "--jobs", "1", env=os.environ | {"PYTHONPATH": paths})
     _, err = finished(process, code=130)
     (folder,) = tmp_path.glob("runs/*-sweep")

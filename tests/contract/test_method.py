@@ -115,7 +115,7 @@ def test_a_run_of_empty_cohorts_costs_as_much_as_any_other(name, tmp_path):
     record = small(name)
     record = replace(record, clients=replace(record.clients, sampling="poisson", cohort=0.001))
     if name in ADAPTIVE:
-        record = replace(record, per_update=replace(record.per_update, count_noise=1e5, rate=0.0))
+        record = replace(record, per_update=replace(record.per_update, count_noise_multiplier=1e5, rate=0.0))
     run = finished(record, tmp_path)
     assert [line["clients"] for line in run.metrics] == [0] * ROUNDS
     with Ledger(run.run / "ledger.jsonl") as ledger:
@@ -134,7 +134,7 @@ def test_one_client_is_enough(name):
     record = small(name)
     record = replace(record, clients=replace(record.clients, cohort=1))
     if name in ADAPTIVE:
-        record = replace(record, per_update=replace(record.per_update, count_noise=COHORT * 10.0))
+        record = replace(record, per_update=replace(record.per_update, count_noise_multiplier=COHORT * 10.0))
     state, told = play(simulator(record, clients=1))
     assert told["clients"] == 1
     assert torch.isfinite(state.model).all()
@@ -149,7 +149,7 @@ def test_rubbish_counts_as_zero_is_reported_and_the_round_goes_on(name, monkeypa
     record = small(name)
     record = replace(record, clients=replace(record.clients, sampling="all"))
     if name in ADAPTIVE:
-        record = replace(record, per_update=replace(record.per_update, count_noise=10.0))
+        record = replace(record, per_update=replace(record.per_update, count_noise_multiplier=10.0))
 
     def played(worst):
         def update(client, size):

@@ -219,7 +219,7 @@ def strange(x, y, rows, random):
     return x, y
 
 
-def neighbours(sim, random, fastest=1):
+def adjacency(sim, random, fastest=1):
     """Three simulations with the same random numbers: as it is, one client gone, and that one's data replaced.
 
     How fast clients learn differs from call to call, so that some updates are clipped and some are not.
@@ -244,7 +244,7 @@ def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []
     for _ in range(40):
-        (here, told), (without, less), (changed, other) = map(total, neighbours(sim, random, fastest=5))
+        (here, told), (without, less), (changed, other) = map(total, adjacency(sim, random, fastest=5))
         assert told["clip"] == less["clip"] == other["clip"], "the clip, and so the noise, tells of the data"
         gone.append(float((here - without).norm()) / told["clip"])
         swapped.append(float((here - changed).norm()) / told["clip"])
@@ -263,7 +263,7 @@ def test_no_client_moves_the_count_by_more_than_a_half(name):
     sim = simulator(plain_server(silent(small(name))))
     gone, swapped = [], []
     for _ in range(60):
-        rounds = [play(each) for each in neighbours(sim, random)]
+        rounds = [play(each) for each in adjacency(sim, random)]
         here, without, changed = (counted(sim.cohort.algorithm, state.memory, told) for state, told in rounds)
         gone.append(abs(here - without))
         swapped.append(abs(here - changed))

@@ -42,7 +42,7 @@ def told(monkeypatch, capsys, *words):
 
 
 CLIENT_LEVEL = {"algorithm": "trusted-curator", "rounds": 1, "clients.sampling": "all", "engine.threads": 1}
-RECORD_LEVEL = {"algorithm": "dp-sgd", "rounds": 2, "examples.batch": 10, "engine.threads": 1, "model": "linear"}
+RECORD_LEVEL = {"algorithm": "dp-sgd", "rounds": 2, "records.batch": 10, "engine.threads": 1, "model": "linear"}
 
 
 def proven(result, unit):
@@ -58,7 +58,7 @@ def test_a_table_without_owners_is_one_client_and_proves_nothing_of_clients(tmp_
     assert facts["clients"] == 1
     assert not facts["simulated_clients"]
     assert all("there is one client" in claim["because"] for claim in proven(result, "client"))
-    assert all(claim["epsilon"] > 0 for claim in proven(result, "example"))
+    assert all(claim["epsilon"] > 0 for claim in proven(result, "record"))
     assert "simulated" not in (result.run / "report.html").read_text()
 
 
@@ -82,12 +82,12 @@ def test_who_wants_clients_of_such_a_table_is_told_in_one_line_how(tmp_path, mon
     code, _, err = told(monkeypatch, capsys, "run", "-c", f"data.name={table(tmp_path / 'mine.csv')}", *words)
     assert code == 2
     assert err.count("shoal:") == 1
-    for key in ("data.client", "data.partition=iid", "algorithm=dp-sgd"):
+    for key in ("data.client_column", "data.partition=iid", "algorithm=dp-sgd"):
         assert key in err
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("fix", [["data.client=hospital"], ["data.partition=iid", "data.clients=6"]])
+@pytest.mark.parametrize("fix", [["data.client_column=hospital"], ["data.partition=iid", "data.clients=6"]])
 def test_either_way_out_leads_to_a_run(tmp_path, fix):
     name = table(tmp_path / "mine.csv", "hospital")
     words = [
@@ -96,7 +96,7 @@ def test_either_way_out_leads_to_a_run(tmp_path, fix):
         "model=linear",
         "engine.threads=1",
         "baseline=false",
-        "per_update.count_noise=3.0",
+        "per_update.count_noise_multiplier=3.0",
         *fix,
     ]
     result = shoal.run(overrides=words, runs=tmp_path / "runs")
@@ -177,7 +177,7 @@ def test_the_page_shows_epsilon_by_client_the_worst_first(unequal):
     assert sorted(found) == sorted((f"h{size}", size) for size in SIZES)
     spent = [row["epsilon"] for row in facts["clients"]]
     assert spent == sorted(spent, reverse=True)
-    assert spent[0] == pytest.approx(proven(unequal, "example")[0]["epsilon"], rel=1e-6)
+    assert spent[0] == pytest.approx(proven(unequal, "record")[0]["epsilon"], rel=1e-6)
     assert spent[-1] < spent[0] / 2
     assert facts["more"] == 0
     page = (unequal.run / "report.html").read_text()
@@ -206,11 +206,11 @@ def test_of_many_clients_the_worst_twenty_are_shown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"examples.rate": 0.1, "examples.nominal_records": 90}, {"algorithm": "trusted-curator"}]
+    "changes", [{"records.rate": 0.1, "records.nominal_records": 90}, {"algorithm": "trusted-curator"}]
 )
 def test_where_every_record_costs_the_same_nothing_is_shown_by_client(tmp_path, changes):
     data = shoal.from_clients([rows(size, size) for size in SIZES], test=rows(50))
-    given = {key: value for key, value in RECORD_LEVEL.items() if key != "examples.batch"}
+    given = {key: value for key, value in RECORD_LEVEL.items() if key != "records.batch"}
     result = shoal.run(given | {"clients.sampling": "all"} | changes, data=data, runs=tmp_path)
     assert "by_client" not in json.loads((result.run / "result.json").read_text())
     assert 'id="by-client"' not in (result.run / "report.html").read_text()

@@ -23,12 +23,12 @@ from shoal.algorithms.charges import event, whole_run
 from shoal.errors import ConfigError
 from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip, ExampleClipping, MaxClip, QuantileExampleClip
-from shoal.mechanisms.sampling import Examples
+from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip, RecordClipping
+from shoal.mechanisms.sampling import Records
 from shoal.random.streams import Streams
 from shoal.training import local_training, sanitise
 from shoal.training.local_training import planned, train
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.small_federation import (
     ALPHA,
     CLIENTS,
@@ -55,7 +55,7 @@ LAYERS = 3
 
 
 @dataclass(frozen=True)
-class Chosen(Examples):
+class Chosen(Records):
     """Batches of our own choosing, the same for every client: positions of records, a row a step."""
 
     rows: tuple[tuple[int, ...], ...] = ()
@@ -66,7 +66,7 @@ class Chosen(Examples):
 
 
 @dataclass(frozen=True)
-class Without(Examples):
+class Without(Records):
     """Sampling as ever, from which one record is taken out."""
 
     gone: int = -1
@@ -79,24 +79,24 @@ class Without(Examples):
 def stepping(record, steps=1, rows=None, **changes):
     """The method with so many local steps and a large lr: its update is the steps' sum. `rows` are its batches."""
     steps_of = replace(record.local, steps=steps, lr=LR, momentum=0.0)
-    if isinstance(record.per_example, AdaClip):  # its mean would carry one step's noise into the next
-        record = replace(record, per_example=replace(record.per_example, beta1=1 - 1e-9))
+    if isinstance(record.per_record, AdaClip):  # its mean would carry one step's noise into the next
+        record = replace(record, per_record=replace(record.per_record, beta1=1 - 1e-9))
     if rows is not None:
-        changes["examples"] = Chosen(record.examples.sampling, record.examples.batch, rows=rows)
+        changes["examples"] = Chosen(record.records.sampling, record.records.batch, rows=rows)
     return replace(record, local=steps_of, **changes)
 
 
 def sums(sim, t=0, attempt=0, clients=range(CLIENTS), memory=None):
     """The noisy sum of each client's steps in units of the clip, [clients, P] in float64, and what is told of it."""
-    stage = sim.cohort
+    context = sim.cohort
     with one_thread():
-        updates, told = train(stage, sim.params, np.array(clients), Moment(t, ROUNDS, attempt), memory or {})
-    return updates.double() * -stage.algorithm.examples.batch / LR / unit(sim, t), told
+        updates, told = train(context, sim.params, np.array(clients), RoundIndex(t, ROUNDS, attempt), memory or {})
+    return updates.double() * -context.algorithm.records.batch / LR / unit(sim, t), told
 
 
 def unit(sim, t=0) -> float | Tensor:
     """What the noise of a step is measured in: the clip, or AdaClip's own coordinates at the start."""
-    clip = sim.cohort.algorithm.per_example
+    clip = sim.cohort.algorithm.per_record
     if isinstance(clip, AdaClip):
         return clip.start(sim.params.unsqueeze(0)).spread().double()
     return clip.bound({}, t, ROUNDS)
@@ -104,23 +104,23 @@ def unit(sim, t=0) -> float | Tensor:
 
 def charged(sim, t=0) -> TwoLevel:
     """What a round is charged for a record, against whoever watches the steps."""
-    found = event(sim.cohort.algorithm, replace(sim.setting, parameters=0), t, "example", "inside")
+    found = event(sim.cohort.algorithm, replace(sim.setting, parameters=0), t, "record", "client-process")
     assert isinstance(found, TwoLevel)
     return found
 
 
 def noise_of(record, t=0) -> float:
     """The noise that the record asks for on a step's sum, in units of the clip. A count takes its part of it."""
-    z = record.per_step.multiplier(t, ROUNDS, record.examples.batch)
-    if isinstance(record.per_example, QuantileExampleClip):
-        return (z**-2 - (2 * record.per_example.count_noise * record.examples.batch) ** -2) ** -0.5
+    z = record.per_step.multiplier(t, ROUNDS, record.records.batch)
+    if isinstance(record.per_record, QuantileRecordClip):
+        return (z**-2 - (2 * record.per_record.count_noise * record.records.batch) ** -2) ** -0.5
     return z
 
 
 def declared(sim) -> float:
     """How far one record may move a step's sum, in units of the clip, if the event is to be true."""
     record = sim.cohort.algorithm
-    return record.per_step.multiplier(0, ROUNDS, record.examples.batch) / charged(sim).noise
+    return record.per_step.multiplier(0, ROUNDS, record.records.batch) / charged(sim).noise
 
 
 # --- the noise of a step
@@ -153,7 +153,7 @@ def test_a_step_has_the_noise_that_its_event_says_also_where_its_batch_is_empty(
 def test_a_round_tells_the_noise_of_a_step_where_it_does_not_depend_on_the_data(name):
     record = small(name)
     _, told = play(simulator(record), 0)
-    if isinstance(record.per_example, AdaClip | MaxClip):
+    if isinstance(record.per_record, AdaClip | MaxClip):
         assert "step_noise" not in told
     else:
         assert told["step_noise"] == pytest.approx(noise_of(record) * told["example_clip"])
@@ -209,14 +209,14 @@ def test_a_slice_of_the_cohort_has_the_same_noise_as_the_whole(name):
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in PER_EXAMPLE if not isinstance(small(name).per_example, AdaClip)])
+@pytest.mark.parametrize("name", [name for name in PER_EXAMPLE if not isinstance(small(name).per_record, AdaClip)])
 @pytest.mark.parametrize("noise", ["linear:9:3", "epsilon-linear:0.5:1.5:1e-5"])
 @pytest.mark.statistical(false_alarm=ROUNDS * ALPHA)
 def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(name, noise):
     """With a clip that falls too, where there is one; 104,000 numbers a round (finds 2%)."""
     record = small(name, per_step=StepNoise(noise))
-    if isinstance(record.per_example, ExampleClip):
-        record = replace(record, per_example=replace(record.per_example, clip="decay:4:0.2:0.1"))
+    if isinstance(record.per_record, RecordClip):
+        record = replace(record, per_record=replace(record.per_record, clip_norm="decay:4:0.2:0.1"))
     sim = simulator(stepping(record, rows=((),)), width=WIDE)
     seen = []
     for t in range(ROUNDS):
@@ -230,10 +230,10 @@ def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(name, noise):
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_another_clip_or_noise_in_the_same_process_takes_effect():
     for clip, noise in ((0.5, 7.0), (4.0, 7.0), (4.0, 0.5)):
-        record = small("fed-cdp-private", per_example=ExampleClip(clip, "split"), per_step=StepNoise(noise))
+        record = small("fed-cdp-private", per_record=RecordClip(clip, "split"), per_step=StepNoise(noise))
         sim = simulator(stepping(record, rows=((),)), width=WIDE)
         with one_thread():
-            update, _ = train(sim.cohort, sim.params, np.arange(CLIENTS), Moment(0, ROUNDS), {})
+            update, _ = train(sim.cohort, sim.params, np.arange(CLIENTS), RoundIndex(0, ROUNDS), {})
         assert chi_square_fits(update.double().numpy().ravel() * 5 / LR / (clip * noise))
         full, _ = sums(simulator(stepping(silent(record), rows=((0,),)), layers=LAYERS))
         assert float(full.norm(dim=1).max()) <= 1 + 1e-6
@@ -258,19 +258,19 @@ def neighbours(record, random, sim, clips=(-3, 2)):
 
     The clip differs from call to call, by powers of ten, so that some gradients are clipped and some are not.
     """
-    clip, size = record.per_example, 10 ** random.uniform(*clips)
-    if isinstance(clip, ExampleClip):
-        record = replace(record, per_example=replace(clip, clip=size))
-    elif isinstance(clip, QuantileExampleClip):
-        record = replace(record, per_example=replace(clip, initial=size))
+    clip, size = record.per_record, 10 ** random.uniform(*clips)
+    if isinstance(clip, RecordClip):
+        record = replace(record, per_record=replace(clip, clip_norm=size))
+    elif isinstance(clip, QuantileRecordClip):
+        record = replace(record, per_record=replace(clip, initial_clip_norm=size))
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
     client, federation = int(random.integers(CLIENTS)), sim.cohort.federation
-    used = planned(sim.cohort, np.array([client]), Moment(0, ROUNDS)).batches
+    used = planned(sim.cohort, np.array([client]), RoundIndex(0, ROUNDS)).batches
     records = federation.partition.records(client).tolist()
     row = int(random.choice(used[used >= 0])) if (used >= 0).any() else records[0]
     x, y = strange(federation.x, federation.y, row, random)
-    examples = record.examples
-    less = replace(record, examples=Without(examples.sampling, examples.batch, gone=records.index(row)))
+    records = record.records
+    less = replace(record, records=Without(records.sampling, records.batch, gone=records.index(row)))
     return sim, twin(sim, algorithm=less), twin(sim, federation=replace(federation, x=x, y=y)), client
 
 
@@ -301,7 +301,7 @@ def test_no_record_moves_a_step_by_more_than_the_declared_sensitivity(name):
     assert swapped <= 2 * (1 + 1e-6)
     assert gone > 0.99, "nothing was ever clipped: this shows nothing"
     assert swapped > 1.1
-    assert limit == pytest.approx(algorithm(name).per_example.excess(LAYERS))
+    assert limit == pytest.approx(algorithm(name).per_record.excess(LAYERS))
 
 
 @pytest.mark.slow
@@ -310,8 +310,8 @@ def test_no_record_moves_a_step_by_more_than_the_declared_sensitivity(name):
 @pytest.mark.statistical(false_alarm=1e-9)
 def test_every_way_to_clip_and_to_sample_keeps_to_what_it_declares(layers, sampling):
     """25 pairs, of which 60% are clipped."""
-    record = small("fed-cdp", per_example=ExampleClip(4.0, layers))
-    gone, swapped, limit = moved(replace(record, examples=replace(record.examples, sampling=sampling)), 25)
+    record = small("fed-cdp", per_record=RecordClip(4.0, layers))
+    gone, swapped, limit = moved(replace(record, records=replace(record.records, sampling=sampling)), 25)
     assert 0.99 < gone <= 1 + 1e-6
     assert swapped <= 2 * (1 + 1e-6)
     assert limit == pytest.approx(math.sqrt(LAYERS) if layers == "each" else 1)
@@ -328,11 +328,11 @@ def test_a_record_of_rubbish_moves_no_step_further_than_another(name, rubbish):
     x[federation.partition.records(0)[1]] = rubbish
     here, _ = sums(sim, clients=[0, 1])
     hit, _ = sums(twin(sim, federation=replace(federation, x=x)), clients=[0, 1])
-    assert float((here - hit)[0].norm()) <= 2 * algorithm(name).per_example.excess(LAYERS) * (1 + 1e-6)
+    assert float((here - hit)[0].norm()) <= 2 * algorithm(name).per_record.excess(LAYERS) * (1 + 1e-6)
     assert torch.equal(here[1], hit[1])
 
 
-COUNTING = [name for name in PER_EXAMPLE if isinstance(small(name).per_example, QuantileExampleClip)]
+COUNTING = [name for name in PER_EXAMPLE if isinstance(small(name).per_record, QuantileRecordClip)]
 
 
 @pytest.mark.slow
@@ -366,8 +366,8 @@ def test_the_count_has_noise_of_its_own(name):
         drawn.append(told.shares.double().numpy() - 0.5)
         beside.append(found[:, :4].numpy())
     drawn, beside = np.concatenate(drawn), np.concatenate(beside)
-    assert chi_square_fits(drawn / record.per_example.count_noise)
-    assert not chi_square_fits(0.85 * drawn / record.per_example.count_noise)
+    assert chi_square_fits(drawn / record.per_record.count_noise)
+    assert not chi_square_fits(0.85 * drawn / record.per_record.count_noise)
     limit = float(norm.isf(ALPHA / 2 / 4)) / math.sqrt(drawn.size)
     assert np.abs(np.corrcoef(drawn, beside.T)[0, 1:]).max() < limit
 
@@ -405,7 +405,7 @@ def by_autograd(sim, client: int, position: int) -> Tensor:
 @pytest.mark.parametrize("layers", ["flat", "split", "each"])
 @pytest.mark.parametrize("clip", [0.05, 0.7, 100.0])
 def test_a_step_is_the_clipped_gradient_of_its_record(layers, clip):
-    record = silent(small("fed-cdp", per_example=ExampleClip(clip, layers)))
+    record = silent(small("fed-cdp", per_record=RecordClip(clip, layers)))
     sim = simulator(stepping(record, rows=((3,),)), width=64, layers=LAYERS)
     found, _ = sums(sim, clients=[2])
     gradient = by_autograd(sim, 2, 3)
@@ -428,7 +428,7 @@ def test_the_event_says_how_records_are_really_sampled(name):
     said, rounds, sizes = charged(sim), 200, []
     counts = np.zeros((CLIENTS * rounds, 10))
     for attempt in range(rounds):
-        plan = planned(sim.cohort, np.arange(CLIENTS), Moment(attempt % ROUNDS, ROUNDS, attempt))
+        plan = planned(sim.cohort, np.arange(CLIENTS), RoundIndex(attempt % ROUNDS, ROUNDS, attempt))
         assert set(plan.steps.tolist()) == {said.local_steps}
         for client in range(CLIENTS):
             used = plan.batches[:, client]
@@ -437,7 +437,7 @@ def test_the_event_says_how_records_are_really_sampled(name):
             np.add.at(counts[attempt * CLIENTS + client], where, 1)
     if said.local == "shuffled":
         assert counts.max() == math.ceil(said.local_steps * said.sampling_rate - 1e-9)
-        assert max(sizes) <= record.examples.batch
+        assert max(sizes) <= record.records.batch
         return
     rate, draws = said.sampling_rate, said.local_steps
     assert (said.local, rate) == ("poisson", 0.5)
@@ -453,7 +453,7 @@ def test_layers_are_counted_as_they_are_clipped(name):
         x, y = sim.cohort.federation.rows(torch.zeros(1, 2, dtype=torch.int64))
         tape = sim.cohort.network.backward(sim.params.unsqueeze(0), x, y, torch.ones(1, 2))
         assert sim.setting.layers == layers
-        if not isinstance(small(name).per_example, AdaClip):
+        if not isinstance(small(name).per_record, AdaClip):
             assert len(tape.squares()) == layers
 
 
@@ -471,21 +471,24 @@ def finished(record, folder, **more):
 def test_a_run_proves_of_records_what_its_sampling_allows(sampling, tmp_path):
     """Also where RDP, which counts while the run goes on, does not know the sampling: PLD tells at the end."""
     record = small("fed-cdp")
-    record = replace(record, examples=replace(record.examples, sampling=sampling))
+    record = replace(record, records=replace(record.records, sampling=sampling))
     run = finished(record, tmp_path)
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in run.proven}
-    done = whole_run(record, SETTING, ROUNDS, "example", "inside")
-    assert proven["example", "inside"] == prove("example", "inside", done, 1e-5, neighbours="replace-one").epsilon
-    assert proven["example", "release"] == proven["example", "server"] == proven["example", "inside"] > 0
+    done = whole_run(record, SETTING, ROUNDS, "record", "client-process")
+    assert (
+        proven["record", "client-process"]
+        == prove("record", "client-process", done, 1e-5, neighbours="replace-one").epsilon
+    )
+    assert proven["record", "release"] == proven["record", "server"] == proven["record", "client-process"] > 0
     pairs = {(claim["unit"], claim["observer"]) for claim in run.metrics[-1]["proven"]}
-    assert (("example", "inside") in pairs) == (sampling != "with-replacement")
+    assert (("record", "client-process") in pairs) == (sampling != "with-replacement")
 
 
 def test_a_run_may_spend_a_budget_of_records(tmp_path):
-    more = {"budget.epsilon": 3.0, "budget.unit": "example", "budget.observer": "server", "budget.calibrate": True}
+    more = {"budget.epsilon": 3.0, "budget.unit": "record", "budget.observer": "server", "budget.calibrate": True}
     run = finished(small("pfl"), tmp_path, **more)
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in run.proven}
-    assert 2.97 < proven["example", "server"] <= 3.0
+    assert 2.97 < proven["record", "server"] <= 3.0
     assert proven["client", "server"] is None, "an epsilon in the hundreds is none"
 
 
@@ -499,15 +502,15 @@ def test_a_budget_for_clients_that_noise_for_records_cannot_keep_is_refused_with
 # --- what proves nothing
 
 
-L2_MAX = [name for name in FOR_RECORDS if isinstance(algorithm(name).per_example, MaxClip)]
+L2_MAX = [name for name in FOR_RECORDS if isinstance(algorithm(name).per_record, MaxClip)]
 
 
 @pytest.mark.parametrize("name", L2_MAX)
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_the_amount_of_l2_max_noise_tells_of_the_data(name):
     """An empty batch gets no noise at all, and one record more makes all the difference: nothing is proven."""
-    record = small(name, per_example=MaxClip(1e-3))
-    assert isinstance(event(record, simulator(record).setting, 0, "example", "release"), Unbounded)
+    record = small(name, per_record=MaxClip(1e-3))
+    assert isinstance(event(record, simulator(record).setting, 0, "record", "release"), Unbounded)
     empty, _ = sums(simulator(stepping(record, rows=((),)), width=WIDE))
     assert not empty.any()
     sim = simulator(stepping(record, rows=((0,),)), width=WIDE)
@@ -544,12 +547,12 @@ def test_noise_that_is_too_small_by_the_batch_is_found(monkeypatch):
 
 
 def test_a_clip_that_is_ignored_is_found(monkeypatch):
-    monkeypatch.setattr(ExampleClipping, "factors", lambda self, squares, bound, layers: torch.ones_like(squares))
+    monkeypatch.setattr(RecordClipping, "factors", lambda self, squares, bound, layers: torch.ones_like(squares))
     assert not whole()
 
 
 def test_a_clip_of_each_layer_that_is_charged_as_one_of_the_whole_is_found(monkeypatch):
-    monkeypatch.setattr(ExampleClipping, "excess", lambda self, layers: 1.0)
+    monkeypatch.setattr(RecordClipping, "excess", lambda self, layers: 1.0)
     gone, _, _ = moved("fed-cdp", 25)
     assert gone == pytest.approx(math.sqrt(LAYERS), rel=1e-3)
     assert not whole()

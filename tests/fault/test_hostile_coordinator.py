@@ -13,24 +13,23 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Unbounded, leaves
 from shoal.accounting.ledger import Ledger
-from shoal.accounting.theorems import ADJACENCY
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
-from shoal.federation.consent import Wishes
+from shoal.federation.consent import Requirements
 from shoal.federation.coordinator import RemoteCohort
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.policy import Bounds
 from shoal.federation.roster import Roster
 from shoal.federation.site import AT_HOME, Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
-from shoal.federation.validation import Gate, Question
+from shoal.federation.validation import Request, Validator
 from shoal.mechanisms.gaussian import add_to_sum
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.setting import Setting
 from shoal.random.secure_streams import SecureStreams, grid, toward_zero
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.federations import asked, curator, served, settings
 from support.loopback import with_sites
 
@@ -42,14 +41,14 @@ SAID = {
     "data.name": "digits",
     "data.clients": 2,
     "clients.sampling": "all",
-    "examples.batch": RECORDS,
+    "records.batch": RECORDS,
     "local.steps": 1,
-    "per_step.noise": 8.0,
+    "per_step.noise_multiplier": 8.0,
     "engine.threads": 1,
     "engine.device": "cpu",
     "random": "secure",
-    "federation.fewest_records": RECORDS,
-    "federation.most_records": RECORDS,
+    "federation.min_records": RECORDS,
+    "federation.max_records": RECORDS,
 }
 
 
@@ -65,18 +64,20 @@ def some(_terms):
     return replace(digits, train_x=digits.train_x[:RECORDS], train_y=digits.train_y[:RECORDS])
 
 
-STRICT = Wishes(epsilon=50.0, noise=1.0, unit="example", observer="server")
+STRICT = Requirements(epsilon=50.0, noise=1.0, unit="record", observer="server")
 
 
 WIDE = Bounds.read(["clip=0:1e30", "lr=0:1e30"])
 
 
-def answers(folder, agreed, model, times, wishes=STRICT):
+def answers(folder, agreed, model, times, requirements=STRICT):
     """Of a site whose owner sets no bounds."""
-    site = Site(Owner("site", folder, some, wishes, bounds=WIDE))
-    assert "agreed" in site.answer(TERMS, Parcel({"terms": agreed.text, "round": 0})).values
-    letters = (Parcel(Question("run", agreed.digest, 0, Moment(0, 1)).names, {"model": model}) for _ in range(times))
-    found = [site.answer(ROUND, letter) for letter in letters]
+    site = Site(Owner("site", folder, some, requirements, bounds=WIDE))
+    assert "agreed" in site.answer(TERMS, Payload({"terms": agreed.text, "round": 0})).values
+    messages = (
+        Payload(Request("run", agreed.digest, 0, RoundIndex(0, 1)).names, {"model": model}) for _ in range(times)
+    )
+    found = [site.answer(ROUND, message) for message in messages]
     site.close()
     return found
 
@@ -91,15 +92,15 @@ def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
     model = torch.zeros(650)
     model[640] = 2.0**20
 
-    def moved(lr, noise, times=1, wishes=STRICT):
+    def moved(lr, noise, times=1, requirements=STRICT):
         agreed = terms(local__lr=lr, per_step__noise=noise)
-        found = answers(tmp_path / f"{lr} {noise}", agreed, model, times, wishes)
+        found = answers(tmp_path / f"{lr} {noise}", agreed, model, times, requirements)
         return [float(answer.vectors["update"][640]) for answer in found]
 
     low, high = 1e-3, 1.0
     for _ in range(25):
         rate = math.sqrt(low * high)
-        low, high = (low, rate) if moved(rate, 0.0, wishes=Wishes())[0] else (rate, high)
+        low, high = (low, rate) if moved(rate, 0.0, requirements=Requirements())[0] else (rate, high)
     assert high < 0.1, "so that noise alone, 8 high/200, is far from half a 16th"
     assert {0.0, -0.0625} <= set(moved(low, 8.0, 30))
 
@@ -107,7 +108,7 @@ def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
 @pytest.mark.parametrize("lr", [1e-8, 1e-12])
 def test_steps_too_small_for_their_noise_are_refused(tmp_path, lr):
     found = answers(tmp_path, terms(local__lr=lr, per_example__clip=1e-10), torch.zeros(650), 1)
-    assert "local.lr x clip / examples.batch must be from 1e-18" in found[0].values["refused"]
+    assert "local.lr x clip / records.batch must be from 1e-18" in found[0].values["refused"]
     assert not found[0].vectors
 
 
@@ -119,8 +120,8 @@ def test_small_steps_have_their_noise(tmp_path):
 
 
 @pytest.fixture
-def heard(tmp_path):
-    """Terms and a round's letter of an earlier run, and a site that has agreed to nothing yet."""
+def replies(tmp_path):
+    """Terms and a round's message of an earlier run, and a site that has agreed to nothing yet."""
     _, wire = served(tmp_path, curator(3))
     told = []
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)), told.append)
@@ -129,12 +130,12 @@ def heard(tmp_path):
 
 
 @pytest.mark.slow
-def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(heard):
-    site, first, _, _ = heard
+def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(replies):
+    site, first, _, _ = replies
     said = json.loads(first.values["terms"])
     said["config"] += "[federation]\nfewest_records = 20\n"
     said["setting"]["sizes"] = [20]
-    other = Parcel({"terms": json.dumps(said, sort_keys=True), "round": 0})
+    other = Payload({"terms": json.dumps(said, sort_keys=True), "round": 0})
     assert "agreed" in site.answer(TERMS, first).values
     assert "agreed" in site.answer(TERMS, first).values
     assert "other terms were agreed to" in site.answer(TERMS, other).values["refused"]
@@ -144,19 +145,19 @@ def test_noise_from_a_seed_is_charged_as_none(tmp_path):
     served(tmp_path, settings("trusted-curator"))
     with Ledger(tmp_path / "site-0" / "ledger.jsonl") as ledger:
         assert ledger.charged
-        for unit, observer in (("client", "release"), ("example", "server")):
+        for unit, observer in (("client", "release"), ("record", "server")):
             assert all(isinstance(event, Unbounded) for event in ledger.charged_event(unit, observer).events)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut", "old", "gone"])
-def test_a_ledger_that_is_not_the_last_one_is_noticed(heard, tmp_path, how):
-    site, first, letter, _ = heard
+def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
+    site, first, message, _ = replies
     path = tmp_path / "new" / "ledger.jsonl"
     site.answer(TERMS, first)
-    site.answer(ROUND, letter)
+    site.answer(ROUND, message)
     old = path.read_bytes()
-    site.answer(ROUND, letter)
+    site.answer(ROUND, message)
     site.close()
     kept = {"cut": path.read_bytes()[:-1].rsplit(b"\n", 1)[0] + b"\n", "old": old, "gone": None}[how]
     path.unlink()
@@ -183,16 +184,16 @@ def test_numbers_off_the_grid_do_not_make_others_count_for_more():
     left = math.floor(math.sqrt((bound / step) ** 2 - size + 1))
     honest[0] = (left - 1 + left % 2) * step
     assert torch.equal(honest, toward_zero(honest, step))
-    record = configure({"algorithm": "trusted-curator", "per_update.clip": bound}).algorithm
-    gate = Gate(record, size, 1e4, None)
+    record = configure({"algorithm": "trusted-curator", "per_update.clip_norm": bound}).algorithm
+    validator = Validator(record, size, 1e4, None)
     checked = []
     for number, update in enumerate((torch.full((size,), step / 2), honest)):
-        question = Question("run", "terms", number, Moment(0, 1))
-        checked.append(gate.check(question, Parcel(question.names, {"update": update}), bound))
-    here = SimpleNamespace(_gate=gate, algorithm=record, streams=SecureStreams())
+        request = Request("run", "terms", number, RoundIndex(0, 1))
+        checked.append(validator.check(request, Payload(request.names, {"update": update}), bound))
+    here = SimpleNamespace(_validator=validator, algorithm=record, streams=SecureStreams())
 
     def total(answers):
-        found = RemoteCohort._sum(here, answers, torch.zeros(size), {}, bound, Moment(0, 1))
+        found = RemoteCohort._sum(here, answers, torch.zeros(size), {}, bound, RoundIndex(0, 1))
         return add_to_sum(found.update, 0.0, bound, SecureStreams().generator("noise"))
 
     moved = (total(checked) - total(checked[:1])).double().norm()
@@ -220,15 +221,15 @@ def told_otherwise(first, **changes):
     ],
     ids=["digits", "deep", "word", "rounds", "clients", "half", "none"],
 )
-def test_terms_that_cannot_be_are_refused_and_the_site_lives(heard, changes):
-    site, first, letter, _ = heard
-    site.owner = replace(site.owner, wishes=Wishes(noise=1.0))
-    refused = site.answer(TERMS, Parcel({"terms": told_otherwise(first, **changes), "round": 0}))
+def test_terms_that_cannot_be_are_refused_and_the_site_lives(replies, changes):
+    site, first, message, _ = replies
+    site.owner = replace(site.owner, requirements=Requirements(noise=1.0))
+    refused = site.answer(TERMS, Payload({"terms": told_otherwise(first, **changes), "round": 0}))
     assert refused.values["refused"]
     for number in (-(10**12), 10**12):
-        assert f"no round {number}" in site.answer(TERMS, Parcel(first.values | {"round": number})).values["refused"]
+        assert f"no round {number}" in site.answer(TERMS, Payload(first.values | {"round": number})).values["refused"]
     assert "agreed" in site.answer(TERMS, first).values
-    assert "refused" not in site.answer(ROUND, letter).values
+    assert "refused" not in site.answer(ROUND, message).values
 
 
 @pytest.mark.parametrize("count", [0, -1])
@@ -241,7 +242,7 @@ def test_counts_below_one_are_refused(tmp_path, name, count):
     else:
         told = replace(told, setting=replace(told.setting, **{name: (count,) if name == "sizes" else count}))
     site = Site(Owner("site", tmp_path, some, bounds=WIDE))
-    answer = site.answer(TERMS, Parcel({"terms": told.text, "round": 0}))
+    answer = site.answer(TERMS, Payload({"terms": told.text, "round": 0}))
     site.close()
     assert name in answer.values["refused"]
     assert f"must be >= 1, got {count}" in answer.values["refused"]
@@ -249,15 +250,15 @@ def test_counts_below_one_are_refused(tmp_path, name, count):
 
 def test_refused_terms_leave_no_mark_on_the_unit(tmp_path):
     """The owner names no unit: what is shown and limited is that of the terms that were agreed to."""
-    refused, agreed = terms(budget__unit="client", per_step__noise=0.5), terms(budget__unit="example")
+    refused, agreed = terms(budget__unit="client", per_step__noise=0.5), terms(budget__unit="record")
     said = []
-    site = Site(Owner("site", tmp_path, some, Wishes(noise=1.0), bounds=WIDE), said.append)
-    assert "refused" in site.answer(TERMS, Parcel({"terms": refused.text, "round": 0})).values
-    assert "agreed" in site.answer(TERMS, Parcel({"terms": agreed.text, "round": 0})).values
-    letter = Parcel(Question("run", agreed.digest, 0, Moment(0, 1)).names, {"model": torch.zeros(650)})
-    assert "refused" not in site.answer(ROUND, letter).values
+    site = Site(Owner("site", tmp_path, some, Requirements(noise=1.0), bounds=WIDE), said.append)
+    assert "refused" in site.answer(TERMS, Payload({"terms": refused.text, "round": 0})).values
+    assert "agreed" in site.answer(TERMS, Payload({"terms": agreed.text, "round": 0})).values
+    message = Payload(Request("run", agreed.digest, 0, RoundIndex(0, 1)).names, {"model": torch.zeros(650)})
+    assert "refused" not in site.answer(ROUND, message).values
     site.close()
-    assert ADJACENCY[NEIGHBOURS["example"]] in said[-1]
+    assert ADJACENCIES["record"] in said[-1]
 
 
 PLANNED = 1000
@@ -265,37 +266,42 @@ PLANNED = 1000
 
 def sampled(run, noise=1.0, seed=None):
     """Terms under which 10 of 1,000 sites are sampled a round, which released models do not show."""
-    said = {key: value for key, value in SAID.items() if key != "per_step.noise"}
-    said |= {"algorithm": "trusted-curator", "rounds": PLANNED, "per_round.noise": noise, "data.clients": 1000}
+    said = {key: value for key, value in SAID.items() if key != "per_step.noise_multiplier"}
+    said |= {
+        "algorithm": "trusted-curator",
+        "rounds": PLANNED,
+        "per_round.noise_multiplier": noise,
+        "data.clients": 1000,
+    }
     said |= {"clients.sampling": "poisson", "clients.cohort": 10}
     told = terms()
     setting = replace(told.setting, clients=1000, rounds=PLANNED)
     return replace(told, run=run, config=to_toml(configure(said)), setting=setting, seed=seed)
 
 
-def joined(folder, told, letters=(), wishes=None):
-    """What a site answers that is started, joins and gets these letters."""
-    site = Site(Owner("site", folder, some, wishes or Wishes()))
-    found = [site.answer(TERMS, Parcel({"terms": told.text, "round": 0}))]
-    found += [site.answer(kind, letter) for kind, letter in letters]
+def joined(folder, told, messages=(), requirements=None):
+    """What a site answers that is started, joins and gets these messages."""
+    site = Site(Owner("site", folder, some, requirements or Requirements()))
+    found = [site.answer(TERMS, Payload({"terms": told.text, "round": 0}))]
+    found += [site.answer(kind, message) for kind, message in messages]
     site.close()
     return found
 
 
 def a_round(told, t=0):
-    names = Question(told.run, told.digest, 0, Moment(t, PLANNED)).names
-    return ROUND, Parcel(names, {"model": torch.zeros(650)})
+    names = Request(told.run, told.digest, 0, RoundIndex(t, PLANNED)).names
+    return ROUND, Payload(names, {"model": torch.zeros(650)})
 
 
 def the_end(told, done):
-    return END, Parcel({"run": told.run, "terms": told.digest, "why": "rounds", "round": done})
+    return END, Payload({"run": told.run, "terms": told.digest, "why": "rounds", "round": done})
 
 
 def spent(folder):
     """Rounds in the ledger, and the client's epsilon."""
     with Ledger(folder / "ledger.jsonl") as ledger:
         event = ledger.charged_event("client", "release")
-        return ledger.charged[-1].round, epsilon(event, 1e-5, neighbours="zero-out").epsilon
+        return ledger.charged[-1].round, epsilon(event, 1e-5, adjacency="zero-out").epsilon
 
 
 @pytest.mark.slow
@@ -330,8 +336,8 @@ def test_a_round_after_the_end_opens_the_run_again(tmp_path):
 
 def test_refused_terms_end_no_run(tmp_path):
     first = sampled("one")
-    joined(tmp_path, first, [a_round(first)], Wishes(noise=1.0))
-    assert "refused" in joined(tmp_path, sampled("two", noise=0.5), wishes=Wishes(noise=1.0))[0].values
+    joined(tmp_path, first, [a_round(first)], Requirements(noise=1.0))
+    assert "refused" in joined(tmp_path, sampled("two", noise=0.5), requirements=Requirements(noise=1.0))[0].values
     assert spent(tmp_path)[0] == 1
 
 
@@ -339,7 +345,7 @@ def test_a_run_whose_end_never_came_counts_against_the_budget(tmp_path):
     """Whatever the owner allows by now: the rounds have been played."""
     first = sampled("one")
     joined(tmp_path, first, [a_round(first)])
-    answer = joined(tmp_path, sampled("two"), wishes=Wishes(epsilon=1.5, unit="client"))[0]
+    answer = joined(tmp_path, sampled("two"), requirements=Requirements(epsilon=1.5, unit="client"))[0]
     assert "owner's 1.5" in answer.values["refused"]
     count, found = spent(tmp_path)
     assert count == PLANNED
@@ -371,30 +377,30 @@ def test_a_clip_that_cannot_be_is_refused_before_it_is_charged(tmp_path, clip):
     _, wire = served(tmp_path, settings("geyer-private", clients__sampling="all", federation__seeded=False))
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
     site.answer(TERMS, asked(wire, TERMS))
-    letter = asked(wire, ROUND)
-    answer = site.answer(ROUND, Parcel(letter.values | {"clip": clip}, letter.vectors))
+    message = asked(wire, ROUND)
+    answer = site.answer(ROUND, Payload(message.values | {"clip": clip}, message.vectors))
     assert answer.values["refused"]
     site.close()
     with Ledger(tmp_path / "new" / "ledger.jsonl") as ledger:
         assert not ledger.charged
 
 
-def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(heard, monkeypatch):
-    site, first, letter, told = heard
+def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(replies, monkeypatch):
+    site, first, message, told = replies
     site.answer(TERMS, first)
 
     def broken(*_):
         raise ZeroDivisionError("29.3 in row 7")
 
     monkeypatch.setattr(site, "_learn", broken)
-    assert site.answer(ROUND, letter).values["refused"] == AT_HOME
+    assert site.answer(ROUND, message).values["refused"] == AT_HOME
     assert "ZeroDivisionError: 29.3 in row 7" in told[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [1.0, None])
 def test_sites_refuse_a_method_that_shows_the_server_their_updates(tmp_path, noise):
-    wire = with_sites(tmp_path, 1, wishes=Wishes(noise=noise, observer="server"))
+    wire = with_sites(tmp_path, 1, requirements=Requirements(noise=noise, observer="server"))
     (site,) = wire.sites.values()
     _, other = served(tmp_path / "other", curator(3))
     assert "each update reaches the server" in site.answer(TERMS, asked(other, TERMS)).values["refused"]
@@ -403,14 +409,14 @@ def test_sites_refuse_a_method_that_shows_the_server_their_updates(tmp_path, noi
 
 def test_a_site_that_went_before_the_first_round_has_left_its_place(tmp_path):
     roster = Roster(tmp_path, 2, 3)
-    assert roster.welcome("a", "a", 1)
-    assert roster.welcome("b", "b", 2)
-    assert roster.welcome("c", "c", 3) is None
+    assert roster.admit("a", "a", 1)
+    assert roster.admit("b", "b", 2)
+    assert roster.admit("c", "c", 3) is None
     assert len(roster.here({1: "a"})) == 1
-    assert roster.welcome("c", "c", 3)
+    assert roster.admit("c", "c", 3)
     roster.place()
     roster.here({3: "c"})
-    assert roster.welcome("d", "d", 4) is None, "one that has a number keeps it"
+    assert roster.admit("d", "d", 4) is None, "one that has a number keeps it"
 
 
 def test_data_that_are_not_there_are_told_of_before_anybody_is_called():

@@ -12,7 +12,7 @@ from shoal.data import Partition
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 from support.small_federation import digits
 
@@ -27,17 +27,17 @@ class Unit(nn.Module):
         return x / x.norm(dim=1, keepdim=True)
 
 
-def simulated(module, x, streams, noise=4.0, together=True, steps=1):
+def simulated(module, x, streams, noise=4.0, batched=True, steps=1):
     data = digits()
     data = replace(data, train_x=x, train_y=data.train_y[: len(x)])
     record = algorithm("dp-sgd")
     record = replace(
         record,
-        examples=replace(record.examples, batch=len(x), sampling="fixed-order"),
+        records=replace(record.records, batch=len(x), sampling="fixed-order"),
         local=replace(record.local, steps=steps),
-        per_step=replace(record.per_step, noise=noise),
+        per_step=replace(record.per_step, noise_multiplier=noise),
     )
-    settings = Settings("cpu", threads=1, together=together)
+    settings = Settings("cpu", threads=1, batched=batched)
     part = Partition(np.arange(len(x), dtype=np.int32), np.array([0, len(x)]))
     sim = simulate(record, module, data, part, rounds=1, streams=streams, settings=settings)
     return sim
@@ -45,7 +45,7 @@ def simulated(module, x, streams, noise=4.0, together=True, steps=1):
 
 def update(*given, **changes):
     sim = simulated(*given, **changes)
-    return sim.cohort.updates(np.array([0]), sim.params, {}, Moment(0, 1)).updates[0]
+    return sim.cohort.updates(np.array([0]), sim.params, {}, RoundIndex(0, 1)).updates[0]
 
 
 def rows():
@@ -53,13 +53,13 @@ def rows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
-def test_a_record_that_is_nan_also_where_it_is_0_does_not_take_the_noise_along(streams, together):
+def test_a_record_that_is_nan_also_where_it_is_0_does_not_take_the_noise_along(streams, batched):
     torch.manual_seed(0)
     module, x = nn.Sequential(Unit(), nn.Linear(64, 10)), rows()
     x[3] = 0
-    assert float(update(module, x, streams, together=together).norm()) > 0.05
+    assert float(update(module, x, streams, batched=batched).norm()) > 0.05
 
 
 def test_where_no_record_has_a_norm_there_is_noise_alone():
@@ -69,20 +69,20 @@ def test_where_no_record_has_a_norm_there_is_noise_alone():
     assert float(found.std()) > 0
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_what_is_left_is_the_sum_of_the_others(together):
+@pytest.mark.parametrize("batched", [True, False])
+def test_what_is_left_is_the_sum_of_the_others(batched):
     """Without noise: the step on 20 records, of which one has no norm, is that of the other 19."""
     torch.manual_seed(0)
     module, x = nn.Sequential(Unit(), nn.Linear(64, 10)), rows()
     x[3] = 0
-    found = update(module, x, Streams(3), noise=0.0, together=together)
+    found = update(module, x, Streams(3), noise=0.0, batched=batched)
     others = torch.cat([x[:3], x[4:]])
     data = digits()
     label = data.train_y[:RECORDS]
-    sim = simulated(module, others, Streams(3), noise=0.0, together=together)
+    sim = simulated(module, others, Streams(3), noise=0.0, batched=batched)
     federation = sim.cohort.federation
     federation.y[:] = torch.cat([label[:3], label[4:]])
-    left = sim.cohort.updates(np.array([0]), sim.params, {}, Moment(0, 1)).updates[0]
+    left = sim.cohort.updates(np.array([0]), sim.params, {}, RoundIndex(0, 1)).updates[0]
     torch.testing.assert_close(found * RECORDS, left * (RECORDS - 1), rtol=1e-5, atol=1e-6)
 
 
@@ -105,5 +105,5 @@ def test_a_great_layer_behind_another_trains(streams):
     )
     found = update(module, rows(), streams, noise=1e-4, steps=2)
     sim = simulated(module, rows(), Streams(0), noise=0.0, steps=2)
-    plain = sim.cohort.updates(np.array([0]), sim.params, {}, Moment(0, 1)).updates[0]
+    plain = sim.cohort.updates(np.array([0]), sim.params, {}, RoundIndex(0, 1)).updates[0]
     torch.testing.assert_close(found, plain, rtol=1e-2, atol=1e-3)

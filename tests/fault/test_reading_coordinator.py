@@ -16,14 +16,14 @@ from shoal.accounting.ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.federation.flower.superlink import SuperLink, Tls
-from shoal.federation.flower.transport import Mail
+from shoal.federation.flower.transport import Transport
 from shoal.federation.keys import make_authority, make_site, read_sites
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
-from shoal.federation.validation import Question
+from shoal.federation.validation import Request
 from shoal.mechanisms.setting import Setting
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.deploy_children import start
 
 PATIENCE = 240.0  # seconds for an answer; a quiet machine needs a hundredth
@@ -35,22 +35,22 @@ ATTACK = {
     "data.name": "digits",
     "data.clients": 2,
     "clients.sampling": "all",
-    "examples.batch": 1,
+    "records.batch": 1,
     "local.steps": 1,
     "local.lr": 1e-24,
-    "per_update.clip": 1e-30,
-    "per_update.noise": 6.0,
+    "per_update.clip_norm": 1e-30,
+    "per_update.noise_multiplier": 6.0,
     "per_update.at": "client",
     "engine.threads": 1,
     "engine.device": "cpu",
 }
 OPEN = {key: value for key, value in ATTACK.items() if not key.startswith("per_update")} | {"algorithm": "fedavg"}
-STRICT = ["--require-epsilon", "8", "--require-noise", "1", "--unit", "example", "--against", "server"]
+STRICT = ["--require-epsilon", "8", "--require-noise", "1", "--unit", "record", "--against", "server"]
 
 
 def written(given):
     """Terms as a hostile coordinator writes them: its configuration need not pass its own checks."""
-    numbers = {key: given[key] for key in ("local.lr", "per_update.clip") if key in given}
+    numbers = {key: given[key] for key in ("local.lr", "per_update.clip_norm") if key in given}
     digits = load("digits")
     text = to_toml(configure(given | dict.fromkeys(numbers, 0.1234)))
     for key, value in numbers.items():
@@ -63,15 +63,15 @@ def written(given):
 class Coordinator:
     """Speaks to one real site, process and all, over TLS."""
 
-    def __init__(self, folder, *wishes):
+    def __init__(self, folder, *requirements):
         make_authority(folder / "keys", ["127.0.0.1"], 5)
         _, public = make_site(folder, "site")
         public.rename(folder / "keys" / "sites" / public.name)
         tls = Tls(folder / "keys" / "server.pem", folder / "keys" / "server.key")
         self._link = SuperLink("127.0.0.1", 0, tls, list(read_sites(folder / "keys").values()))
-        self._mail = Mail(self._link, 2**20)
+        self._transport = Transport(self._link, 2**20)
         words = ["join", f"127.0.0.1:{self._link.port}", "--data", "digits", "--part", "0"]
-        words += ["--key", "site.key", "--ca", "keys/ca.pem", "--folder", "own", *wishes]
+        words += ["--key", "site.key", "--ca", "keys/ca.pem", "--folder", "own", *requirements]
         self.site = start(folder, "join.log", words)
 
     def __enter__(self):
@@ -82,11 +82,11 @@ class Coordinator:
         self._link.close()
 
     def ask(self, kind, values, vectors=None):
-        (node,) = self._until(lambda: self._mail.here())
-        self._mail.send({node: Parcel(values, vectors or {})}, kind, PATIENCE)
-        (answer,) = self._until(self._mail.arrived)
-        assert answer.parcel is not None, answer.problem
-        return answer.parcel
+        (node,) = self._until(lambda: self._transport.here())
+        self._transport.send({node: Payload(values, vectors or {})}, kind, PATIENCE)
+        (answer,) = self._until(self._transport.replies)
+        assert answer.payload is not None, answer.problem
+        return answer.payload
 
     def _until(self, fact):
         end = time.monotonic() + PATIENCE
@@ -99,13 +99,13 @@ class Coordinator:
         return self.site.ended(time.monotonic() + PATIENCE)
 
 
-def attacked(folder, given, *wishes):
+def attacked(folder, given, *requirements):
     """What the coordinator gets of such a round: words of refusal, or an update; and what the site was charged."""
     terms = written(given)
-    with Coordinator(folder, *wishes) as coordinator:
+    with Coordinator(folder, *requirements) as coordinator:
         answer = coordinator.ask(TERMS, {"terms": terms.text, "round": 0})
         if "agreed" in answer.values:
-            names = Question("run", terms.digest, 0, Moment(0, 1)).names
+            names = Request("run", terms.digest, 0, RoundIndex(0, 1)).names
             answer = coordinator.ask(ROUND, names, {"model": torch.zeros(650)})
             coordinator.ask(END, {"run": "run", "terms": terms.digest, "why": "rounds", "round": 1})
         code = coordinator.ends()
@@ -134,14 +134,14 @@ def test_what_the_attack_reads_where_nothing_is_clipped(tmp_path):
 
 @pytest.mark.parametrize(
     "tiny",
-    [{"per_update.clip": 1e-30, "local.lr": 1e-24}, {"per_update.clip": 1e-12, "local.lr": 1e-10}],
+    [{"per_update.clip_norm": 1e-30, "local.lr": 1e-24}, {"per_update.clip_norm": 1e-12, "local.lr": 1e-10}],
     ids=["beyond float32", "at the edge"],
 )
 def test_a_clip_too_small_to_clip_is_refused_before_anything_is_charged(tmp_path, tiny):
     given = ATTACK | tiny
     refused, update, charged, code = attacked(tmp_path, given, *STRICT)
     assert update is None, f"the coordinator has read record {record_read(update, given)}"
-    assert refused.startswith("per_update.clip is") or "configuration cannot be used" in refused
+    assert refused.startswith("per_update.clip_norm is") or "configuration cannot be used" in refused
     assert "clip" in refused or "local.lr" in refused
     assert charged == 0
     assert code == 2

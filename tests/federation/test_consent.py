@@ -18,14 +18,14 @@ from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
-from shoal.federation.consent import Purse, Refused, Wishes, least_noise
-from shoal.federation.messages import Parcel
+from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
+from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
-from shoal.federation.validation import Question
+from shoal.federation.validation import Request
 from shoal.mechanisms.setting import Setting
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.federations import asked, curator, served, settings
 from support.loopback import with_sites
 
@@ -43,7 +43,7 @@ def test_a_site_leaves_when_its_own_budget_ends(tmp_path):
     assert epsilon(Repeat(Gaussian(1.633), 2), 1e-5).epsilon < 4 < epsilon(Repeat(Gaussian(1.633), 3), 1e-5).epsilon
     grid = with_sites(tmp_path, 4)
     strict = grid.sites[102]
-    strict.owner = Owner("site-02", strict.owner.folder, strict.owner.records, Wishes(epsilon=4.0))
+    strict.owner = Owner("site-02", strict.owner.folder, strict.owner.records, Requirements(epsilon=4.0))
     result, _ = served(tmp_path, curator(5), grid)
     assert [line["clients"] for line in result.metrics] == [4, 4, 3, 3, 3]
     assert [line["asked"] for line in result.metrics] == [4, 4, 4, 3, 3]
@@ -54,18 +54,18 @@ def test_a_site_leaves_when_its_own_budget_ends(tmp_path):
 
 @pytest.mark.slow
 def test_the_budget_is_of_all_runs_together(tmp_path):
-    wishes = Wishes(epsilon=4.0)
+    requirements = Requirements(epsilon=4.0)
     for turn, answered in enumerate((1, 1, 0)):
-        grid = with_sites(tmp_path, 4, wishes=wishes)
+        grid = with_sites(tmp_path, 4, requirements=requirements)
         told = []
         if answered:
             result, _ = served(tmp_path / str(turn), curator(1), grid)
             assert [line["clients"] for line in result.metrics] == [4]
         else:
-            purse = Purse(tmp_path / "site-0" / "ledger.jsonl", "site-00", wishes, "client")
+            site_ledger = SiteLedger(tmp_path / "site-0" / "ledger.jsonl", "site-00", requirements, "client")
             with pytest.raises(Refused, match="owner's 4"):
-                purse.agree(*plan(1.633), seeded=False)
-            purse.close()
+                site_ledger.agree(*plan(1.633), seeded=False)
+            site_ledger.close()
         assert not told
     count, event = charged(tmp_path / "site-0")
     assert count == 2
@@ -73,33 +73,33 @@ def test_the_budget_is_of_all_runs_together(tmp_path):
 
 
 def plan(noise, name="trusted-curator", clients=4, rounds=3):
-    given = {"algorithm": name, "clients.sampling": "all", "per_round.noise": noise}
+    given = {"algorithm": name, "clients.sampling": "all", "per_round.noise_multiplier": noise}
     return configure(given).algorithm, Setting(clients, rounds)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "name", "noise", "words"),
+    ("requirements", "name", "noise", "words"),
     [
-        (Wishes(noise=2.0), "trusted-curator", 1.633, "least noise for a client is 1.633"),
-        (Wishes(noise=1.5), "trusted-curator", "linear:2:1", "least noise for a client is 1.33333"),
-        (Wishes(epsilon=8.0, observer="server"), "trusted-curator", 1.633, "each update reaches the server"),
-        (Wishes(epsilon=0.1), "trusted-curator", 1.633, "owner's 0.1"),
-        (Wishes(epsilon=8.0), "geyer", 1.2, "median"),
+        (Requirements(noise=2.0), "trusted-curator", 1.633, "least noise for a client is 1.633"),
+        (Requirements(noise=1.5), "trusted-curator", "linear:2:1", "least noise for a client is 1.33333"),
+        (Requirements(epsilon=8.0, observer="server"), "trusted-curator", 1.633, "each update reaches the server"),
+        (Requirements(epsilon=0.1), "trusted-curator", 1.633, "owner's 0.1"),
+        (Requirements(epsilon=8.0), "geyer", 1.2, "median"),
     ],
 )
-def test_a_plan_with_less_than_was_agreed_is_refused(tmp_path, wishes, name, noise, words):
-    purse = Purse(tmp_path / "ledger.jsonl", "site", wishes, "client")
+def test_a_plan_with_less_than_was_agreed_is_refused(tmp_path, requirements, name, noise, words):
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", requirements, "client")
     with pytest.raises(Refused, match=words):
-        purse.agree(*plan(noise, name), seeded=False)
-    assert purse.rounds == 0
-    purse.close()
+        site_ledger.agree(*plan(noise, name), seeded=False)
+    assert site_ledger.rounds == 0
+    site_ledger.close()
 
 
 def test_noise_that_follows_from_a_seed_is_none(tmp_path):
-    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(noise=0.1), "client")
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(noise=0.1), "client")
     with pytest.raises(Refused, match="follows from a seed"):
-        purse.agree(*plan(1.633), seeded=True)
-    purse.close()
+        site_ledger.agree(*plan(1.633), seeded=True)
+    site_ledger.close()
 
 
 def test_the_least_noise_is_that_of_the_unit():
@@ -107,23 +107,23 @@ def test_the_least_noise_is_that_of_the_unit():
     assert least_noise(algorithm("fedavg"), setting, "client") == 0
     assert least_noise(algorithm("trusted-curator"), setting, "client") == 1.633
     assert least_noise(algorithm("end-to-end-private"), setting, "client") == 1.633
-    assert least_noise(algorithm("end-to-end-private"), setting, "example") == 4.0
-    assert least_noise(algorithm("fed-cdp"), setting, "example") == 3.0  # 6, but a gradient of 4 layers may be 2 C
+    assert least_noise(algorithm("end-to-end-private"), setting, "record") == 4.0
+    assert least_noise(algorithm("fed-cdp"), setting, "record") == 3.0  # 6, but a gradient of 4 layers may be 2 C
     assert least_noise(algorithm("fed-cdp"), setting, "client") == 0
     assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
 
 
 def test_a_site_is_charged_for_the_records_that_it_has(tmp_path):
     """The federation is for sites of 20 to 2,600 records: this one has 100, and is charged for that."""
-    method = configure({"algorithm": "dp-sgd", "examples.batch": 20, "per_step.noise": 8.0}).algorithm
+    method = configure({"algorithm": "dp-sgd", "records.batch": 20, "per_step.noise_multiplier": 8.0}).algorithm
     terms = Setting(12, 3, sizes=(20, 2600), bounds=True, all_answer=False)
-    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(unit="example"), "example")
-    purse.charge(method, terms, range(1), 1, records=100)
-    purse.close()
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(unit="record"), "record")
+    site_ledger.charge(method, terms, range(1), 1, records=100)
+    site_ledger.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         here = replace(terms, sizes=(100,), bounds=False)
-        expected = Compose(tuple(round_event(method, here, t, "example", "release") for t in (0, 1)))
-        assert ledger.charged_event("example", "release") == expected
+        expected = Compose(tuple(round_event(method, here, t, "record", "release") for t in (0, 1)))
+        assert ledger.charged_event("record", "release") == expected
         assert ledger.charged_event("client", "release") == Compose(
             tuple(round_event(method, terms, t, "client", "release") for t in (0, 1))
         )
@@ -135,23 +135,23 @@ def test_a_site_is_charged_for_the_records_that_it_has(tmp_path):
 )
 def test_wishes_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ConfigError, match="--require-"):
-        Wishes(**wrong)
+        Requirements(**wrong)
 
 
 @pytest.fixture
-def heard(tmp_path):
-    """The letters of an earlier run, and a new site that has agreed to its terms."""
+def replies(tmp_path):
+    """The messages of an earlier run, and a new site that has agreed to its terms."""
     _, grid = served(tmp_path, curator(3))
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
     yield site, asked(grid, TERMS), asked(grid, ROUND)
     site.close()
 
 
-def test_every_round_asked_for_is_charged_and_those_between(heard, tmp_path):
-    site, terms, letter = heard
+def test_every_round_asked_for_is_charged_and_those_between(replies, tmp_path):
+    site, terms, message = replies
     site.answer(TERMS, terms)
     for t, so_far in ((0, 1), (0, 2), (2, 4), (2, 5), (1, 6)):
-        answer = site.answer(ROUND, Parcel(letter.values | {"round": t}, letter.vectors))
+        answer = site.answer(ROUND, Payload(message.values | {"round": t}, message.vectors))
         assert "refused" not in answer.values
         site.close()
         assert charged(tmp_path / "new")[0] == so_far
@@ -159,28 +159,35 @@ def test_every_round_asked_for_is_charged_and_those_between(heard, tmp_path):
     assert verify(tmp_path / "new" / "ledger.jsonl").whole
 
 
-def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(heard, tmp_path):
-    site, terms, letter = heard
+def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(replies, tmp_path):
+    site, terms, message = replies
     site.answer(TERMS, terms)
-    site.answer(ROUND, letter)
+    site.answer(ROUND, message)
     site.close()
     site = Site(site.owner)
-    said = {key: letter.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3}
-    assert "refused" not in site.answer(END, Parcel(said)).values
+    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3}
+    assert "refused" not in site.answer(END, Payload(said)).values
     assert site.ended == "rounds"
-    site.answer(END, Parcel(said))
+    site.answer(END, Payload(said))
     site.close()
     assert charged(tmp_path / "new")[0] == 3
 
 
 def test_against_the_server_no_lot_is_believed(tmp_path):
     """Of 1,000 clients ten come, and this one is asked again and again: each answer costs a change of two clips."""
-    given = {"algorithm": "fed-sdp", "per_update.at": "client", "per_update.noise": 4.0, "clients.cohort": 10}
+    given = {
+        "algorithm": "fed-sdp",
+        "per_update.at": "client",
+        "per_update.noise_multiplier": 4.0,
+        "clients.cohort": 10,
+    }
     method, setting = configure(given).algorithm, Setting(1000, 30, all_answer=False)
-    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(epsilon=8.0, observer="server"), "client")
-    purse.charge(method, setting, range(3), 3)
-    purse.charge(method, setting, range(4, 4), 4)
-    purse.close()
+    site_ledger = SiteLedger(
+        tmp_path / "ledger.jsonl", "site", Requirements(epsilon=8.0, observer="server"), "client"
+    )
+    site_ledger.charge(method, setting, range(3), 3)
+    site_ledger.charge(method, setting, range(4, 4), 4)
+    site_ledger.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         true = epsilon(Repeat(Gaussian(2.0), 2), 1e-5).epsilon
         assert epsilon(ledger.charged_event("client", "server"), 1e-5).epsilon == pytest.approx(true, rel=1e-3)
@@ -190,13 +197,13 @@ def test_against_the_server_no_lot_is_believed(tmp_path):
 def test_where_it_shows_who_took_part_no_lot_is_believed(tmp_path, observer):
     """A record's noise is in its client's own update: released models may show whether that came."""
     given = {"algorithm": "dp-sgd", "clients.sampling": "fixed-size", "clients.cohort": 10}
-    given |= {"examples.batch": 100, "local.steps": 1, "per_step.noise": 4.0}
+    given |= {"records.batch": 100, "local.steps": 1, "per_step.noise_multiplier": 4.0}
     method, setting = configure(given).algorithm, Setting(1000, 30, sizes=(100,), all_answer=False)
-    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(), "example")
-    purse.charge(method, setting, range(3), 3)
-    purse.close()
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(), "record")
+    site_ledger.charge(method, setting, range(3), 3)
+    site_ledger.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        assert leaves(ledger.charged_event("example", observer)) == {Gaussian(4.0): 1}
+        assert leaves(ledger.charged_event("record", observer)) == {Gaussian(4.0): 1}
 
 
 @pytest.mark.parametrize("at", ["server", "client"])
@@ -213,52 +220,52 @@ def test_a_site_is_charged_for_noise_on_updates_without_amplification(tmp_path, 
     setting = Setting(clients, rounds, all_answer=False)
     told = Terms("run", to_toml(config), setting, digits.classes, digits.input_shape, 650, None)
     site = Site(Owner("site", tmp_path, reader("digits", part=0)))
-    assert "agreed" in site.answer(TERMS, Parcel({"terms": told.text, "round": 0})).values
+    assert "agreed" in site.answer(TERMS, Payload({"terms": told.text, "round": 0})).values
     for t in mine:
-        names = Question("run", told.digest, 0, Moment(t, rounds)).names
-        assert "refused" not in site.answer(ROUND, Parcel(names, {"model": torch.zeros(650)})).values
+        names = Request("run", told.digest, 0, RoundIndex(t, rounds)).names
+        assert "refused" not in site.answer(ROUND, Payload(names, {"model": torch.zeros(650)})).values
     ended = {"run": "run", "terms": told.digest, "why": "rounds", "round": rounds}
-    assert "refused" not in site.answer(END, Parcel(ended)).values
+    assert "refused" not in site.answer(END, Payload(ended)).values
     site.close()
 
     def cost(event):
-        return epsilon(event, 1e-5, neighbours="replace-one").epsilon
+        return epsilon(event, 1e-5, adjacency="replace-one").epsilon
 
-    planned = whole_run(config.algorithm, told.charged, rounds, "example", "release")
+    planned = whole_run(config.algorithm, told.charged, rounds, "record", "release")
     amplified = Repeat(Sampled("fixed-size", 0.1, Gaussian(6.0)), rounds)
     assert (cost(planned), cost(amplified)) == (pytest.approx(5.46, abs=0.01), pytest.approx(1.48, abs=0.01))
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert sum(intent.round - intent.first + 1 for intent in ledger.charged) == rounds
-        event = ledger.charged_event("example", "release")
+        event = ledger.charged_event("record", "release")
     assert cost(event) == pytest.approx(cost(Repeat(Gaussian(6.0), len(mine))), rel=1e-3)
     assert cost(event) > 4.6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("false", [{"sizes": [10**7]}, {"all_answer": True}])
-def test_terms_that_count_on_other_sites_than_they_say_are_refused(heard, false):
-    site, terms, _ = heard
+def test_terms_that_count_on_other_sites_than_they_say_are_refused(replies, false):
+    site, terms, _ = replies
     told = json.loads(terms.values["terms"])
     told["setting"] |= false
-    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     assert "count on other sites" in answer.values["refused"]
 
 
-def test_terms_with_another_number_of_layers_are_refused(heard, tmp_path):
-    site, terms, letter = heard
+def test_terms_with_another_number_of_layers_are_refused(replies, tmp_path):
+    site, terms, message = replies
     told = json.loads(terms.values["terms"])
     told["setting"]["layers"] = 7
-    agreed = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0})).values["agreed"]
-    answer = site.answer(ROUND, Parcel(letter.values | {"terms": agreed}, letter.vectors))
+    agreed = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0})).values["agreed"]
+    answer = site.answer(ROUND, Payload(message.values | {"terms": agreed}, message.vectors))
     assert "layers here, 7 there" in answer.values["refused"]
     site.close()
     assert charged(tmp_path / "new")[0] == 0
 
 
-def test_a_late_joiner_pays_from_when_it_joined(heard, tmp_path):
-    site, terms, letter = heard
-    site.answer(TERMS, Parcel(terms.values | {"round": 2}))
-    site.answer(ROUND, Parcel(letter.values | {"round": 2}, letter.vectors))
+def test_a_late_joiner_pays_from_when_it_joined(replies, tmp_path):
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 2}))
+    site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
     site.close()
     count, event = charged(tmp_path / "new")
     ((leaf, times),) = without_sampler(leaves(event))[0].items()
@@ -278,52 +285,52 @@ def test_a_late_joiner_pays_from_when_it_joined(heard, tmp_path):
         ({"noise": 0}, "not asked for"),
     ],
 )
-def test_a_site_answers_only_what_it_agreed_to(heard, tmp_path, changes, words):
-    site, terms, letter = heard
+def test_a_site_answers_only_what_it_agreed_to(replies, tmp_path, changes, words):
+    site, terms, message = replies
     site.answer(TERMS, terms)
-    answer = site.answer(ROUND, Parcel(letter.values | changes, letter.vectors))
+    answer = site.answer(ROUND, Payload(message.values | changes, message.vectors))
     assert words in answer.values["refused"]
     assert not answer.vectors
     site.close()
     assert charged(tmp_path / "new")[0] == 0
 
 
-def test_terms_from_another_version_are_refused(heard):
-    site, terms, _ = heard
+def test_terms_from_another_version_are_refused(replies):
+    site, terms, _ = replies
     told = json.loads(terms.values["terms"]) | {"more": 1}
-    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     assert "more than is known here" in answer.values["refused"]
-    answer = site.answer(TERMS, Parcel({"terms": "[" * 100_000, "round": 0}))
+    answer = site.answer(TERMS, Payload({"terms": "[" * 100_000, "round": 0}))
     assert "cannot be understood" in answer.values["refused"]
 
 
-def test_no_code_is_imported_because_the_coordinator_says_so(heard):
-    site, terms, _ = heard
+def test_no_code_is_imported_because_the_coordinator_says_so(replies):
+    site, terms, _ = replies
     told = json.loads(terms.values["terms"])
     told["config"] = told["config"].replace('model = "linear"', 'model = "antigravity:Net"')
-    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     assert "--model antigravity:Net" in answer.values["refused"]
 
 
-def test_data_that_do_not_fit_are_refused(tmp_path, heard):
-    _, terms, _ = heard
+def test_data_that_do_not_fit_are_refused(tmp_path, replies):
+    _, terms, _ = replies
     site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
     told = []
-    site._tell = told.append
+    site._log = told.append
     assert "its own terminal says what" in site.answer(TERMS, terms).values["refused"]
     assert "shape (30,)" in told[0]
     site.close()
 
 
-def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, heard):
+def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, replies):
     """The coordinator says which column is the label: what stands in it is for the owner's eyes."""
-    _, terms, _ = heard
+    _, terms, _ = replies
     (tmp_path / "own.csv").write_text("age,ill\n29.3,0\n31.5,1\n44.1,0\n")
     told = json.loads(terms.values["terms"])
     told["config"] = told["config"].replace('label = "label"', 'label = "age"')
     said = []
     site = Site(Owner("own", tmp_path / "own", reader(str(tmp_path / "own.csv"))), said.append)
-    answer = site.answer(TERMS, Parcel({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     site.close()
     assert "label 29.3" in said[0], said
     for word in ("29.3", "31.5", "own.csv", "age"):

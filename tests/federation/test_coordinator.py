@@ -16,14 +16,14 @@ import shoal
 from shoal.accounting import accountants
 from shoal.algorithms.charges import whole_run
 from shoal.errors import ConfigError
-from shoal.federation.messages import Spoilt
+from shoal.federation.messages import InvalidMessage
 from shoal.federation.terms import ROUND, TERMS, Terms
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import NoisyClip, QuantileClip
 from shoal.prepare import prepare
 from shoal.random.streams import Streams
-from shoal.training.round import leaving
-from shoal.training.round_index import Moment
+from shoal.training.round import protected_updates
+from shoal.training.round_index import RoundIndex
 from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
 from support.small_federation import IN_TURN, NAMES
 
@@ -41,14 +41,14 @@ def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
 
 def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
     given = settings("dp-sgd", data__partition="dirichlet", examples__rate=0.1, examples__nominal_records=50)
-    del given["examples.batch"], given["local.steps"]
+    del given["records.batch"], given["local.steps"]
     result, _ = served(tmp_path, given)
     assert farthest(result, simulated(tmp_path, given)) <= 1e-5
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
     record = shoal.config.configure(given).algorithm
-    done = whole_run(record, Setting(SITES, ROUNDS, sizes=(300,)), ROUNDS, "example", "server")
-    expected = accountants.epsilon(done, 1e-5, neighbours="replace-one").epsilon
-    assert proven["example", "server"] == pytest.approx(expected)
+    done = whole_run(record, Setting(SITES, ROUNDS, sizes=(300,)), ROUNDS, "record", "server")
+    expected = accountants.epsilon(done, 1e-5, adjacency="replace-one").epsilon
+    assert proven["record", "server"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", IN_TURN)
@@ -58,7 +58,7 @@ def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_
     _, simulator = prepare(shoal.config.configure(settings(name)), None, None)
     written = shoal.config.to_toml(shoal.config.configure(settings(name)))
     terms = Terms("run", written, simulator.setting, ("0", "1"), (1, 8, 8), 650, None)
-    with pytest.raises(Spoilt, match=f"algorithm {name}: clients that come in turn"):
+    with pytest.raises(InvalidMessage, match=f"algorithm {name}: clients that come in turn"):
         Terms.read(terms.text).settings  # noqa: B018
 
 
@@ -86,29 +86,29 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
     _, grid = served(tmp_path, given)
     _, simulator = prepare(shoal.config.configure(given), None, None)
     record = simulator.cohort.algorithm
-    letters = [(kind, node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("to", ROUND)]
-    answers = [(node, parcel) for to, node, kind, parcel in grid.wire if (to, kind) == ("from", ROUND)]
-    assert letters
-    assert len(letters) == len(answers)
+    messages = [(kind, node, payload) for to, node, kind, payload in grid.wire if (to, kind) == ("to", ROUND)]
+    answers = [(node, payload) for to, node, kind, payload in grid.wire if (to, kind) == ("from", ROUND)]
+    assert messages
+    assert len(messages) == len(answers)
     extras = set()
     extras |= {"records"} if record.aggregate.weights == "size" else set()
     extras |= {"below"} if isinstance(record.per_update, QuantileClip) else set()
-    extras |= {"share"} if hasattr(record.per_example, "count_noise") else set()
-    for (_, _, letter), (_, answer) in zip(letters, answers, strict=True):
-        assert set(letter.values) - {"clip"} == NAMED
-        assert set(letter.vectors) == {"model"}
+    extras |= {"share"} if hasattr(record.per_record, "count_noise") else set()
+    for (_, _, message), (_, answer) in zip(messages, answers, strict=True):
+        assert set(message.values) - {"clip"} == NAMED
+        assert set(message.vectors) == {"model"}
         assert set(answer.values) == NAMED | extras
         assert set(answer.vectors) == {"update"}
-        memory = {"clip": torch.tensor(letter.values["clip"])} if "clip" in letter.values else {}
-        moment = Moment(letter.values["round"], ROUNDS, letter.values["attempt"])
-        client = np.array([letter.values["number"]])
-        part = simulator.cohort.updates(client, letter.vectors["model"], memory, moment)
+        memory = {"clip": torch.tensor(message.values["clip"])} if "clip" in message.values else {}
+        index = RoundIndex(message.values["round"], ROUNDS, message.values["attempt"])
+        client = np.array([message.values["number"]])
+        part = simulator.cohort.updates(client, message.vectors["model"], memory, index)
         sent = part.updates
         per_update = record.per_update
         later = isinstance(per_update, NoisyClip) and per_update.at == "server"
-        if per_update is not None and not per_update.waits_for_cohort and not later:
-            bound = per_update.bound(memory, moment.t, ROUNDS, None)
-            sent = leaving(simulator.cohort, part, bound, moment)
+        if per_update is not None and not per_update.needs_cohort_norms and not later:
+            bound = per_update.bound(memory, index.t, ROUNDS, None)
+            sent = protected_updates(simulator.cohort, part, bound, index)
             if isinstance(per_update, QuantileClip):
                 assert answer.values["below"] == int(part.norms[0] <= bound)
         assert torch.allclose(answer.vectors["update"], sent[0], atol=1e-6)
@@ -116,8 +116,8 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
             assert answer.values["records"] == simulator.cohort.federation.sizes(client)[0]
         if "share" in extras:
             assert math.isclose(answer.values["share"], float(part.shares[0]), abs_tol=1e-5)
-    hellos = [parcel for to, _, kind, parcel in grid.wire if (to, kind) == ("from", TERMS)]
-    assert all(set(parcel.values) == {"agreed", "name"} and not parcel.vectors for parcel in hellos)
+    hellos = [payload for to, _, kind, payload in grid.wire if (to, kind) == ("from", TERMS)]
+    assert all(set(payload.values) == {"agreed", "name"} and not payload.vectors for payload in hellos)
 
 
 def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
@@ -126,10 +126,12 @@ def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
     result, grid = served(tmp_path, given)
     assert farthest(result, simulated(tmp_path, given)) <= 1e-4  # noise of 24 on every number
     _, simulator = prepare(shoal.config.configure(given), None, None)
-    letter, answer = (next(p for to, _, kind, p in grid.wire if (to, kind) == (way, ROUND)) for way in ("to", "from"))
+    message, answer = (
+        next(p for to, _, kind, p in grid.wire if (to, kind) == (way, ROUND)) for way in ("to", "from")
+    )
     quiet = replace(simulator.cohort, streams=Streams(99))
-    client = np.array([letter.values["number"]])
-    part = quiet.updates(client, letter.vectors["model"], {}, Moment(0, 1, 0))
+    client = np.array([message.values["number"]])
+    part = quiet.updates(client, message.vectors["model"], {}, RoundIndex(0, 1, 0))
     scale = float(answer.vectors["update"].std())
     assert float(part.norms[0]) < 24  # the update itself is small beside it
     assert 0.98 * 24 < scale < 1.02 * 24  # 52,650 numbers: off by 2% once in 10^10 times
@@ -158,7 +160,7 @@ def test_fresh_noise_is_of_no_seed(tmp_path):
         ({"baseline": True}, "which is not here"),
         ({"federation.seeded": False, "noise_seed": 3}, "noise_seed needs"),
         ({"federation.deadline": 0.0}, "federation.deadline must be > 0"),
-        ({"federation.most_records": 5}, "given together"),
+        ({"federation.max_records": 5}, "given together"),
         ({"federation.aggregation": "secure"}, "fedavg does not"),
         ({"federation.deadlin": 5.0}, "did you mean 'federation.deadline'"),
     ],

@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.federation.flower.apps import owner
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.site import AT_HOME, Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import TERMS, Terms
@@ -45,7 +45,7 @@ def answer(folder, name, *allowed, model="linear", more=""):
     terms = Terms("run", written, setting, digits.classes, digits.input_shape, 650, None)
     site = Site(Owner("site", folder / "site", reader("digits", part=0), plugins=allowed))
     try:
-        return site.answer(TERMS, Parcel({"terms": terms.text, "round": 0})).values
+        return site.answer(TERMS, Payload({"terms": terms.text, "round": 0})).values
     finally:
         site.close()
 

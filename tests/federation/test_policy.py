@@ -15,17 +15,17 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation import consent
-from shoal.federation.consent import Purse, Wishes, least_noise
+from shoal.federation.consent import Requirements, SiteLedger, least_noise
 from shoal.federation.flower.apps import owner
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.policy import Bounds
 from shoal.federation.site import AT_HOME, Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
-from shoal.federation.validation import Question
+from shoal.federation.validation import Request
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 SAID = {
     "algorithm": "fed-sdp",
@@ -34,18 +34,18 @@ SAID = {
     "data.name": "digits",
     "data.clients": 2,
     "clients.sampling": "all",
-    "examples.batch": 5,
+    "records.batch": 5,
     "local.steps": 2,
     "per_update.at": "client",
-    "per_update.noise": 6.0,
+    "per_update.noise_multiplier": 6.0,
     "engine.threads": 1,
     "engine.device": "cpu",
 }
-STRICT = Wishes(epsilon=50.0, noise=1.0, unit="example", observer="server")
+STRICT = Requirements(epsilon=50.0, noise=1.0, unit="record", observer="server")
 
 
 RECORDS = {key: value for key, value in SAID.items() if not key.startswith("per_update")} | {"algorithm": "dp-sgd"}
-ADAPTIVE = RECORDS | {"algorithm": "geyer-private", "per_update.count_noise": 3.0}
+ADAPTIVE = RECORDS | {"algorithm": "geyer-private", "per_update.count_noise_multiplier": 3.0}
 TINY = "is 1e-09, this site takes 1e-06 to 1e+06 (its --bound clip=LOW:HIGH)"
 
 
@@ -55,17 +55,17 @@ def terms(given, rounds=None):
     return Terms("run", to_toml(config), setting, digits.classes, digits.input_shape, 650, None)
 
 
-def site(folder, *bounds, wishes=STRICT):
-    return Site(Owner("site", folder, reader("digits", part=0), wishes, bounds=Bounds.read(bounds)))
+def site(folder, *bounds, requirements=STRICT):
+    return Site(Owner("site", folder, reader("digits", part=0), requirements, bounds=Bounds.read(bounds)))
 
 
 def agreed(here, offered):
-    return here.answer(TERMS, Parcel({"terms": offered.text, "round": 0})).values
+    return here.answer(TERMS, Payload({"terms": offered.text, "round": 0})).values
 
 
 def asked(here, offered, model, t=0, **values):
-    names = Question("run", offered.digest, 0, Moment(t, offered.setting.rounds)).names
-    return here.answer(ROUND, Parcel(names | values, {"model": model}))
+    names = Request("run", offered.digest, 0, RoundIndex(t, offered.setting.rounds)).names
+    return here.answer(ROUND, Payload(names | values, {"model": model}))
 
 
 def charged(here):
@@ -79,21 +79,21 @@ def charged(here):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (SAID | {"per_update.clip": 1e-9}, f"per_update.clip {TINY}"),
-        (SAID | {"per_update.clip": 1e8}, "per_update.clip is 1e+08"),
-        (SAID | {"per_update.clip": "decay:1:0.5:1e-9"}, "per_update.clip in round 100 of 100 (decay:1:0.5:1e-9) is"),
-        (SAID | {"per_update.clip": "exponential:1e-9:1"}, "per_update.clip in round 1 of 100 (exponential:"),
-        (RECORDS | {"per_example.clip": 1e-9}, f"per_example.clip {TINY}"),
-        (ADAPTIVE | {"per_update.initial": 1e-9}, f"per_update.initial {TINY}"),
+        (SAID | {"per_update.clip_norm": 1e-9}, f"per_update.clip_norm {TINY}"),
+        (SAID | {"per_update.clip_norm": 1e8}, "per_update.clip_norm is 1e+08"),
+        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is"),
+        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "clip_norm in round 1 of 100 (exponential:"),
+        (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
+        (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
         (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site takes 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
         (SAID | {"local.lr": 0.0}, "local.lr is 0,"),
         (SAID | {"local.lr": "linear:0.1:1e6"}, "local.lr in round 100 of 100 (linear:0.1:1e6) is 990000"),
         (SAID | {"local.lr": "cyclic:1e-7:2"}, "local.lr in round 50 of 100 (cyclic:1e-7:2) is 9.86636e-11"),
         (SAID | {"local.steps": 20_000}, "local.steps is 20000, this site takes 1 to 10000 (its --bound steps="),
-        (RECORDS | {"examples.sampling": "with-replacement", "examples.batch": 10**9}, "examples.batch is 1e+09"),
+        (RECORDS | {"records.sampling": "with-replacement", "records.batch": 10**9}, "records.batch is 1e+09"),
         (SAID | {"data.clients": 10**10}, "data.clients is 1e+10, this site takes 1 to 1e+06"),
         (SAID | {"rounds": 20_000}, "rounds is 20000, this site takes 1 to 10000 (its --bound rounds=LOW:HIGH)"),
-        (SAID | {"per_update.noise": "exponential:6:1e-9"}, "its least noise for a example is 1.25"),
+        (SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"}, "its least noise for a example is 1.25"),
     ],
 )  # fmt: skip
 def test_terms_outside_the_bounds_are_refused_by_name(tmp_path, given, words):
@@ -105,8 +105,8 @@ def test_terms_outside_the_bounds_are_refused_by_name(tmp_path, given, words):
 def test_steps_that_follow_from_the_data_are_for_the_owner_to_know(tmp_path):
     """How many steps an epoch takes tells how many records there are."""
     words = []
-    here = site(tmp_path, "steps=:20", wishes=Wishes())
-    here._tell = words.append
+    here = site(tmp_path, "steps=:20", requirements=Requirements())
+    here._log = words.append
     given = {key: value for key, value in SAID.items() if not key.startswith(("per_update", "local"))}
     assert agreed(here, terms(given | {"algorithm": "fedavg", "local.epochs": 3}))["refused"] == AT_HOME
     assert "local steps a round is" in words[0]
@@ -125,13 +125,13 @@ def test_a_refusal_costs_the_same_however_many_rounds_there_are(tmp_path, monkey
 def test_agreeing_costs_the_same_however_many_rounds_there_are(tmp_path, monkeypatch, noise):
     calls = []
     monkeypatch.setattr(consent, "charges", lambda *given: (calls.append(given), charges(*given))[1])
-    record = configure(SAID | {"per_update.noise": noise}).algorithm
+    record = configure(SAID | {"per_update.noise_multiplier": noise}).algorithm
     setting = Setting(2, 10**15, all_answer=False)
-    purse = Purse(
-        tmp_path / "ledger.jsonl", "site", Wishes(epsilon=50.0, unit="example", observer="server"), "client"
+    site_ledger = SiteLedger(
+        tmp_path / "ledger.jsonl", "site", Requirements(epsilon=50.0, unit="record", observer="server"), "client"
     )
-    purse.agree(record, setting, seeded=False)
-    purse.close()
+    site_ledger.agree(record, setting, seeded=False)
+    site_ledger.close()
     assert 1 <= len(calls) <= 2
     assert least_noise(record, setting, "client") == pytest.approx({6.0: 6, "linear:6:3": 3}.get(noise, 3.3))
 
@@ -139,10 +139,10 @@ def test_agreeing_costs_the_same_however_many_rounds_there_are(tmp_path, monkeyp
 def test_rounds_that_were_missed_are_charged_together_and_in_full(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(consent, "charges", lambda *given: (calls.append(given), charges(*given))[1])
-    given = {"algorithm": "trusted-curator", "clients.sampling": "all", "per_round.noise": 100.0}
-    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(epsilon=8.0), "client")
-    purse.charge(configure(given).algorithm, Setting(2, 5000), range(3999), 3999)
-    purse.close()
+    given = {"algorithm": "trusted-curator", "clients.sampling": "all", "per_round.noise_multiplier": 100.0}
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(epsilon=8.0), "client")
+    site_ledger.charge(configure(given).algorithm, Setting(2, 5000), range(3999), 3999)
+    site_ledger.close()
     assert len(calls) == 2
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert [(intent.first, intent.round) for intent in ledger.charged] == [(1, 3999), (4000, 4000)]
@@ -151,10 +151,10 @@ def test_rounds_that_were_missed_are_charged_together_and_in_full(tmp_path, monk
 
 
 def test_a_schedule_is_charged_round_by_round(tmp_path):
-    given = {"algorithm": "trusted-curator", "clients.sampling": "all", "per_round.noise": "linear:20:10"}
-    purse = Purse(tmp_path / "ledger.jsonl", "site", Wishes(), "client")
-    purse.charge(configure(given).algorithm, Setting(2, 10), range(3))
-    purse.close()
+    given = {"algorithm": "trusted-curator", "clients.sampling": "all", "per_round.noise_multiplier": "linear:20:10"}
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(), "client")
+    site_ledger.charge(configure(given).algorithm, Setting(2, 10), range(3))
+    site_ledger.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.charged_event("client", "release").events == (Gaussian(20.0), Gaussian(19.0), Gaussian(18.0))
 
@@ -162,11 +162,11 @@ def test_a_schedule_is_charged_round_by_round(tmp_path):
 def test_the_end_of_a_run_charges_what_the_budget_pays_for(tmp_path):
     """Epsilon 8 at delta 1e-5 pays for a good part of 1,000 rounds, and not for all."""
     given = {key: value for key, value in SAID.items() if not key.startswith("per_update")}
-    given |= {"algorithm": "trusted-curator", "per_round.noise": 10.0, "rounds": 1000}
-    here = site(tmp_path, wishes=Wishes(epsilon=8.0))
+    given |= {"algorithm": "trusted-curator", "per_round.noise_multiplier": 10.0, "rounds": 1000}
+    here = site(tmp_path, requirements=Requirements(epsilon=8.0))
     offered = terms(given)
     assert "agreed" in agreed(here, offered)
-    here.answer(END, Parcel({"run": "run", "terms": offered.digest, "why": "rounds", "round": 1000}))
+    here.answer(END, Payload({"run": "run", "terms": offered.digest, "why": "rounds", "round": 1000}))
     last, next_one = (epsilon(Repeat(Gaussian(10.0), charged(here) + more), 1e-5).epsilon for more in (0, 1))
     assert last <= 8 < next_one
 
@@ -191,7 +191,7 @@ def test_a_model_that_no_training_makes_is_refused_before_it_is_charged(tmp_path
 
 @pytest.mark.parametrize("clip", [1e-9, 1e9, math.nan])
 def test_a_clip_that_adapts_stays_within_the_bounds(tmp_path, clip):
-    here, offered = site(tmp_path, wishes=Wishes()), terms(ADAPTIVE)
+    here, offered = site(tmp_path, requirements=Requirements()), terms(ADAPTIVE)
     assert "agreed" in agreed(here, offered)
     answer = asked(here, offered, torch.zeros(650), clip=clip)
     assert answer.values["refused"].startswith("this round's clip is")
@@ -204,7 +204,7 @@ def test_a_clip_that_adapts_stays_within_the_bounds(tmp_path, clip):
 @pytest.mark.parametrize(("clip", "lr"), [(1e-6, 1e4), (1e-6, 1e-9), (1e6, 1e4), (1e6, 1e-9)])
 def test_at_the_edges_of_the_bounds_an_update_is_clipped_and_has_its_noise(tmp_path, clip, lr, sampling, weight):
     """One record a step. Noise of norm 6 (sqrt(650) + 10) comes once in e^50 times, of less than 6 x 15 as rarely."""
-    given = SAID | {"per_update.clip": clip, "local.lr": lr, "examples.batch": 1, "examples.sampling": sampling}
+    given = SAID | {"per_update.clip_norm": clip, "local.lr": lr, "records.batch": 1, "records.sampling": sampling}
     here, offered = site(tmp_path), terms(given)
     assert "agreed" in agreed(here, offered)
     model = torch.full((650,), weight) * torch.linspace(-1, 1, 650).sign()

@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from support.federations import BAD, farthest, full_cohort, in_rounds, named, served, settings, with_update
 from support.loopback import with_sites
 
@@ -44,11 +44,11 @@ TAMPERED = {
     "a round that is text": (named(round="0"), "its round"),
     "one value more": (named(weight=10**9), "not asked for"),
     "one vector more": (
-        lambda kind, answer: Parcel(answer.values, {**answer.vectors, "more": torch.zeros(1)}),
+        lambda kind, answer: Payload(answer.values, {**answer.vectors, "more": torch.zeros(1)}),
         "bytes",
     ),
-    "no update": (lambda kind, answer: Parcel(answer.values), "missing"),
-    "nothing": (lambda kind, answer: Parcel({}), "missing"),
+    "no update": (lambda kind, answer: Payload(answer.values), "missing"),
+    "nothing": (lambda kind, answer: Payload({}), "missing"),
 }
 
 
@@ -57,7 +57,7 @@ def silent(tmp_path_factory):
     """The run in which that site answers nothing."""
     folder = tmp_path_factory.mktemp("silent")
     grid = with_sites(folder, 4)
-    grid.changes[BAD] = in_rounds(lambda kind, answer: Parcel({"refused": "not today"}))
+    grid.changes[BAD] = in_rounds(lambda kind, answer: Payload({"refused": "not today"}))
     return served(folder, full_cohort(), grid)[0]
 
 
@@ -96,7 +96,7 @@ def test_a_site_that_keeps_sending_bad_ones_is_left_out(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(filled(float("nan")))
     told = []
-    result, _ = served(tmp_path, full_cohort() | {"rounds": 5, "federation.strikes": 3}, grid, tell=told.append)
+    result, _ = served(tmp_path, full_cohort() | {"rounds": 5, "federation.strikes": 3}, grid, log=told.append)
     assert [line["asked"] for line in result.metrics] == [4, 4, 4, 3, 3]
     assert [line["bad_updates"] for line in result.metrics] == [1, 1, 1, 0, 0]
     assert any("site-01 (node 101)" in words and "left out" in words for words in told)
@@ -120,7 +120,7 @@ def test_a_bit_that_is_none_is_bad(tmp_path):
 
 
 def test_fedavg_takes_no_update_beyond_all_reason(tmp_path):
-    """No clip bounds it: `federation.largest` does."""
+    """No clip bounds it: `federation.max_update_norm` does."""
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(filled(1e30))
     result, _ = served(tmp_path, settings("fedavg", clients__sampling="all"), grid)
@@ -145,7 +145,7 @@ def test_an_empty_cohort_is_noise_alone(tmp_path):
     assert result.metrics[0]["noise"] > 0
 
 
-# ---------------------------------------------------------------- what a parcel may be
+# ---------------------------------------------------------------- what a payload may be
 
 
 def record(**changes):
@@ -154,10 +154,10 @@ def record(**changes):
 
 
 def test_a_parcel_comes_back_as_it_was():
-    parcel = Parcel({"a": 1, "b": "x", "c": b"\x00", "d": 0.5}, {"v": torch.tensor([1.0, -2.5e-38, 3e38])})
-    back = unpack(pack(parcel), 100)
-    assert back.values == parcel.values
-    assert torch.equal(back.vectors["v"], parcel.vectors["v"])
+    payload = Payload({"a": 1, "b": "x", "c": b"\x00", "d": 0.5}, {"v": torch.tensor([1.0, -2.5e-38, 3e38])})
+    back = unpack(pack(payload), 100)
+    assert back.values == payload.values
+    assert torch.equal(back.vectors["v"], payload.vectors["v"])
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_parcel_comes_back_as_it_was():
     ids=str,
 )
 def test_other_arrays_are_refused_unread(changes):
-    with pytest.raises(Spoilt, match="its vector"):
+    with pytest.raises(InvalidMessage, match="its vector"):
         unpack(record(**changes), 100)
 
 
@@ -193,10 +193,10 @@ def test_other_arrays_are_refused_unread(changes):
     ],
 )
 def test_other_records_are_refused(records):
-    with pytest.raises(Spoilt):
+    with pytest.raises(InvalidMessage):
         unpack(records, 100)
 
 
 def test_a_parcel_over_the_limit_is_refused():
-    with pytest.raises(Spoilt, match="at most 4"):
+    with pytest.raises(InvalidMessage, match="at most 4"):
         unpack(record(), 4)

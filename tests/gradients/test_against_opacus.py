@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shoal.gradients import network
-from shoal.mechanisms.record_clipping import ExampleClip
+from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.update_clipping import MARGIN
 from shoal.models import NETWORKS, build
 from support.layers import home
@@ -42,11 +42,11 @@ def test_norms_and_clipped_sums_are_opacus(name):
     shape = home(name)
     module = build(name, shape, 4, seed=0).double()
     x, y = torch.rand(6, *shape, dtype=torch.float64), torch.randint(0, 4, (6,))
-    fast = network(module, per_example=True)
+    fast = network(module, per_record=True)
     params = fast.layout.flatten(module).unsqueeze(0)
     tape = fast.backward(params, x.unsqueeze(0), y.unsqueeze(0), torch.ones(1, 6, dtype=torch.float64))
     squares, total = tape.squares(), torch.zeros_like(params)
-    factors = ExampleClip(CLIP).factors(squares, CLIP, {})
+    factors = RecordClip(CLIP).factors(squares, CLIP, {})
     tape.accumulate(total, 1.0, factors)
     each, clipped = of_opacus(module, x, y)
     norms = each.norm(dim=1)

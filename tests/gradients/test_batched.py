@@ -109,7 +109,7 @@ class ReachesIntoALayer(nn.Module):
 
 @pytest.mark.parametrize("model", [MixesExamples, ReachesIntoALayer])
 def test_a_model_that_rules_would_train_wrongly_goes_one_client_after_the_other(model):
-    assert not network(model(), torch.rand(5, 4)).together
+    assert not network(model(), torch.rand(5, 4)).batched
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_model_that_rules_would_train_wrongly_goes_one_client_after_the_other(
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers_without_a_rule_are_trained_one_client_after_the_other(layer):
-    assert not network(nn.Sequential(layer, nn.Linear(4, 2))).together
+    assert not network(nn.Sequential(layer, nn.Linear(4, 2))).batched
 
 
 def test_running_statistics_travel_with_the_parameters_of_each_client():

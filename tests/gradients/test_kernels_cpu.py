@@ -19,13 +19,13 @@ def everything(rule, x, params, upstream, factors):
     y, saved = rule.forward(x, params)
     grad = upstream(y)
     plain, weighted = torch.zeros_like(params), torch.zeros_like(params)
-    examples = params.new_zeros(len(x), params.shape[1])
+    records = params.new_zeros(len(x), params.shape[1])
     into_x = rule.input_gradient(saved, grad, params)
     rule.accumulate(saved, grad, plain, 0.5)
-    rule.accumulate(saved, grad, examples, 1.0)
+    rule.accumulate(saved, grad, records, 1.0)
     squares, kept = rule.squares(saved, grad)
     rule.accumulate_weighted(saved, kept, grad, factors, weighted, 2.0)
-    return y, into_x, plain, examples, squares, weighted
+    return y, into_x, plain, records, squares, weighted
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_deferred_updates_are_all_applied(make, steps):
     torch.manual_seed(0)
     module = make().double()
     net = network(module)
-    assert net.together
+    assert net.batched
     x, y = torch.rand(steps, 2, 5, 1, 28, 28, dtype=torch.float64), torch.randint(0, 10, (steps, 2, 5))
     weights = torch.tensor([[0.2] * 5, [0.5, 0.5, 0, 0, 0]], dtype=torch.float64)
     start = net.layout.flatten(module)

@@ -57,16 +57,16 @@ def test_a_convolution(conv):
         y, saved = rule.forward(x, params)
         assert isinstance(saved, torch.Tensor) == isinstance(rule, TritonConv2dRule)
         grad = torch.sin(y)
-        sums, examples, weighted = (torch.ones(rows, params.shape[1], device=DEVICE) for rows in (3, 12, 3))
+        sums, records, weighted = (torch.ones(rows, params.shape[1], device=DEVICE) for rows in (3, 12, 3))
         rule.accumulate(saved, grad, sums, 0.5)
-        rule.accumulate(saved, grad, examples, 1.0)
+        rule.accumulate(saved, grad, records, 1.0)
         squares, kept = rule.squares(saved, grad)
         rule.accumulate_weighted(saved, kept, grad, factors, weighted, -0.5)
-        found.append([y, rule.input_gradient(saved, grad, params), sums, examples, squares, weighted])
+        found.append([y, rule.input_gradient(saved, grad, params), sums, records, squares, weighted])
     for ours, theirs in zip(*found, strict=True):
         assert_alike(ours, theirs)
-    examples, squares = found[0][3] - 1, found[0][4]
-    assert_alike(squares.float(), examples.square().sum(1))
+    records, squares = found[0][3] - 1, found[0][4]
+    assert_alike(squares.float(), records.square().sum(1))
 
 
 def test_a_convolution_leaves_its_weighted_sum_as_a_product_to_whoever_adds_noise():

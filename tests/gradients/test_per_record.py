@@ -14,7 +14,7 @@ from shoal.gradients.batched import BatchedNetwork
 from shoal.gradients.layer_rule import product_squares
 from shoal.gradients.layers import rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.sequential import ExampleNetwork, GradientTape
+from shoal.gradients.sequential import GradientTape, RecordNetwork
 from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.models import NETWORKS, build
 from support.layers import convolutions
@@ -25,13 +25,13 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-13}
 def both_ways(module, x, classes=3, *, clients=None):
     """The tapes of both ways in float64, for clients with parameters of their own and some empty places."""
     module = module.double()
-    fast, slow = network(module, per_example=True), ExampleNetwork(module)
+    fast, slow = network(module, per_record=True), RecordNetwork(module)
     assert isinstance(fast, BatchedNetwork)
     start = fast.layout.flatten(module)
     params = torch.stack([start * (1 + 0.1 * k) for k in range(len(x))])
     y = torch.randint(0, classes, x.shape[:2])
-    real = (torch.rand(x.shape[:2]) > 0.2).double()
-    return params, *(way.backward(params, x, y, real) for way in (fast, slow))
+    mask = (torch.rand(x.shape[:2]) > 0.2).double()
+    return params, *(way.backward(params, x, y, mask) for way in (fast, slow))
 
 
 def assert_agree(module, x, classes=3):
@@ -42,7 +42,7 @@ def assert_agree(module, x, classes=3):
         for rule, _, _ in fast
     ] or list(range(len(squares)))
     torch.testing.assert_close(squares, slow.squares()[order], **CLOSE)
-    torch.testing.assert_close(fast.examples(), slow.examples(), **CLOSE)
+    torch.testing.assert_close(fast.records(), slow.records(), **CLOSE)
     for layers in (1, len(squares)):
         factors = torch.rand(layers, *x.shape[:2], dtype=torch.float64)
         sums = [torch.zeros_like(params), torch.zeros_like(params)]
@@ -60,11 +60,11 @@ def test_a_norm_is_not_too_small_where_products_cancel(offset, grain):
     layers = nn.Conv2d(3, 8, 6), nn.GroupNorm(8, 8), nn.GELU(), nn.Flatten(), nn.Linear(72, 10)
     module = nn.Sequential(*layers)
     x = offset * torch.rand(1, 200, 1, 1, 1) + grain * torch.rand(1, 200, 3, 8, 8)
-    x, y, real = x.expand(1, 200, 3, 8, 8), torch.zeros(1, 200, dtype=torch.int64), torch.ones(1, 200)
-    fast = network(module, per_example=True)
+    x, y, mask = x.expand(1, 200, 3, 8, 8), torch.zeros(1, 200, dtype=torch.int64), torch.ones(1, 200)
+    fast = network(module, per_record=True)
     assert isinstance(fast, BatchedNetwork)
-    tape = fast.backward(fast.layout.flatten(module).unsqueeze(0), x, y, real)
-    found, made = tape.squares().flip(0), tape.examples().double()  # the tape runs backwards
+    tape = fast.backward(fast.layout.flatten(module).unsqueeze(0), x, y, mask)
+    found, made = tape.squares().flip(0), tape.records().double()  # the tape runs backwards
     true = torch.stack([made[..., layer].square().sum(2) for layer in fast.layout.layers])
     assert (found >= 0.99999 * true).all()  # nor is NaN
     if offset == grain:
@@ -166,11 +166,11 @@ def test_in_float32_norms_are_right_to_a_few_digits_of_the_last():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.Flatten())
     module.append(nn.Linear(64 * 100, 3))
-    x, y, real = torch.rand(2, 3, 1, 14, 14), torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
+    x, y, mask = torch.rand(2, 3, 1, 14, 14), torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
     wide = copy.deepcopy(module).double()
     found, exact = (
-        network(net, per_example=True).backward(
-            torch.nn.utils.parameters_to_vector(net.parameters()).detach().repeat(2, 1), x.to(d), y, real.to(d)
+        network(net, per_record=True).backward(
+            torch.nn.utils.parameters_to_vector(net.parameters()).detach().repeat(2, 1), x.to(d), y, mask.to(d)
         ).squares().sum(0).double()
         for net, d in ((module, torch.float32), (wide, torch.float64))
     )  # fmt: skip
@@ -275,40 +275,40 @@ class Unvmappable(nn.Module):
 def test_what_rules_do_not_cover_goes_example_by_example(make):
     torch.manual_seed(0)
     module = make()
-    net = network(module, torch.rand(3, 2), per_example=True)
+    net = network(module, torch.rand(3, 2), per_record=True)
     if make is not Unvmappable:
-        assert isinstance(net, ExampleNetwork)
+        assert isinstance(net, RecordNetwork)
     start = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
     x, y = torch.rand(1, 4, 2), torch.tensor([[0, 1, 2, 0]])
-    tape = ExampleNetwork(module).backward(start[None], x, y, torch.ones(1, 4))
+    tape = RecordNetwork(module).backward(start[None], x, y, torch.ones(1, 4))
     for b in range(4):
         loss = nn.functional.cross_entropy(module(x[0, b : b + 1]), y[0, b : b + 1])
         wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
-        torch.testing.assert_close(tape.examples()[0, b], wanted)
+        torch.testing.assert_close(tape.records()[0, b], wanted)
         torch.testing.assert_close(tape.squares().sum(0)[0, b].float(), wanted.square().sum())
 
 
 def test_nor_does_a_model_that_mixes_examples_before_a_layer_that_starts_at_zero():
-    assert isinstance(network(HiddenMixing(), torch.rand(3, 2), per_example=True), ExampleNetwork)
+    assert isinstance(network(HiddenMixing(), torch.rand(3, 2), per_record=True), RecordNetwork)
 
 
 def test_products_left_to_whoever_adds_noise_belong_to_no_graph():
     module = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
-    net = network(module, per_example=True)
+    net = network(module, per_record=True)
     params, y = net.layout.flatten(module)[None], torch.zeros(1, 5, dtype=torch.int64)
     tape = net.backward(params, torch.rand(1, 5, 2), y, torch.ones(1, 5))
-    products = tape.accumulate_but(lambda product: True, torch.zeros_like(params), 1.0, torch.ones(1, 1, 5))
+    products = tape.accumulate_except(lambda product: True, torch.zeros_like(params), 1.0, torch.ones(1, 1, 5))
     assert len(products) == 2
     assert not any(part.requires_grad for product in products for part in (product.rows, product.grads))
 
 
 @pytest.mark.parametrize("make", [Twice, Tied, TiedBiases, TiedConvolutions, TiedNorms])
 def test_parameters_used_twice_are_never_clipped_by_the_sum_of_their_norms(make):
-    net = network(make(), per_example=True)
+    net = network(make(), per_record=True)
     tape = net.backward(
         net.layout.flatten(make())[None], torch.rand(1, 4, 2), torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4)
     )
-    with pytest.raises(ModelError, match=r"used twice .* engine\.together=false"):
+    with pytest.raises(ModelError, match=r"used twice .* engine\.batched=false"):
         tape.squares()
 
 
@@ -317,7 +317,7 @@ def test_parameters_used_twice_are_never_clipped_by_the_sum_of_their_norms(make)
 def test_on_cuda_a_norm_is_that_of_the_gradient_that_is_added_even_where_products_may_be_rough(side):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * side**2, 3)).cuda()
-    fast = network(module, per_example=True)
+    fast = network(module, per_record=True)
     params = fast.layout.flatten(module).unsqueeze(0)
     x, y = torch.randn(1, 1, 16, side, side, device="cuda"), torch.zeros(1, 1, dtype=torch.int64, device="cuda")
     tape = fast.backward(params, x, y, torch.ones(1, 1, device="cuda"))
@@ -338,7 +338,7 @@ def test_many_records_are_summed_in_pieces(side, kernels):
     params = torch.stack([Layout.of(module).flatten(module) * (1 + k) for k in range(2)])
     x, y = torch.rand(2, 300, 6, side, side, dtype=torch.float64), torch.zeros(2, 300, dtype=torch.int64)
     factors, sums = torch.rand(1, 2, 300, dtype=torch.float64), []
-    for way in (network(module, per_example=True, kernels=kernels), ExampleNetwork(module)):
+    for way in (network(module, per_record=True, kernels=kernels), RecordNetwork(module)):
         tape, total = way.backward(params, x, y, torch.ones(2, 300).double()), torch.zeros_like(params)
         tape.squares()
         tape.accumulate(total, 0.7, factors)
@@ -464,7 +464,7 @@ def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_
                          nn.Linear(256, 10)],
     }  # fmt: skip
     module = nn.Sequential(*layers[kind])
-    net = network(module, per_example=True)
+    net = network(module, per_record=True)
     x, y = torch.randn(width + 1, *shape), torch.randint(10, (width + 1,))
     here, shifted = (
         net.backward(net.layout.flatten(module)[None], x[None, rows], y[None, rows], torch.ones(1, width)).squares()

@@ -89,5 +89,5 @@ def test_coordinates_follow_only_what_is_released():
     "changes", [{"h1": 0}, {"h1": 1.0, "h2": 0.5}, {"h2": math.inf}, {"beta1": 1}, {"beta2": -0.1}]
 )
 def test_what_cannot_be_is_refused_by_its_key(changes):
-    with pytest.raises(ConfigError, match=r"per_example\.(h1|h2|beta1|beta2) must be"):
+    with pytest.raises(ConfigError, match=r"per_record\.(h1|h2|beta1|beta2) must be"):
         AdaClip(**changes)

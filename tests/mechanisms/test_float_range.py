@@ -22,7 +22,7 @@ from shoal.gradients.layers import rule_for
 from shoal.gradients.layout import Layout
 from shoal.gradients.sequential import GradientTape
 from shoal.mechanisms.coordinate_clipping import AdaClip, Coordinates
-from shoal.mechanisms.record_clipping import ExampleClip, MaxClip, QuantileExampleClip
+from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip
 from shoal.mechanisms.schedules import LEAST_SCALE, MOST_SCALE
 from shoal.mechanisms.sparsification import Select
 from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
@@ -85,13 +85,13 @@ def test_a_norm_is_right_for_all_finite_numbers(device, seed, span, size):
 
 def extreme(share):
     """The bound of an adaptive clip that was driven one way for long."""
-    clip, memory = QuantileClip(rate=300.0), {}
+    clip, memory = QuantileClip(clip_norm_lr=300.0), {}
     clip.move(memory, share)
     return clip.bound(memory, 0, 1, None)
 
 
 @on_devices
-@pytest.mark.parametrize("clip", [Clip(), NoisyClip(noise=0.0), MedianClip(), QuantileClip()])
+@pytest.mark.parametrize("clip", [Clip(), NoisyClip(noise_multiplier=0.0), MedianClip(), QuantileClip()])
 @given(seeds, spans, bounds)
 @many
 def test_no_update_leaves_longer_than_the_bound(device, clip, seed, span, bound):
@@ -102,7 +102,7 @@ def test_no_update_leaves_longer_than_the_bound(device, clip, seed, span, bound)
             bound = clip.bound({}, 0, 1, norms)
         elif isinstance(clip, QuantileClip):
             bound = extreme(1e3 if bound < 1 else -1e3)
-        left = clip.leave(kept.clone(), norms, bound, 0, 1, np.random.default_rng, {}).cpu()
+        left = clip.apply(kept.clone(), norms, bound, 0, 1, np.random.default_rng, {}).cpu()
     assert LEAST_SCALE <= bound <= MOST_SCALE
     assert (norms_of(left) <= bound).all()
     true, flushed = norms_of(updates), np.finfo(np.float32).tiny * 20
@@ -125,7 +125,7 @@ def test_an_adaptive_bound_stays_where_clips_may_be(share):
 @example(0, (0, 10), 0.1)  # float32's nearest is above
 @many
 def test_no_selected_number_is_above_its_cap(seed, span, cap):
-    left = Select(1.0, cap=cap).leave(
+    left = Select(1.0, cap=cap).apply(
         wild(seed, span, 1, 50), torch.ones(1), math.inf, 0, 1, np.random.default_rng, {}
     )
     assert (left.double().abs() <= cap).all()
@@ -156,8 +156,8 @@ LAYERS = {
     "bias of a linear layer": (lambda: frozen(nn.Linear(3, 5)), (3, 5)),
     "bias of a convolution": (lambda: frozen(nn.Conv2d(2, 4, 1)), (4, 3, 3)),
 }
-CLIPS = [ExampleClip(layers=layers) for layers in ("flat", "split", "each")]
-CLIPS += [MaxClip(layers="each"), QuantileExampleClip(layers="flat"), QuantileExampleClip(layers="split")]
+CLIPS = [RecordClip(layers=layers) for layers in ("flat", "split", "each")]
+CLIPS += [MaxClip(layers="each"), QuantileRecordClip(layers="flat"), QuantileRecordClip(layers="split")]
 
 
 def taped(name, where, kernels, draw):
@@ -203,7 +203,7 @@ def added(tape, clip, bound, params, scale, fused=False):
         from shoal.random.philox import Philox
 
         source = Philox(torch.arange(len(params), device=params.device))
-        products = tape.accumulate_but(source.takes, into, scale, factors)
+        products = tape.accumulate_except(source.takes, into, scale, factors)
         source.add(into, torch.zeros(len(params), device=params.device), products=products)
     else:
         tape.accumulate(into, scale, factors)
@@ -250,8 +250,8 @@ def test_records_of_a_usable_size_are_not_shortened_for_nothing(device, name, se
     """Where no square is out of float32's range: a short record stays as it is, a long one reaches the bound."""
     with on(device) as where:
         tape, params = taped(name, where, True, drawing(seed, [(grads, grads + 3), (inputs, inputs + 3)]))
-        whole, out, _ = added(tape, ExampleClip(), MOST_SCALE, params, 1.0)
-        into, _, _ = added(tape, ExampleClip(), bound, params, 1.0)
+        whole, out, _ = added(tape, RecordClip(), MOST_SCALE, params, 1.0)
+        into, _, _ = added(tape, RecordClip(), bound, params, 1.0)
     assert not out.any()
     true = norms_of(whole)
     unclipped = true < MOST_SCALE / 2
@@ -315,7 +315,7 @@ def test_adaclip_keeps_every_record_to_1_in_its_coordinates(device, seed, span, 
 @given(seeds, spans, bounds)
 @many
 def test_the_count_of_short_records_goes_by_the_same_norms(seed, span, bound):
-    clip, layout = QuantileExampleClip(), Layout.of(nn.Linear(7, 5))
+    clip, layout = QuantileRecordClip(), Layout.of(nn.Linear(7, 5))
     rows = wild(seed, span, 1, 6, layout.size)
     squares = GradientTape(layout, rows).squares()
     counts = clip.count(squares, torch.ones(1, 6), torch.tensor(bound))
@@ -331,15 +331,18 @@ def test_the_count_of_short_records_goes_by_the_same_norms(seed, span, bound):
 @pytest.mark.parametrize(
     ("make", "key"),
     [
-        (Clip, "per_update.clip"),
-        (lambda value: Clip(f"decay:1:0.5:{value}" if value < 1 else f"linear:1:{value * 2}"), "per_update.clip"),
-        (NoisyClip, "per_update.clip"),
-        (QuantileClip, "per_update.initial"),
-        (ExampleClip, "per_example.clip"),
-        (MaxClip, "per_example.clip"),
-        (lambda value: QuantileExampleClip(initial=value), "per_example.initial"),
-        (lambda value: AdaClip(h1=value, h2=value), "per_example.h1"),
-        (lambda value: AdaClip(h1=1e-3, h2=value), "per_example.h2"),
+        (Clip, "per_update.clip_norm"),
+        (
+            lambda value: Clip(f"decay:1:0.5:{value}" if value < 1 else f"linear:1:{value * 2}"),
+            "per_update.clip_norm",
+        ),
+        (NoisyClip, "per_update.clip_norm"),
+        (QuantileClip, "per_update.initial_clip_norm"),
+        (RecordClip, "per_record.clip_norm"),
+        (MaxClip, "per_record.clip_norm"),
+        (lambda value: QuantileRecordClip(initial_clip_norm=value), "per_record.initial_clip_norm"),
+        (lambda value: AdaClip(h1=value, h2=value), "per_record.h1"),
+        (lambda value: AdaClip(h1=1e-3, h2=value), "per_record.h2"),
         (lambda value: Select(cap=value), "per_update.cap"),
         (lambda value: Select(threshold=value), "per_update.threshold"),
         (lambda value: changed(local={"lr": value}), "local.lr"),
@@ -355,7 +358,7 @@ def test_a_scale_that_float32_cannot_hold_is_refused_by_name(make, key, value):
     assert "\n" not in said
 
 
-STEP = "local.lr x clip / examples.batch must be from 1e-18 to 1e+18"
+STEP = "local.lr x clip / records.batch must be from 1e-18 to 1e+18"
 
 
 def changed(name="dp-sgd", **sections):
@@ -368,14 +371,26 @@ def changed(name="dp-sgd", **sections):
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
-        ("dp-sgd", {"local": {"lr": 1e-12}, "per_example": {"clip": 1e-11}}, STEP),
-        ("dp-sgd", {"local": {"lr": 1e12}, "per_example": {"clip": 1e12}}, STEP),
-        ("dp-sgd", {"examples": {"batch": 10**30}}, STEP),
-        ("quantile-example", {"examples": {"batch": 10**30}}, STEP),
-        ("dp-sgd", {"per_step": {"noise": 1e-29}, "local": {"lr": 1e-6}}, "local.lr x per_step.noise x clip"),
-        ("trusted-curator", {"per_round": {"noise": 1e29}, "per_update": {"clip": 1e6}}, "per_round.noise x the"),
-        ("fed-sdp", {"per_update": {"noise": 1e-29, "clip": 1e-6}}, "per_update.noise x per_update.clip must be"),
-        ("dp-sgd", {"local": {"lr": "exponential:1:1e-11"}, "per_example": {"clip": 1e-3}}, ""),
+        ("dp-sgd", {"local": {"lr": 1e-12}, "per_record": {"clip_norm": 1e-11}}, STEP),
+        ("dp-sgd", {"local": {"lr": 1e12}, "per_record": {"clip_norm": 1e12}}, STEP),
+        ("dp-sgd", {"records": {"batch": 10**30}}, STEP),
+        ("quantile-example", {"records": {"batch": 10**30}}, STEP),
+        (
+            "dp-sgd",
+            {"per_step": {"noise_multiplier": 1e-29}, "local": {"lr": 1e-6}},
+            "local.lr x per_step.noise_multiplier x clip",
+        ),
+        (
+            "trusted-curator",
+            {"per_round": {"noise_multiplier": 1e29}, "per_update": {"clip_norm": 1e6}},
+            "per_round.noise_multiplier x the",
+        ),
+        (
+            "fed-sdp",
+            {"per_update": {"noise_multiplier": 1e-29, "clip_norm": 1e-6}},
+            "per_update.noise_multiplier x per_update.clip_norm must be",
+        ),
+        ("dp-sgd", {"local": {"lr": "exponential:1:1e-11"}, "per_record": {"clip_norm": 1e-3}}, ""),
     ],
 )
 def test_products_that_float32_cannot_hold_are_refused_before_the_first_round(name, changes, says):

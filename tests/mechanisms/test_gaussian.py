@@ -117,14 +117,14 @@ def test_noise_in_a_step_follows_its_schedule_over_the_rounds():
 
 def test_noise_in_a_step_without_a_clip_to_measure_it_by_is_refused():
     with pytest.raises(ConfigError, match="per_step adds noise in units of the clip, but nothing clips"):
-        simulator(small("fed-cdp", per_example=None))
+        simulator(small("fed-cdp", per_record=None))
 
 
 @pytest.mark.parametrize(
     "record",
     [
         replace(algorithm("trusted-curator"), per_round=Gaussian("linear:1:-0.001")),
-        replace(algorithm("fed-sdp"), per_update=NoisyClip(noise="linear:1:-0.001")),
+        replace(algorithm("fed-sdp"), per_update=NoisyClip(noise_multiplier="linear:1:-0.001")),
         replace(algorithm("fed-cdp"), per_step=StepNoise("linear:1:-0.001")),
     ],
     ids=["at the sum", "at each client", "in each step"],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
 from shoal.errors import ConfigError
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.streams import Streams
 
 
@@ -61,23 +61,23 @@ def test_a_cohort_without_clients_is_refused(cohort):
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 3))
 def test_a_shuffled_epoch_uses_every_record_once(records, batch, epochs):
-    examples = Examples("shuffled", batch)
-    steps = examples.steps(records, epochs)
-    drawn = examples.draw(generator(), records, steps)
+    sampler = Records("shuffled", batch)
+    steps = sampler.steps(records, epochs)
+    drawn = sampler.draw(generator(), records, steps)
     assert len(drawn) == steps
     for epoch in np.split(drawn, epochs):
         assert sorted(epoch[epoch >= 0].tolist()) == list(range(records))
 
 
 def test_fixed_order_takes_the_records_as_they_lie():
-    drawn = Examples("fixed-order", 2).draw(generator(), 5, 4)
+    drawn = Records("fixed-order", 2).draw(generator(), 5, 4)
     assert drawn.tolist() == [[0, 1], [2, 3], [4, -1], [0, 1]]
 
 
 @pytest.mark.statistical(false_alarm=7.6e-7)
 def test_poisson_batches_hold_each_record_with_probability_batch_over_n():
     """Each of 20 records over 20,000 steps, 5.5 standard deviations of its binomial: 3.8e-8 each."""
-    drawn = Examples("poisson", 4).draw(generator(), 20, 20_000)
+    drawn = Records("poisson", 4).draw(generator(), 20, 20_000)
     counts = np.bincount(drawn[drawn >= 0], minlength=20)
     assert np.all(np.abs(counts / 20_000 - 0.2) < 5.5 * np.sqrt(0.2 * 0.8 / 20_000))
     for row in drawn[:100]:
@@ -88,16 +88,16 @@ def test_poisson_batches_hold_each_record_with_probability_batch_over_n():
 @pytest.mark.parametrize("records", [20, 400])
 def test_by_rate_each_record_is_drawn_as_often_whatever_its_client_holds(records):
     """Over 20,000 steps; 6 sigma each: false alarms below 10^-6."""
-    examples = Examples("poisson", rate=0.05, nominal_records=100)
-    drawn = examples.draw(generator(), records, 20_000)
+    sampler = Records("poisson", rate=0.05, nominal_records=100)
+    drawn = sampler.draw(generator(), records, 20_000)
     counts = np.bincount(drawn[drawn >= 0], minlength=records)
     assert np.all(np.abs(counts / 20_000 - 0.05) < 6 * np.sqrt(0.05 * 0.95 / 20_000))
-    assert examples.steps(records, 3) == 60
-    assert examples.batch == 5, "by which sums are divided: public, and no client's own"
+    assert sampler.steps(records, 3) == 60
+    assert sampler.batch == 5, "by which sums are divided: public, and no client's own"
 
 
 def test_an_epoch_at_a_rate_that_divides_nothing_has_a_step_more():
-    assert [Examples("poisson", rate=rate, nominal_records=9).steps(7, 1) for rate in (1.0, 0.4, 1 / 3, 1 / 49)] == [
+    assert [Records("poisson", rate=rate, nominal_records=9).steps(7, 1) for rate in (1.0, 0.4, 1 / 3, 1 / 49)] == [
         1,
         3,
         3,
@@ -108,27 +108,27 @@ def test_an_epoch_at_a_rate_that_divides_nothing_has_a_step_more():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rate": 0.1}, "examples.rate needs examples.nominal_records"),
-        ({"nominal_records": 10}, "examples.nominal_records needs examples.rate"),
-        ({"rate": 1.1, "nominal_records": 10}, "examples.rate must be from 1e-06 to 1, got 1.1"),
-        ({"rate": 0.0, "nominal_records": 10}, "examples.rate must be from 1e-06 to 1, got 0.0"),
-        ({"rate": 0.1, "nominal_records": 0}, "examples.nominal_records must be >= 1, got 0"),
-        ({"rate": 0.1, "nominal_records": 9, "sampling": "shuffled"}, "examples.rate is for examples.sampling"),
+        ({"rate": 0.1}, "records.rate needs records.nominal_records"),
+        ({"nominal_records": 10}, "records.nominal_records needs records.rate"),
+        ({"rate": 1.1, "nominal_records": 10}, "records.rate must be from 1e-06 to 1, got 1.1"),
+        ({"rate": 0.0, "nominal_records": 10}, "records.rate must be from 1e-06 to 1, got 0.0"),
+        ({"rate": 0.1, "nominal_records": 0}, "records.nominal_records must be >= 1, got 0"),
+        ({"rate": 0.1, "nominal_records": 9, "sampling": "shuffled"}, "records.rate is for records.sampling"),
     ],
 )
 def test_a_rate_that_means_nothing_is_refused(given, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
-        Examples(**{"sampling": "poisson"} | given)
+        Records(**{"sampling": "poisson"} | given)
 
 
 def test_with_replacement_may_draw_a_record_twice():
-    drawn = Examples("with-replacement", 8).draw(generator(), 4, 10)
+    drawn = Records("with-replacement", 8).draw(generator(), 4, 10)
     assert drawn.shape == (10, 8)
     assert all(len(set(row.tolist())) < 8 for row in drawn)
 
 
 def test_a_client_without_records_has_empty_batches():
-    assert (Examples("poisson", 3).draw(generator(), 0, 2) == -1).all()
+    assert (Records("poisson", 3).draw(generator(), 0, 2) == -1).all()
 
 
 def test_a_stream_depends_on_its_seed_purpose_and_numbers_only():

@@ -15,7 +15,7 @@ def left(defence, updates):
     def draw(row):
         return Streams(2).generator("test", row)
 
-    return defence.leave(updates.clone(), updates.norm(dim=1), math.inf, 0, 1, draw, {})
+    return defence.apply(updates.clone(), updates.norm(dim=1), math.inf, 0, 1, draw, {})
 
 
 def updates(rows=3, size=1000, seed=0):
@@ -63,7 +63,7 @@ def test_clients_select_each_for_themselves_and_at_random():
 
 
 def test_nothing_is_sent_of_an_update_of_zeros():
-    for select in (Select(), Select(noise=1.0)):
+    for select in (Select(), Select(noise_multiplier=1.0)):
         assert not left(select, torch.zeros(2, 50)).any()
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_sent_of_an_update_of_zeros():
 def test_noise_on_what_is_selected_is_in_units_of_the_cap():
     """50,000 numbers: the mean to 6.7 standard deviations, the spread to 3%, which are 9."""
     before = torch.full((1, 100_000), 1.0)
-    after = left(Select(fraction=0.5, cap=0.5, noise=2.0), before)[0]
+    after = left(Select(fraction=0.5, cap=0.5, noise_multiplier=2.0), before)[0]
     sent = after[after != 0]
     assert len(sent) == 50_000
     assert float(sent.mean()) == pytest.approx(0.5, abs=0.03)
@@ -88,7 +88,7 @@ def test_random_noise_has_a_fixed_scale_and_is_each_clients_own():
     assert torch.equal(left(RandomNoise(0.0), before), before)
 
 
-@pytest.mark.parametrize("defence", [Prune(), Select(), Select(noise=1.0), RandomNoise()])
+@pytest.mark.parametrize("defence", [Prune(), Select(), Select(noise_multiplier=1.0), RandomNoise()])
 def test_each_says_why_nothing_is_proven(defence):
     assert defence.unproven
     assert defence.bound({}, 0, 1, None) == math.inf
@@ -103,7 +103,7 @@ def test_each_says_why_nothing_is_proven(defence):
         (lambda: Select(fraction=0.0), r"per_update\.fraction must be in \(0, 1\], got 0"),
         (lambda: Select(fraction=1.1), r"per_update\.fraction must be in \(0, 1\]"),
         (lambda: Select(threshold=-1.0), r"per_update\.threshold and noise must be >= 0, got -1"),
-        (lambda: Select(noise=-1.0), r"per_update\.threshold and noise must be >= 0, got 0.0, -1"),
+        (lambda: Select(noise_multiplier=-1.0), r"per_update\.threshold and noise must be >= 0, got 0.0, -1"),
         (lambda: Select(cap=0.0), r"per_update\.cap must be > 0 .*, got 0"),
     ],
 )

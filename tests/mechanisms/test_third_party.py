@@ -23,12 +23,12 @@ from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.errors import ConfigError
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import Crossing
-from shoal.mechanisms.record_clipping import ExampleClip, FactorClip
+from shoal.mechanisms.record_clipping import FactorClip, RecordClip
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.small_federation import SETTING, simulator, small
 
 
@@ -72,27 +72,27 @@ class LayerExampleClip(FactorClip):
 
 
 UPDATES = replace(algorithm("trusted-curator"), name="layers", per_update=LayerClip(1.0))
-RECORDS = replace(algorithm("fed-cdp-private"), name="layers-records", per_example=LayerExampleClip(1.0))
+RECORDS = replace(algorithm("fed-cdp-private"), name="layers-records", per_record=LayerExampleClip(1.0))
 
 
 def cut(record):
     few = small("trusted-curator" if record is UPDATES else "fed-cdp-private")
-    return replace(record, clients=few.clients, examples=few.examples, local=few.local)
+    return replace(record, clients=few.clients, records=few.records, local=few.local)
 
 
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 def test_it_runs_and_tells_its_clip(record):
     sim = simulator(cut(record), layers=3)
-    state, told = play_round(sim.stage, sim.state, Moment(0, 4))
+    state, told = play_round(sim.context, sim.state, RoundIndex(0, 4))
     assert state.model.isfinite().all()
     assert told["clip" if record is UPDATES else "example_clip"] == 1.0
 
 
 def test_each_layer_of_an_update_leaves_within_its_own_bound():
-    layers = simulator(UPDATES, layers=3).stage.network.layout.named_layers
+    layers = simulator(UPDATES, layers=3).context.network.layout.named_layers
     assert list(layers) == ["1", "3", "5"]
     updates = torch.randn(4, max(place.stop for place in layers.values())) * 100
-    left = UPDATES.per_update.leave(updates, row_norms(updates), 1.0, 0, 4, np.random.default_rng, layers)
+    left = UPDATES.per_update.apply(updates, row_norms(updates), 1.0, 0, 4, np.random.default_rng, layers)
     norms = torch.stack([row_norms(left[:, place]) for place in layers.values()])
     torch.testing.assert_close(norms, shares(layers).unsqueeze(1).expand(3, 4), rtol=1e-4, atol=0)
     assert (row_norms(left) <= 1.0).all()
@@ -101,7 +101,7 @@ def test_each_layer_of_an_update_leaves_within_its_own_bound():
 @pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
 @pytest.mark.parametrize(
     ("record", "known"),
-    [(UPDATES, {"per_update": Clip(1.0)}), (RECORDS, {"per_example": ExampleClip(1.0)})],
+    [(UPDATES, {"per_update": Clip(1.0)}), (RECORDS, {"per_record": RecordClip(1.0)})],
     ids=["updates", "records"],
 )
 def test_it_is_charged_as_a_clip_of_the_whole_by_the_same_bound(record, known, pair):
@@ -139,9 +139,9 @@ def test_an_attacker_sees_what_it_leaves_and_replays_it(record):
 def test_a_federation_knows_what_crosses_and_a_site_bounds_its_clip():
     assert Crossing.of(UPDATES) == Crossing(raw=False, below=False, share=False, records=False)
     assert UPDATES.per_update.longest(1.0, 0, 4, 100) == pytest.approx(1.0, rel=1e-3)
-    assert UPDATES.per_update.scales() == {"per_update.clip": 1.0}
+    assert UPDATES.per_update.scales() == {"per_update.clip_norm": 1.0}
     with pytest.raises(Exception, match="this site takes"):
-        Bounds().refuse_value("clip", "per_update.clip", 1e9)
+        Bounds().refuse_value("clip", "per_update.clip_norm", 1e9)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         assert type(replace(chosen, sampling="poisson", cohort=3)) is type(Clients("poisson"))
         record = replace(algorithm("trusted-curator"), clients=chosen)
         sim = simulator(replace(cut(UPDATES), clients=chosen))
-        _, told = play_round(sim.stage, sim.state, Moment(0, 4))
+        _, told = play_round(sim.context, sim.state, RoundIndex(0, 4))
         assert told["clients"] == told["expected_clients"] == 5
         assert event(record, SETTING, 0, "client", "release") == Gaussian(1.633)
         assert proves(record) == proves(algorithm("trusted-curator"))

@@ -33,7 +33,7 @@ def streams(row):
 
 
 def left(clip, updates, bound, t=0, total=1, draw=streams):
-    return clip.leave(updates.clone(), row_norms(updates), bound, t, total, draw, {})
+    return clip.apply(updates.clone(), row_norms(updates), bound, t, total, draw, {})
 
 
 def vectors(*norms, size=7):
@@ -43,13 +43,13 @@ def vectors(*norms, size=7):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", [Clip(1.0), MedianClip(), QuantileClip(), NoisyClip(1.0, noise=0.0)])
+@pytest.mark.parametrize("clip", [Clip(1.0), MedianClip(), QuantileClip(), NoisyClip(1.0, noise_multiplier=0.0)])
 def test_a_long_update_is_shortened_and_a_short_one_left_alone(clip):
     updates = vectors(10.0, 0.5, 1.0, 0.0)
-    leaving = left(clip, updates, 1.0)
-    assert row_norms(leaving).tolist() == pytest.approx([1.0, 0.5, 1.0, 0.0], rel=2 * MARGIN)
-    torch.testing.assert_close(leaving[0], updates[0] / 10, rtol=2 * MARGIN, atol=0)
-    assert torch.equal(leaving[1], updates[1])
+    protected_updates = left(clip, updates, 1.0)
+    assert row_norms(protected_updates).tolist() == pytest.approx([1.0, 0.5, 1.0, 0.0], rel=2 * MARGIN)
+    torch.testing.assert_close(protected_updates[0], updates[0] / 10, rtol=2 * MARGIN, atol=0)
+    assert torch.equal(protected_updates[1], updates[1])
 
 
 @pytest.mark.parametrize("pieces", [1, 8, 13_000])
@@ -79,7 +79,7 @@ def test_the_norm_of_rubbish_is_not_finite(rubbish):
 def test_the_median_clip_is_the_median_of_the_norms():
     assert MedianClip().bound({}, 0, 1, torch.tensor([5.0, 1.0, 3.0, 100.0, 2.0])) == 3.0
     assert MedianClip().bound({}, 0, 1, None) == 0.0
-    assert MedianClip.waits_for_cohort
+    assert MedianClip.needs_cohort_norms
 
 
 def test_a_falling_clip_falls_from_round_to_round(monkeypatch):
@@ -113,7 +113,7 @@ def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
     """Fixed norms of 200 clients; the mean clip of rounds 200 to 400 lies within .05 of the quantile's place: 8
     standard deviations, as 400 seeds show (.006 at most)."""
     norms = np.random.default_rng(1).lognormal(size=200)
-    clip, memory, random = QuantileClip(initial=0.01, quantile=quantile), {}, streams(0)
+    clip, memory, random = QuantileClip(initial_clip_norm=0.01, quantile=quantile), {}, streams(0)
     found = []
     for _ in range(400):
         bound = clip.bound(memory, 0, 1, None)
@@ -125,14 +125,14 @@ def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
 @pytest.mark.parametrize("cohort", [4.0, 10.0])
 def test_the_clip_moves_as_andrew_et_al_write_it(cohort):
     """b~ = (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)) + 1/2; C <- C exp(-rate (b~ - quantile)), m the expected."""
-    clip, memory = QuantileClip(initial=2.0, quantile=0.5, rate=0.2, count_noise=0.3), {}
+    clip, memory = QuantileClip(initial_clip_norm=2.0, quantile=0.5, clip_norm_lr=0.2, count_noise_multiplier=0.3), {}
     clip.adapt(memory, 3, 5, cohort, 1.0, Drawn(-1.5))
     share = ((3 - 5 / 2) + 0.3 * cohort * -1.5) / cohort + 0.5
     assert clip.bound(memory, 1, 9, None) == pytest.approx(2 * math.exp(-0.2 * (share - 0.5)))
 
 
 def test_the_count_has_no_noise_only_where_the_round_has_none():
-    clip = QuantileClip(initial=2.0)
+    clip = QuantileClip(initial_clip_norm=2.0)
     quiet, noisy = {}, {}
     clip.adapt(quiet, 5, 10, 10, 0.0, Drawn(100.0))
     clip.adapt(noisy, 5, 10, 10, 1e-9, Drawn(100.0))
@@ -144,7 +144,7 @@ def test_the_count_has_no_noise_only_where_the_round_has_none():
     ("noise", "cohort", "on_updates"), [(1.20, 50, 1.236), (1.44, 220, 1.443), (1.0925, 508.5, 1.0928)]
 )
 def test_counting_costs_what_andrew_et_al_say(noise, cohort, on_updates):
-    clip = QuantileClip(count_noise=1 / 20)
+    clip = QuantileClip(count_noise_multiplier=1 / 20)
     found = clip.update_noise(noise, cohort)
     assert found == pytest.approx(on_updates, abs=5e-4)
     together = (found**-2 + (2 * cohort / 20) ** -2) ** -0.5
@@ -162,7 +162,7 @@ def test_too_little_noise_for_the_count_is_refused_with_the_mend():
 def test_a_round_moves_the_clip_by_the_norms_that_it_saw(monkeypatch):
     """Norms are all .01: without noise the clip falls by exp(-rate (1 - quantile)) each round of all clients."""
     stubbed(monkeypatch, of_one_length)
-    record = silent(small("quantile", per_update=QuantileClip(initial=1.0, quantile=0.5, rate=0.2)))
+    record = silent(small("quantile", per_update=QuantileClip(initial_clip_norm=1.0, quantile=0.5, clip_norm_lr=0.2)))
     sim, memory = simulator(replace(record, clients=replace(record.clients, sampling="all"))), {}
     for t in range(3):
         state, told = play(sim, t, memory=memory)
@@ -174,15 +174,15 @@ def test_a_round_moves_the_clip_by_the_norms_that_it_saw(monkeypatch):
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_noise_at_each_client_is_its_own_and_of_the_clips_size(device):
     """10^5 numbers a client: their size, that they have nothing in common (ALPHA each), whoever is beside it."""
-    clip, zeros = NoisyClip(clip=2.0, noise=3.0), torch.zeros(4, 100_000, device=device)
-    leaving = left(clip, zeros, 2.0).cpu().double().numpy()
+    clip, zeros = NoisyClip(clip_norm=2.0, noise_multiplier=3.0), torch.zeros(4, 100_000, device=device)
+    protected_updates = left(clip, zeros, 2.0).cpu().double().numpy()
     low, high = (chi2.ppf(p, 100_000) for p in (ALPHA / 8, 1 - ALPHA / 8))
-    squares = np.square(leaving / 6).sum(axis=1)
+    squares = np.square(protected_updates / 6).sum(axis=1)
     assert low < squares.min() < squares.max() < high
-    assert np.abs(leaving.mean(axis=1)).max() < 6 * norm.isf(ALPHA / 8) / math.sqrt(100_000)
-    assert np.abs(np.corrcoef(leaving) - np.eye(4)).max() < norm.isf(ALPHA / 12) / math.sqrt(100_000)
+    assert np.abs(protected_updates.mean(axis=1)).max() < 6 * norm.isf(ALPHA / 8) / math.sqrt(100_000)
+    assert np.abs(np.corrcoef(protected_updates) - np.eye(4)).max() < norm.isf(ALPHA / 12) / math.sqrt(100_000)
     alone = left(clip, zeros[:1], 2.0).cpu().double().numpy()
-    assert (alone[0] == leaving[0]).all()
+    assert (alone[0] == protected_updates[0]).all()
     assert left(clip, zeros[:0], 2.0).shape == (0, 100_000), "nobody came"
 
 
@@ -190,8 +190,8 @@ def test_noise_at_each_client_is_its_own_and_of_the_clips_size(device):
 def test_noise_is_added_after_the_clip_not_before():
     """A norm of 100,000 numbers to 2%, 9 standard deviations."""
     updates = vectors(10.0, size=100_000)
-    leaving = left(NoisyClip(clip=1.0, noise=1.0), updates, 1.0)
-    assert float(leaving.norm()) == pytest.approx(math.sqrt(1e5 + 1), rel=0.02)
+    protected_updates = left(NoisyClip(clip_norm=1.0, noise_multiplier=1.0), updates, 1.0)
+    assert float(protected_updates.norm()) == pytest.approx(math.sqrt(1e5 + 1), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -201,17 +201,17 @@ def test_noise_is_added_after_the_clip_not_before():
         (lambda: Clip(-1.0), r"per_update\.clip must be > 0.*got -1"),
         (lambda: Clip("linear:1:-1"), r"per_update\.clip must be > 0.*got linear:1:-1"),
         (lambda: Clip("decay:4"), r"decay:from:rate:low"),
-        (lambda: QuantileClip(initial=0.0), r"per_update\.initial must be > 0"),
-        (lambda: QuantileClip(initial=math.inf), r"per_update\.initial must be > 0"),
-        (lambda: QuantileClip(initial=math.nan), r"per_update\.initial must be > 0"),
+        (lambda: QuantileClip(initial_clip_norm=0.0), r"per_update\.initial must be > 0"),
+        (lambda: QuantileClip(initial_clip_norm=math.inf), r"per_update\.initial must be > 0"),
+        (lambda: QuantileClip(initial_clip_norm=math.nan), r"per_update\.initial must be > 0"),
         (lambda: QuantileClip(quantile=0.0), r"per_update\.quantile must be in \(0, 1\), got 0"),
         (lambda: QuantileClip(quantile=1.0), r"per_update\.quantile must be in \(0, 1\), got 1"),
         (lambda: QuantileClip(quantile=-0.5), r"per_update\.quantile must be in \(0, 1\)"),
-        (lambda: QuantileClip(rate=-0.1), r"per_update\.rate must be >= 0"),
-        (lambda: QuantileClip(count_noise=0.0), r"per_update\.count_noise must be > 0"),
-        (lambda: NoisyClip(clip=-1.0), r"per_update\.clip must be > 0"),
-        (lambda: NoisyClip(noise=-1.0), r"per_update\.noise must be >= 0, got -1"),
-        (lambda: NoisyClip(noise="linear:1:-1"), r"per_update\.noise must be >= 0, got linear:1:-1"),
+        (lambda: QuantileClip(clip_norm_lr=-0.1), r"per_update\.rate must be >= 0"),
+        (lambda: QuantileClip(count_noise_multiplier=0.0), r"per_update\.count_noise must be > 0"),
+        (lambda: NoisyClip(clip_norm=-1.0), r"per_update\.clip must be > 0"),
+        (lambda: NoisyClip(noise_multiplier=-1.0), r"per_update\.noise must be >= 0, got -1"),
+        (lambda: NoisyClip(noise_multiplier="linear:1:-1"), r"per_update\.noise must be >= 0, got linear:1:-1"),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(make, says):

@@ -47,17 +47,17 @@ class Counter(nn.Module):
 )
 def test_a_layer_that_mixes_examples_is_refused_with_its_place_and_the_mend(norm):
     with pytest.raises(ModelError, match=rf"layer '1.0' is {type(norm).__name__}.*nn.GroupNorm"):
-        check(with_norm(norm), SHAPE, 4, example_level=True)
+        check(with_norm(norm), SHAPE, 4, record_level=True)
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 6), nn.InstanceNorm2d(6), nn.LayerNorm([6, 8, 8]), nn.Dropout(0.5)])
 def test_a_layer_that_keeps_examples_apart_passes(norm):
-    check(with_norm(norm), SHAPE, 4, example_level=True)
+    check(with_norm(norm), SHAPE, 4, record_level=True)
 
 
 def test_batchnorm_passes_where_no_example_level_privacy_is_asked_for_and_is_left_as_it_was():
     model = with_norm(nn.BatchNorm2d(6)).eval()
-    check(model, SHAPE, 4, example_level=False)
+    check(model, SHAPE, 4, record_level=False)
     assert model[1][0].num_batches_tracked == 0
     assert not model.training
 
@@ -66,7 +66,7 @@ def test_replacing_batchnorm_is_the_mend():
     model = with_norm(nn.BatchNorm2d(6))
     nn.init.constant_(model[1][0].weight, 2.0)
     mended = replace_batchnorm(model)
-    check(mended, SHAPE, 4, example_level=True)
+    check(mended, SHAPE, 4, record_level=True)
     assert mixing_layers(model) == ["1.0"]
     assert mixing_layers(mended) == []
     assert count(mended) == count(model)
@@ -91,7 +91,7 @@ def test_a_batchnorm_that_is_used_twice_is_replaced_in_both_places():
 def test_instance_norm_loses_only_its_statistics():
     mended = replace_batchnorm(with_norm(nn.InstanceNorm2d(6, affine=True, track_running_stats=True)))
     assert isinstance(mended[1][0], nn.InstanceNorm2d)
-    check(mended, SHAPE, 4, example_level=True)
+    check(mended, SHAPE, 4, record_level=True)
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -101,18 +101,18 @@ def test_instance_norm_loses_only_its_statistics():
 )
 def test_code_that_mixes_examples_is_found_also_before_a_layer_that_starts_at_zero(mix, zero):
     with pytest.raises(ModelError, match="mixes the examples of a batch"):
-        check(Wrapped(mix, zero), (5,), 4, example_level=True)
-    check(Wrapped(mix, zero), (5,), 4, example_level=False)
+        check(Wrapped(mix, zero), (5,), 4, record_level=True)
+    check(Wrapped(mix, zero), (5,), 4, record_level=False)
 
 
 def test_a_model_that_gathers_statistics_is_refused():
     with pytest.raises(ModelError, match="buffer 'seen'"):
-        check(Counter(), (5,), 4, example_level=True)
+        check(Counter(), (5,), 4, record_level=True)
 
 
 def test_a_model_that_looks_up_words_gets_whole_numbers():
     model = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
-    check(model, (6,), 3, example_level=True)
+    check(model, (6,), 3, record_level=True)
 
 
 @pytest.mark.parametrize(
@@ -129,25 +129,25 @@ def test_a_model_that_looks_up_words_gets_whole_numbers():
 )
 def test_a_model_that_does_not_fit_the_data_is_refused(model, words):
     with pytest.raises(ModelError, match=words):
-        check(model, (5,), 4, example_level=False)
+        check(model, (5,), 4, record_level=False)
 
 
 def test_the_check_leaves_weights_and_random_state_alone():
     model = Wrapped(nn.Dropout(0.5))
     weights, state = model.layer.weight.clone(), torch.get_rng_state()
-    check(model, (5,), 4, example_level=True)
+    check(model, (5,), 4, record_level=True)
     assert torch.equal(model.layer.weight, weights)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_statistics_are_refused_too_where_updates_are_clipped():
     with pytest.raises(ModelError, match="keeps statistics of the examples in its buffer 'seen'"):
-        check(Counter(), (5,), 4, example_level=False, noisy_updates=True)
-    check(Counter(), (5,), 4, example_level=False)
+        check(Counter(), (5,), 4, record_level=False, noisy_updates=True)
+    check(Counter(), (5,), 4, record_level=False)
 
 
 def test_batchnorm_is_refused_where_noise_would_spoil_its_statistics():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-    check(model, (1, 8, 8), 10, example_level=False)
+    check(model, (1, 8, 8), 10, record_level=False)
     with pytest.raises(ModelError, match=r"layer '2' is BatchNorm1d, which keeps running statistics.*GroupNorm"):
-        check(model, (1, 8, 8), 10, example_level=False, noisy_updates=True)
+        check(model, (1, 8, 8), 10, record_level=False, noisy_updates=True)

@@ -47,7 +47,7 @@ def test_a_network_has_the_parameters_its_paper_counts(name, shape, classes, par
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_passes_the_check_of_example_level_privacy(name):
-    check(build(name, home(name), 10), home(name), 10, example_level=True)
+    check(build(name, home(name), 10), home(name), 10, record_level=True)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

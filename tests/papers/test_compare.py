@@ -110,8 +110,8 @@ def test_a_crash_is_told_in_the_table_until_the_cell_has_run():
     ],
 )
 def test_a_claimed_epsilon_is_reproduced_only_if_no_more_is_proven(epsilon, contradicted, expected):
-    found = one_cell(claim=Claim("example", "server", 2.93, contradicted))
-    proven = [["client", "server", 0.1, None], ["example", "server", epsilon, "because of this"]]
+    found = one_cell(claim=Claim("record", "server", 2.93, contradicted))
+    proven = [["client", "server", 0.1, None], ["record", "server", epsilon, "because of this"]]
     accuracy, privacy = compare(found, [line(found, proven=proven)])
     assert (privacy.measure, privacy.published, privacy.light) == (PROVEN, 2.93, expected)
     assert accuracy.proven == ("none" if epsilon is None else f"a record: {epsilon}")
@@ -186,17 +186,17 @@ def test_an_audit_in_the_same_folder_is_no_measurement_of_a_cell():
 
 
 def test_a_claim_under_add_or_remove_is_compared_with_what_is_proven_under_it():
-    proven = [["example", "server", 4.6, None]]
+    proven = [["record", "server", 4.6, None]]
     for epsilon, expected in ((2.9, "reproduced"), (3.0, "not reproduced")):
-        found = one_cell(claim=Claim("example", "server", 2.93, add_or_remove=lambda epsilon=epsilon: epsilon))
+        found = one_cell(claim=Claim("record", "server", 2.93, add_or_remove=lambda epsilon=epsilon: epsilon))
         _, privacy = compare(found, [line(found, proven=proven)])
         assert privacy.light == expected
         assert ("under add-or-remove 2.9" in privacy.note) == (expected == "reproduced")
 
 
 def test_a_claim_that_a_change_makes_true_names_the_change():
-    found = one_cell(claim=Claim("example", "server", 2.93, amended=("disjoint data", lambda: 2.9)))
-    accuracy, privacy = compare(found, [line(found, proven=[["example", "server", 14.0, None]])])
+    found = one_cell(claim=Claim("record", "server", 2.93, amended=("disjoint data", lambda: 2.9)))
+    accuracy, privacy = compare(found, [line(found, proven=[["record", "server", 14.0, None]])])
     assert cells(privacy)[-1] == "reproduced with disjoint data (2.9 is proven)"
     assert accuracy.proven == "a record: 14"
 
@@ -250,7 +250,7 @@ def test_the_command_lists_shows_runs_and_compares(tmp_path):
     assert len(listed) == 34
     assert {"name", "paper", "needs", "minutes", "title", "about", "cells", "references"} == set(listed[0])
     assert "alphacdp-table11" in shell("list").stdout
-    assert "per_round.noise=1.44" in shell("show", "geyer-table1").stdout
+    assert "per_round.noise_multiplier=1.44" in shell("show", "geyer-table1").stdout
     path = tmp_path / "found.jsonl"
     words = ("geyer-table1", "--quick", "--results", path)
     done = shell("run", *words, "--rows", "^private/100$", "--seeds", 1, "--device", "cpu")
@@ -310,9 +310,9 @@ def test_a_note_of_several_lines_breaks_no_table():
     ],
 )
 def test_what_is_proven_of_a_cell_is_proven_of_its_worst_seed(epsilons, word, shown, light):
-    found = one_cell(claim=Claim("example", "server", 2.93))
+    found = one_cell(claim=Claim("record", "server", 2.93))
     lines = [
-        line(found, seed=seed, proven=[["example", "server", epsilon, None]]) for seed, epsilon in enumerate(epsilons)
+        line(found, seed=seed, proven=[["record", "server", epsilon, None]]) for seed, epsilon in enumerate(epsilons)
     ]
     accuracy, privacy = compare(found, lines)
     assert accuracy.proven == word

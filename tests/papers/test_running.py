@@ -55,7 +55,7 @@ def test_less_noise_is_better_and_none_equals_not_private(tmp_path):
     found = accuracies("alphacdp-table6", r"^(non-private|Fed-CDP)/Cancer($|/sigma 0.1)", tmp_path)
     assert found["Fed-CDP/Cancer"] + 0.1 < found["Fed-CDP/Cancer/sigma 0.1"]
     work = wei_tables.run(wei_tables.config("Fed-CDP", "Cancer"))
-    silent = work.settings(quick=True) | {"per_step.noise": 0.0, "per_example.clip": 1e6}
+    silent = work.settings(quick=True) | {"per_step.noise_multiplier": 0.0, "per_record.clip_norm": 1e6}
     result = shoal.run(silent, runs=tmp_path, no_guarantee=True)
     assert result.accuracy == pytest.approx(found["non-private/Cancer"], abs=1e-9)
 

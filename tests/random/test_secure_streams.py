@@ -11,11 +11,11 @@ from scipy.stats import chi2, chisquare, norm
 
 from shoal.config import configure
 from shoal.errors import ConfigError
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.normals import normals
 from shoal.random.secure_streams import STEPS, SecureGenerator, SecureStreams, grid, toward_zero
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
 from shoal.training.sanitise import step_noise
 from support.federations import served, settings
@@ -83,7 +83,7 @@ def test_rounding_towards_zero_makes_no_update_longer():
 def released(name, **changes):
     sim = simulator(plain_server(idle(small(name, **changes))), width=160)
     sim = twin(sim, streams=SecureStreams())
-    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, Moment(0, 4))
+    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 4))
     return params.double().numpy() * told["expected_clients"], told
 
 
@@ -102,7 +102,7 @@ def test_an_update_leaves_its_client_with_discrete_noise():
     record = small("fed-sdp")
     record = replace(record, per_update=replace(record.per_update, at="client"), clients=Clients("all"))
     sim = twin(simulator(plain_server(idle(record)), clients=1, width=160), streams=SecureStreams())
-    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, Moment(0, 4))
+    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 4))
     scale = record.per_update.multiplier(0, 4) * told["clip"]
     steps = params.double().numpy() / grid(scale)
     assert np.array_equal(steps, np.round(steps))
@@ -117,8 +117,8 @@ def test_a_step_moves_a_model_of_zeros_by_steps_of_the_grid_of_its_noise():
     found = []
     for _ in range(2):
         cohort = twin(sim, streams=SecureStreams()).cohort
-        found.append(cohort.updates(np.arange(3), torch.zeros_like(sim.params), {}, Moment(0, 4)).updates)
-    scale = step_noise(sim.cohort.algorithm, {}, Moment(0, 4), found[0].shape[1])
+        found.append(cohort.updates(np.arange(3), torch.zeros_like(sim.params), {}, RoundIndex(0, 4)).updates)
+    scale = step_noise(sim.cohort.algorithm, {}, RoundIndex(0, 4), found[0].shape[1])
     assert scale == pytest.approx(0.05 * 6 * 4 / 5)
     steps = found[0].double() / (scale / STEPS)
     assert float((steps - steps.round()).abs().max()) < 0.2, "up to a float32's last digit"
@@ -132,7 +132,7 @@ def test_sampling_works_from_the_cipher():
     shares = np.mean([np.isin(range(10), Clients("poisson", 4).draw(generator, 0, 1, 10)) for _ in range(2000)])
     assert abs(shares - 0.4) < norm.isf(ALPHA / 2) * math.sqrt(0.24 / 20_000)
     for kind in ("shuffled", "poisson", "with-replacement", "fixed-order"):
-        assert Examples(kind, 3).draw(generator, 10, 4).shape[0] == 4
+        assert Records(kind, 3).draw(generator, 10, 4).shape[0] == 4
 
 
 def test_a_secure_run_says_so_everywhere_and_cannot_be_repeated(tmp_path):

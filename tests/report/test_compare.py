@@ -14,7 +14,7 @@ from support.tiny import FEDAVG, PRIVATE, play
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    configs = [PRIVATE, PRIVATE | {"per_round.noise": 3.0}, FEDAVG]
+    configs = [PRIVATE, PRIVATE | {"per_round.noise_multiplier": 3.0}, FEDAVG]
     return [read_run(play(folder, config).run) for config in configs]
 
 
@@ -35,8 +35,8 @@ def test_each_run_is_a_point_of_its_accuracy_and_proven_epsilon(runs, tmp_path):
 
 
 def test_the_epsilon_of_a_record_can_be_asked_for(runs, tmp_path):
-    points = plots_of(write_comparison(tmp_path / "c.html", runs, "example", "release"))["frontier"]["points"]
-    assert points[0]["x"] == runs[0].epsilon("example", "release") != runs[0].epsilon("client", "release")
+    points = plots_of(write_comparison(tmp_path / "c.html", runs, "record", "release"))["frontier"]["points"]
+    assert points[0]["x"] == runs[0].epsilon("record", "release") != runs[0].epsilon("client", "release")
 
 
 def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs, tmp_path):
@@ -46,8 +46,8 @@ def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs
 
 
 def test_keys_that_differ_are_columns_and_those_that_do_not_are_none(runs):
-    assert differing(runs[:2]) == ["per_round.noise"]
-    assert "examples.batch" not in differing(runs)
+    assert differing(runs[:2]) == ["per_round.noise_multiplier"]
+    assert "records.batch" not in differing(runs)
 
 
 def test_nothing_to_compare_is_an_error(tmp_path):

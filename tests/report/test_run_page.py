@@ -99,7 +99,7 @@ def test_epsilon_is_drawn_for_each_unit_and_observer_with_budget_and_what_is_rep
     lines = metrics(private.run)
     for place, claim in enumerate(lines[-1]["proven"]):
         assert plot["series"][place]["values"] == [line["proven"][place]["epsilon"] for line in lines]
-        assert {"client": "a client", "example": "a record"}[claim["unit"]] in plot["series"][place]["name"]
+        assert {"client": "a client", "record": "a record"}[claim["unit"]] in plot["series"][place]["name"]
     assert [line["y"] for line in plot["lines"]] == [20.0]
     reported = [claim["epsilon"] for claim in private.proven if claim["epsilon"] is not None]
     assert [mark["y"] for mark in plot["marks"] if not mark["hollow"]] == reported
@@ -137,7 +137,7 @@ def test_delta_is_said_as_a_test_has_it(private):
 def test_every_claim_of_a_run_names_its_adjacency_and_that_the_number_of_clients_is_public(private):
     result = json.loads((private.run / "result.json").read_text())
     for claim in result["proven"]:
-        assert claim["adjacency"] == {"client": "zero-out", "example": "replace-one"}[claim["unit"]]
+        assert claim["adjacency"] == {"client": "zero-out", "record": "replace-one"}[claim["unit"]]
         if claim["unit"] == "client" and claim["epsilon"] is not None:
             assert f"the number of clients, {result['clients']}, is public" in claim["because"]
     lines = [json.loads(line) for line in (private.run / "ledger.jsonl").read_text().splitlines()]
@@ -170,7 +170,8 @@ def test_the_confusion_counts_every_held_out_record_once_and_agrees_with_accurac
 
 def test_signal_to_noise_halves_where_the_noise_doubles(tmp_path):
     once, twice = (
-        metrics(play(tmp_path, PRIVATE | {"rounds": 1, "per_round.noise": noise}).run)[0] for noise in (1.5, 3.0)
+        metrics(play(tmp_path, PRIVATE | {"rounds": 1, "per_round.noise_multiplier": noise}).run)[0]
+        for noise in (1.5, 3.0)
     )
     assert once["snr"] == pytest.approx(2 * twice["snr"])
     parameters = sum(tensor.numel() for tensor in network().parameters())
@@ -487,8 +488,8 @@ def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_
         [
             claim("client", "release", 4.0),
             claim("client", "server", 5470.0),
-            claim("client", "inside", because="no noise"),
-            *(claim("example", observer, 5.2) for observer in ("release", "server", "inside")),
+            claim("client", "client-process", because="no noise"),
+            *(claim("record", observer, 5.2) for observer in ("release", "server", "client-process")),
         ]
     )
     assert [(row["unit"], row["observer"], row["epsilon"], row["tone"]) for row in rows] == [
@@ -501,7 +502,7 @@ def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_
 
 
 def test_notes_that_all_bounds_share_are_printed_once():
-    rows = proven_rows([claim("client", "release", 4.0), claim("example", "release", 5.0)])
+    rows = proven_rows([claim("client", "release", 4.0), claim("record", "release", 5.0)])
     both = [row | {"note": f"PLD; seed secret{more}"} for row, more in zip(rows, ("", "; K public"), strict=True)]
     rest, shared = shared_notes(both)
     assert shared == "PLD; seed secret"
@@ -511,10 +512,10 @@ def test_notes_that_all_bounds_share_are_printed_once():
 
 def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(private):
     run = read_run(private.run)
-    loose = [claim("client", "release", 5470.0), claim("example", "release", 2.0)]
+    loose = [claim("client", "release", 5470.0), claim("record", "release", 2.0)]
     config = run.config | {"budget": {"delta": 1e-5, "unit": "client", "observer": "release"}}
-    assert main_claim(replace(run, config=config, proof=replace(run.proof, proven=loose)))["unit"] == "example"
-    tight = [claim("client", "release", 8.0), claim("example", "release", 2.0)]
+    assert main_claim(replace(run, config=config, proof=replace(run.proof, proven=loose)))["unit"] == "record"
+    tight = [claim("client", "release", 8.0), claim("record", "release", 2.0)]
     assert main_claim(replace(run, config=config, proof=replace(run.proof, proven=tight)))["unit"] == "client"
 
 

@@ -90,7 +90,7 @@ def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
 
 
 def test_broken_forms_are_caught_by_what_is_made_for_them():
-    case = CASES["fed-cdp-private", "example"]
+    case = CASES["fed-cdp-private", "record"]
     found = {}
     for name, variant in VARIANTS.items():
         broken = variant(case, Streams(5))
@@ -143,8 +143,8 @@ def test_an_audit_that_would_catch_nothing_says_so():
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_records_that_come_several_times_are_charged_so_and_not_called_a_fault(name):
-    record = changed(name, "examples.sampling=with-replacement")
-    (outcome,) = audit(record, level="example", effort=replace(FEW, step_trials=200), seed=3)
+    record = changed(name, "records.sampling=with-replacement")
+    (outcome,) = audit(record, level="record", effort=replace(FEW, step_trials=200), seed=3)
     assert outcome.flagged == []
     assert step_radius(record, Streams(3)) == pytest.approx(step_radius(algorithm(name), Streams(3)), rel=1e-3)
 
@@ -162,7 +162,7 @@ def test_canaries_alone_flag_only_what_they_see_twice(monkeypatch, lucky_runs, f
 
     monkeypatch.setattr(one_run, "guess", lucky)
     few = replace(FEW, step_trials=20, pairs=0)
-    (outcome,) = audit(algorithm("dp-sgd"), level="example", effort=few)
+    (outcome,) = audit(algorithm("dp-sgd"), level="record", effort=few)
     assert outcome.flagged == flagged
     assert outcome.confidence == pytest.approx(0.9899)
     (coins, alpha), (others, second) = seen[:2]
@@ -173,12 +173,12 @@ def test_canaries_alone_flag_only_what_they_see_twice(monkeypatch, lucky_runs, f
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)
 def test_a_clip_that_ends_at_its_limit_is_not_taken_for_too_little_noise():
-    (case,) = cases(changed("geyer-private", "per_update.rate=1000"), "client")
+    (case,) = cases(changed("geyer-private", "per_update.clip_norm_lr=1000"), "client")
     assert not [check for check in noise_checks(whole(case, Streams(3)), 24) if check.flagged]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["per_example.clip=1000", "clients.sampling=cyclic"])
+@pytest.mark.parametrize("change", ["per_record.clip_norm=1000", "clients.sampling=cyclic"])
 def test_a_claim_that_is_known_to_be_wrong_is_never_called_consistent(change):
     few = replace(FEW, round_trials=60)
     (outcome,) = audit(changed("end-to-end", change), level="client", effort=few, seed=3)
@@ -187,7 +187,7 @@ def test_a_claim_that_is_known_to_be_wrong_is_never_called_consistent(change):
 
 def test_a_published_claim_is_consistent_only_where_a_quarter_of_the_noise_is_caught():
     weak = replace(FEW, step_trials=3)
-    (outcome,) = audit(algorithm("fed-alpha-cdp"), level="example", effort=weak, seed=3)
+    (outcome,) = audit(algorithm("fed-alpha-cdp"), level="record", effort=weak, seed=3)
     assert outcome.verdict == "too weak to tell"
     assert list(outcome.power) == ["noise x 1/4"]
 
@@ -195,7 +195,7 @@ def test_a_published_claim_is_consistent_only_where_a_quarter_of_the_noise_is_ca
 @pytest.mark.parametrize(
     ("name", "unit", "changes"),
     [
-        ("dp-sgd", "example", ["clients.sampling=cyclic"]),
+        ("dp-sgd", "record", ["clients.sampling=cyclic"]),
         ("trusted-curator", "client", ["local.momentum=0.9", "local.keep_momentum=true"]),
     ],
 )

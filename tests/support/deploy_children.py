@@ -3,7 +3,7 @@
 It may kill itself with SIGKILL at a named moment of a named round:
 
     charged     the round is in the ledger, nobody has been asked
-    asked       letters are sent, no answer is read
+    asked       messages are sent, no answer is read
     answered    all answers are there, the noise is not drawn
     written     the model is written, its commit is not in the ledger
     committed   the round is over
@@ -61,16 +61,16 @@ class Child:
         self.process.join(30)
 
 
-def start(folder: Path, log: str, words: list[str], moment: str = "never", round: int = 0) -> Child:
+def start(folder: Path, log: str, words: list[str], index: str = "never", round: int = 0) -> Child:
     """`shoal WORDS` in that folder, with what it prints in that file."""
     os.environ["OMP_NUM_THREADS"] = "1"
     _context.set_forkserver_preload(PRELOADED)
-    made = _context.Process(target=_child, args=(str(folder), log, words, moment, round))
+    made = _context.Process(target=_child, args=(str(folder), log, words, index, round))
     made.start()
     return Child(made, shlex.join(["shoal", *words]), folder / log)
 
 
-def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> None:
+def _child(folder: str, log: str, words: list[str], index: str, round: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests were started in the background
     os.chdir(folder)
     os.environ["COLUMNS"] = "200"
@@ -79,28 +79,28 @@ def _child(folder: str, log: str, words: list[str], moment: str, round: int) -> 
         os.dup2(file.fileno(), 2)
     sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
-    if moment != "never":
-        _die(moment, round)
+    if index != "never":
+        _die(index, round)
     from shoal.cli.main import main
 
     sys.argv = ["shoal", *words]
     main()
 
 
-def _die(moment: str, at: int) -> None:
+def _die(index: str, at: int) -> None:
     """The end before or after a function, once the round that was named is charged."""
     from shoal.federation.coordinator import RemoteCohort
-    from shoal.federation.flower.transport import Mail
+    from shoal.federation.flower.transport import Transport
     from shoal.training.budget import Spending
 
     owner: Any
     owner, name, before = {
         "charged": (RemoteCohort, "train", True),
-        "asked": (Mail, "send", False),
+        "asked": (Transport, "send", False),
         "answered": (RemoteCohort, "train", False),
         "written": (Spending, "commit", True),
         "committed": (Spending, "commit", False),
-    }[moment]
+    }[index]
     now = 0
     was, intend = getattr(owner, name), Spending.intend
 

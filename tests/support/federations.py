@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shoal
 from shoal.algorithms import algorithm
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.serve import serve
 from shoal.federation.terms import ROUND
 from shoal.mechanisms.update_clipping import QuantileClip
@@ -24,7 +24,7 @@ def settings(name, **changes):
         "rounds": ROUNDS,
         "data.name": "digits",
         "data.clients": SITES,
-        "examples.batch": 5,
+        "records.batch": 5,
         "local.steps": 2,
         "engine.threads": 1,
         "engine.device": "cpu",
@@ -34,7 +34,7 @@ def settings(name, **changes):
     if record.clients.sampling != "all":
         given["clients.cohort"] = 3
     if isinstance(record.per_update, QuantileClip):
-        given["per_update.count_noise"] = 3.0  # enough for so small a cohort
+        given["per_update.count_noise_multiplier"] = 3.0  # enough for so small a cohort
     return given | {key.replace("__", "."): value for key, value in changes.items()}
 
 
@@ -60,8 +60,8 @@ def curator(rounds, noise=1.633):
 
 
 def asked(grid, kind):
-    """The first letter of that kind, to node 100."""
-    return next(parcel for to, node, what, parcel in grid.wire if (to, node, what) == ("to", 100, kind))
+    """The first message of that kind, to node 100."""
+    return next(payload for to, node, what, payload in grid.wire if (to, node, what) == ("to", 100, kind))
 
 
 def full_cohort(**changes):
@@ -70,11 +70,11 @@ def full_cohort(**changes):
 
 
 def with_update(answer, update):
-    return Parcel(answer.values, {"update": update})
+    return Payload(answer.values, {"update": update})
 
 
 def named(**changes):
-    return lambda kind, answer: Parcel(answer.values | changes, answer.vectors)
+    return lambda kind, answer: Payload(answer.values | changes, answer.vectors)
 
 
 def in_rounds(change):

@@ -37,7 +37,7 @@ from shoal.accounting.hash_chain import Line, read
 from shoal.accounting.rdp import Running
 from shoal.algorithms.charges import charges
 from shoal.config import configure
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.setting import Setting
 from shoal.random.streams import Streams
 from shoal.training.budget import Spending
@@ -250,7 +250,7 @@ def read_ledger(run: Path) -> tuple[list[Line], list[Line], bool]:
 
 def spent(intents: list[Line]) -> dict[Unit, float]:
     """What all that was charged costs, of those pairs against the release of which something is proven."""
-    running = {unit: Running(neighbours) for unit, neighbours in NEIGHBOURS.items()}
+    running = {unit: Running(adjacency) for unit, adjacency in ADJACENCIES.items()}
     for charge in (charge for line in intents for charge in line.body["charges"]):
         if charge["observer"] == "release":
             running[charge["unit"]].add(from_json(charge["event"]))
@@ -313,7 +313,7 @@ def _rounds(intent: Line) -> range:
 def warm(config: dict[str, Any]) -> None:
     """Compute the costs of a round here, so that no child has to."""
     for charge in charges(configure(config).algorithm, Setting(CLIENTS, config["rounds"]), 0):
-        Running(NEIGHBOURS[charge.unit]).add(charge.event)
+        Running(ADJACENCIES[charge.unit]).add(charge.event)
 
 
 def at_random(root: Path, kills: int, seed: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A Flower grid in this process: letters go to sites as calls, through the same packing, and are kept to look at."""
+"""A Flower grid in this process: messages go to sites as calls, through the same packing, and are kept to look at."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from shoal.federation.messages import Parcel, pack, unpack
+from shoal.federation.messages import Payload, pack, unpack
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 
-Change = Callable[[str, Parcel], Parcel | None]
+Change = Callable[[str, Payload], Payload | None]
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Loopback:
 
     sites: dict[int, Site] = field(default_factory=dict)
     changes: dict[int, Change] = field(default_factory=dict)
-    wire: list[tuple[str, int, str, Parcel]] = field(default_factory=list)
+    wire: list[tuple[str, int, str, Payload]] = field(default_factory=list)
     _answers: dict[str, Message] = field(default_factory=dict)
     _count: int = 0
 
@@ -43,11 +43,11 @@ class Loopback:
         names = []
         for message in messages:
             self._count += 1
-            name, node, kind = f"letter {self._count}", message.metadata.dst_node_id, message.metadata.message_type
+            name, node, kind = f"message {self._count}", message.metadata.dst_node_id, message.metadata.message_type
             message.metadata.__dict__["_message_id"] = name
-            letter = unpack(message.content, 2**30)
-            self.wire.append(("to", node, kind, letter))
-            answer: Parcel | None = self.sites[node].answer(kind, letter)
+            payload = unpack(message.content, 2**30)
+            self.wire.append(("to", node, kind, payload))
+            answer: Payload | None = self.sites[node].answer(kind, payload)
             assert answer is not None
             self.wire.append(("from", node, kind, answer))
             if node in self.changes:

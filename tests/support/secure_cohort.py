@@ -9,25 +9,25 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.config import configure, to_toml
-from shoal.federation.consent import Wishes
+from shoal.federation.consent import Requirements
 from shoal.federation.keys import public_pem
-from shoal.federation.messages import Parcel, Spoilt, pack, unpack
-from shoal.federation.secagg.aggregator import Tally
-from shoal.federation.secagg.client import Desk
+from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
+from shoal.federation.secagg.aggregator import SecureAggregator
+from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.masks import as_vector
 from shoal.federation.secagg.round_keys import context
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.terms import ROUND, Terms
 from shoal.mechanisms.setting import Setting
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 ROUNDS = 5
-NOW = Moment(0, ROUNDS)
-Change = Callable[[str, int, Parcel], Parcel]
+NOW = RoundIndex(0, ROUNDS)
+Change = Callable[[str, int, Payload], Payload]
 
 
-def unchanged(_kind: str, _number: int, parcel: Parcel) -> Parcel:
-    return parcel
+def unchanged(_kind: str, _number: int, payload: Payload) -> Payload:
+    return payload
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Cohort:
     threshold: int | None = None
     noise: float = 1.0
     known: bool = True
-    wire: list[tuple[str, str, int, Parcel]] = field(default_factory=list)
+    wire: list[tuple[str, str, int, Payload]] = field(default_factory=list)
     spoilt: list[str] = field(default_factory=list)
     bounds: dict[int, float] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class Cohort:
             "rounds": ROUNDS,
             "data.clients": self.count,
             "clients.sampling": "all",
-            "per_round.noise": self.noise,
+            "per_round.noise_multiplier": self.noise,
             "per_round.at": "shared",
             "federation.aggregation": "secure",
         }
@@ -64,14 +64,16 @@ class Cohort:
         self.plan = Plan.of(algorithm, section, setting, self.slots, 0, bound)
         self.keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(self.count)]
         self.peers = [public_pem(key.public_key()) for key in self.keys]
-        self.desks = [self.desk(number) for number in range(self.count)]
+        self.desks = [self.secure(number) for number in range(self.count)]
 
-    def desk(self, number: int) -> Desk:
+    def secure(self, number: int) -> SecureAggregationClient:
         """A site that has just started."""
-        return Desk(self.terms, self.keys[number], self.peers if self.known else None, Wishes())
+        return SecureAggregationClient(
+            self.terms, self.keys[number], self.peers if self.known else None, Requirements()
+        )
 
-    def tally(self, moment: Moment = NOW) -> Tally:
-        return Tally(self.plan, context(self.terms.run, self.terms.digest, moment.t, moment.attempt))
+    def aggregator(self, index: RoundIndex = NOW) -> SecureAggregator:
+        return SecureAggregator(self.plan, context(self.terms.run, self.terms.digest, index.t, index.attempt))
 
     def sum(
         self,
@@ -80,40 +82,42 @@ class Cohort:
         *,
         to: Change = unchanged,
         back: Change = unchanged,
-        moment: Moment = NOW,
+        index: RoundIndex = NOW,
     ) -> np.ndarray:
-        """The sum that the coordinator learns. `gone`: from which letter on a site answers no more; `to` and `back`
-        tamper with letters and with answers."""
+        """The sum that the coordinator learns. `gone`: from which message on a site answers no more; `to` and `back`
+        tamper with messages and with answers."""
         silent: set[int] = set()
 
-        def ask(kind, letters, values, vectors, take):
-            for number, letter in letters.items():
+        def ask(kind, messages, values, vectors, take):
+            for number, message in messages.items():
                 silent.update(site for what, site in gone if what == kind)
                 if number in silent:
                     continue
-                letter = to(kind, number, unpack(pack(letter), 10**9))
-                self.wire.append(("to", kind, number, letter))
+                message = to(kind, number, unpack(pack(message), 10**9))
+                self.wire.append(("to", kind, number, message))
                 try:
-                    answer = back(kind, number, self.answer(kind, number, letter, inputs[number], moment))
+                    answer = back(kind, number, self.answer(kind, number, message, inputs[number], index))
                     self.wire.append(("from", kind, number, answer))
                     answer = unpack(pack(answer), 10**9)
                     answer.require(values, vectors)
                     take(number, answer)
-                except Spoilt as problem:
+                except InvalidMessage as problem:
                     self.spoilt.append(f"{number}: {problem}")
 
-        return self.tally(moment).gather(ask, range(self.count), Parcel({}))
+        return self.aggregator(index).gather(ask, range(self.count), Payload({}))
 
-    def answer(self, kind: str, number: int, letter: Parcel, numbers: np.ndarray, moment: Moment = NOW) -> Parcel:
-        desk = self.desks[number]
+    def answer(
+        self, kind: str, number: int, message: Payload, numbers: np.ndarray, index: RoundIndex = NOW
+    ) -> Payload:
+        secure = self.desks[number]
         if kind != ROUND:
-            return Parcel(desk.answer(kind, letter, moment, number))
-        desk.take(letter, moment, number, self.bound_of(number))
-        return Parcel({}, {"masked": as_vector(desk._party.send(numbers, self.bound_of(number)))})
+            return Payload(secure.answer(kind, message, index, number))
+        secure.take(message, index, number, self.bound_of(number))
+        return Payload({}, {"masked": as_vector(secure._party.send(numbers, self.bound_of(number)))})
 
     def bound_of(self, number: int) -> float:
         return self.bounds.get(number, self.plan.bound)
 
-    def sent(self, kind: str, way: str = "from") -> dict[int, Parcel]:
-        """What passed that way under letters of this kind, by site; the last, where there were several."""
-        return {number: parcel for to, what, number, parcel in self.wire if (to, what) == (way, kind)}
+    def sent(self, kind: str, way: str = "from") -> dict[int, Payload]:
+        """What passed that way under messages of this kind, by site; the last, where there were several."""
+        return {number: payload for to, what, number, payload in self.wire if (to, what) == (way, kind)}

@@ -30,7 +30,7 @@ from shoal.random.streams import Streams
 from shoal.training import round as round_module
 from shoal.training.engine_settings import Settings
 from shoal.training.round import SimulatedCohort, play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
 CLIENTS, COHORT, ROUNDS = 10, 4, 4
@@ -54,13 +54,13 @@ def small(name: str, **changes: object) -> Algorithm:
     record = algorithm(name)
     few = {
         "clients": record.clients if record.clients.sampling == "all" else replace(record.clients, cohort=COHORT),
-        "examples": replace(record.examples, batch=min(record.examples.batch, 5)),
+        "records": replace(record.records, batch=min(record.records.batch, 5)),
         "local": replace(record.local, epochs=1, steps=record.local.steps and 2),
     }
     if isinstance(record.per_update, QuantileClip) and record.per_round is not None:
         # The same share of the noise goes to the count, whatever the cohort.
         noise = record.per_round.multiplier(0, ROUNDS)
-        few["per_update"] = replace(record.per_update, count_noise=noise / COHORT)
+        few["per_update"] = replace(record.per_update, count_noise_multiplier=noise / COHORT)
     return replace(record, **(few | changes))
 
 
@@ -134,7 +134,7 @@ def play(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] |
     """Round t from a model of zeros, so that under a plain server the new model is the mean update itself."""
     with one_thread():
         params, state, told = play_round(
-            sim.cohort, torch.zeros_like(sim.params), memory or {}, Moment(t, ROUNDS, attempt)
+            sim.cohort, torch.zeros_like(sim.params), memory or {}, RoundIndex(t, ROUNDS, attempt)
         )
     return State(params, state), told
 
@@ -159,7 +159,7 @@ def total(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] 
 def stubbed(monkeypatch: pytest.MonkeyPatch, updates_of: Callable[[int, int], Tensor]) -> None:
     """Put updates of our own making in the place of local training."""
 
-    def train(stage, model, clients, moment, memory) -> tuple[Tensor, None]:
+    def train(context, model, clients, index, memory) -> tuple[Tensor, None]:
         return torch.stack([updates_of(int(client), len(model)) for client in clients]), None
 
     monkeypatch.setattr(round_module, "train", train)
@@ -262,7 +262,7 @@ BOUNDED = [name for name in NAMES if algorithm(name).per_step is None or algorit
 BOUNDED = [name for name in BOUNDED if _proven(small(name), "client", "release")]
 """Those that protect clients, by noise on updates or on their sum."""
 FOR_RECORDS = [name for name in NAMES if algorithm(name).per_step is not None]
-PER_EXAMPLE = [name for name in FOR_RECORDS if _proven(small(name), "example", "inside")]
+PER_EXAMPLE = [name for name in FOR_RECORDS if _proven(small(name), "record", "client-process")]
 """Those that protect records, by noise in every step."""
 UNPROVEN = [name for name in NAMES if name not in BOUNDED + PER_EXAMPLE]
 ADAPTIVE = [name for name in BOUNDED if isinstance(algorithm(name).per_update, QuantileClip)]

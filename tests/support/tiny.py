@@ -14,8 +14,8 @@ from shoal.api import Interrupted, Result
 
 CLIENTS = 12
 
-FEDAVG = {"algorithm": "fedavg", "rounds": 6, "clients.cohort": 4, "examples.batch": 4, "engine.threads": 1}
-PRIVATE = FEDAVG | {"algorithm": "trusted-curator", "clients.sampling": "poisson", "per_round.noise": 1.5}
+FEDAVG = {"algorithm": "fedavg", "rounds": 6, "clients.cohort": 4, "records.batch": 4, "engine.threads": 1}
+PRIVATE = FEDAVG | {"algorithm": "trusted-curator", "clients.sampling": "poisson", "per_round.noise_multiplier": 1.5}
 
 
 def dataset() -> shoal.Dataset:

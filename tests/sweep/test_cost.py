@@ -24,7 +24,7 @@ BASE = [
 ]  # fmt: skip
 
 
-def played(folder, words=("per_round.noise=2.0,4.0",), **more):
+def played(folder, words=("per_round.noise_multiplier=2.0,4.0",), **more):
     """A sweep whose cells were played here, in this process."""
     plan = make_plan(base_settings(None, BASE), grid_of(list(words)), **more)
     plan.write(folder)
@@ -81,7 +81,7 @@ def test_a_broken_ledger_leaves_nothing_proven(tmp_path):
 
 
 def test_cells_that_share_noise_cannot_be_added_up(tmp_path):
-    plan = played(tmp_path, ["per_round.noise=2.0,4.0", "noise_seed=7"])
+    plan = played(tmp_path, ["per_round.noise_multiplier=2.0,4.0", "noise_seed=7"])
     for claim in cost.all_together(tmp_path, plan):
         assert claim.epsilon is None
         assert "same noise" in claim.because
@@ -92,25 +92,25 @@ def test_cells_that_split_the_data_anew_have_no_common_client_but_common_records
     claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
     assert claims["client", "release"].epsilon is None
     assert "different ways" in claims["client", "release"].because
-    assert claims["example", "release"].epsilon > 0
+    assert claims["record", "release"].epsilon > 0
 
 
 def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both(tmp_path):
     """Clients of 10, 11 and 20 records, then of 5, 6 and 11: the middle one is charged most in both."""
     table = table_of(tmp_path, ["y"] * 12 + ["x"] * 14 + ["z"] * 25)
     words = [
-        "algorithm=dp-sgd", "model=linear", f"data.name={table}", "data.client=client", "clients.sampling=all",
-        "rounds=2", "budget.delta=1e-3", "per_step.noise=4.0", "engine.threads=1",
+        "algorithm=dp-sgd", "model=linear", f"data.name={table}", "data.client_column=client", "clients.sampling=all",
+        "rounds=2", "budget.delta=1e-3", "per_step.noise_multiplier=4.0", "engine.threads=1",
     ]  # fmt: skip
-    cells = [{"data.test_fraction": 0.2, "examples.batch": 10}, {"data.test_fraction": 0.56, "examples.batch": 5}]
-    plan = replace(make_plan(base_settings(None, words), grid_of(["examples.batch=10,5"])), cells=cells)
+    cells = [{"data.test_fraction": 0.2, "records.batch": 10}, {"data.test_fraction": 0.56, "records.batch": 5}]
+    plan = replace(make_plan(base_settings(None, words), grid_of(["records.batch=10,5"])), cells=cells)
     plan.write(tmp_path)
     for number in range(2):
         shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
     middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]
-    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, neighbours="replace-one").epsilon
+    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, adjacency="replace-one").epsilon
     claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
-    assert claims["example", "release"].epsilon >= truth
+    assert claims["record", "release"].epsilon >= truth
 
 
 def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
@@ -124,13 +124,13 @@ def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
 
 
 def test_a_private_selection_claims_nothing_against_who_sees_every_trial(tmp_path):
-    words = ["per_round.noise=2.0,4.0", "per_round.at=shared", "clients.sampling=fixed-size"]
+    words = ["per_round.noise_multiplier=2.0,4.0", "per_round.at=shared", "clients.sampling=fixed-size"]
     plan = played(tmp_path, words, private=True, expected_trials=2.0)
     claims = {(claim.unit, claim.observer): claim for claim in cost.of_the_best(tmp_path, plan)}
     assert claims["client", "release"].epsilon > 0
     assert claims["client", "release"].adjacency == "zero-out"
     assert "20, is public" in claims["client", "release"].because
-    for unit, observer in product(("client", "example"), ("server", "inside")):
+    for unit, observer in product(("client", "record"), ("server", "client-process")):
         assert claims[unit, observer].epsilon is None
         assert "sees every trial" in claims[unit, observer].because
 
@@ -138,14 +138,14 @@ def test_a_private_selection_claims_nothing_against_who_sees_every_trial(tmp_pat
 def test_a_private_selection_claims_nothing_for_clients_whose_rows_give_the_score(tmp_path):
     table = table_of(tmp_path, [f"c{k % 6}" for k in range(60)])
     words = [*BASE[:2], *BASE[3:], f"data.name={table}", "clients.cohort=3"]
-    plan = make_plan(base_settings(None, words), grid_of(["per_round.noise=2.0,4.0"]), private=True)
+    plan = make_plan(base_settings(None, words), grid_of(["per_round.noise_multiplier=2.0,4.0"]), private=True)
     claims = {(claim.unit, claim.observer): claim for claim in cost.of_the_best(tmp_path, plan)}
     assert claims["client", "release"].epsilon is None
     assert "rows of these same clients" in claims["client", "release"].because
-    assert claims["example", "release"].epsilon > 0
+    assert claims["record", "release"].epsilon > 0
 
 
-@pytest.mark.parametrize("words", [["data.test_fraction=0.2,0.3"], ["data.client=client,other"]])
+@pytest.mark.parametrize("words", [["data.test_fraction=0.2,0.3"], ["data.client_column=client,other"]])
 def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and_trained_on_in_another(
     words, tmp_path
 ):
@@ -153,20 +153,25 @@ def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and
     lines = table.read_text().splitlines()
     other = ["other", *(f"d{k % 5}" for k in range(60))]
     table.write_text("\n".join(f"{line},{more}" for line, more in zip(lines, other, strict=True)))
-    base = [*BASE[:2], *BASE[3:], f"data.name={table}", "data.client=client", "clients.cohort=3"]
+    base = [*BASE[:2], *BASE[3:], f"data.name={table}", "data.client_column=client", "clients.cohort=3"]
     plan = make_plan(base_settings(None, base), grid_of(words), private=True)
     claims = cost.of_the_best(tmp_path, plan)
     assert [claim.epsilon for claim in claims] == [None] * len(claims)
     said = {(claim.unit, claim.observer): claim.because for claim in claims}
-    assert "hold out different rows" in said["example", "release"]
+    assert "hold out different rows" in said["record", "release"]
 
 
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path):
-    plan = played(tmp_path, ["per_round.noise=2.0,4.0", f"random={random}"], private=True, expected_trials=2.0)
-    drawn = {cell["per_round.noise"]: run for cell, run in zip(plan.cells, cost.runs_of(tmp_path, plan), strict=True)}
+    plan = played(
+        tmp_path, ["per_round.noise_multiplier=2.0,4.0", f"random={random}"], private=True, expected_trials=2.0
+    )
+    drawn = {
+        cell["per_round.noise_multiplier"]: run
+        for cell, run in zip(plan.cells, cost.runs_of(tmp_path, plan), strict=True)
+    }
     for cell, (_, planned) in zip(plan.selection.cells, cost.planned_cells(plan), strict=True):
-        if (run := drawn.get(cell["per_round.noise"])) is not None:
+        if (run := drawn.get(cell["per_round.noise_multiplier"])) is not None:
             paid = cost.charged(run)
             assert all(leaves(planned[pair]) == leaves(paid[pair]) for pair in planned)
     assert drawn
@@ -174,8 +179,8 @@ def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path
 
 def test_cells_that_were_not_drawn_count_too(tmp_path):
     plan = played(tmp_path, private=True, expected_trials=2.0)
-    only = replace(plan.selection, cells=[{"per_round.noise": 4.0}])
-    cheap = [cell for cell in plan.cells if cell["per_round.noise"] == 4.0] == plan.cells
+    only = replace(plan.selection, cells=[{"per_round.noise_multiplier": 4.0}])
+    cheap = [cell for cell in plan.cells if cell["per_round.noise_multiplier"] == 4.0] == plan.cells
     lone = client(cost.of_the_best(tmp_path, replace(plan, selection=only))).epsilon
     both = client(cost.of_the_best(tmp_path, plan)).epsilon
     assert (lone < both) if cheap else (lone == pytest.approx(both))

@@ -27,7 +27,7 @@ def test_a_grid_is_every_combination_with_values_as_c_takes_them():
     [
         ("model=linear, mlp", ["linear", "mlp"]),
         ("baseline=true,false", [True, False]),
-        ("per_round.noise=linear:3:1,2.0", ["linear:3:1", 2.0]),
+        ("per_round.noise_multiplier=linear:3:1,2.0", ["linear:3:1", 2.0]),
         ('data.name=["a,b.csv", "c.csv"]', ["a,b.csv", "c.csv"]),
         ("data.name=../patients.csv", ["../patients.csv"]),
         ("rounds=5,5", [5]),

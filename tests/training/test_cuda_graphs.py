@@ -7,20 +7,20 @@ import torch
 from torch import nn
 
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip, MaxClip
+from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 from shoal.training import cuda_graphs
 from shoal.training.engine_settings import Settings
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 from support.small_federation import digits, parted, simulator, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-FALLING = replace(small("fed-cdp"), per_example=ExampleClip("linear:4:1"), per_step=StepNoise("linear:2:1"))
+FALLING = replace(small("fed-cdp"), per_record=RecordClip("linear:4:1"), per_step=StepNoise("linear:2:1"))
 
 
 def models(record, recorded):
@@ -30,7 +30,7 @@ def models(record, recorded):
 def played(sim):
     params, state, found = sim.params, {}, []
     for t in range(4):
-        params, state, _ = play_round(sim.cohort, params, state, Moment(t, 4))
+        params, state, _ = play_round(sim.cohort, params, state, RoundIndex(t, 4))
         found.append(params.cpu())
     return torch.stack(found)
 
@@ -40,7 +40,7 @@ def played(sim):
     [
         small("fed-cdp"),
         FALLING,
-        replace(FALLING, per_example=MaxClip("linear:4:1")),
+        replace(FALLING, per_record=MaxClip("linear:4:1")),
         small("fed-alpha-cdp-private"),
         small("adaclip"),
         small("pfl"),
@@ -57,7 +57,7 @@ def test_a_recording_is_kept_while_clip_and_noise_change(record, monkeypatch):
     made = []
     right = cuda_graphs.Recording.__init__
     monkeypatch.setattr(cuda_graphs.Recording, "__init__", lambda self, *given: made.append(right(self, *given)))
-    record = replace(record, clients=Clients("all"), examples=replace(record.examples, sampling="shuffled"))
+    record = replace(record, clients=Clients("all"), records=replace(record.records, sampling="shuffled"))
     models(record, True)
     assert len(made) == 1
 

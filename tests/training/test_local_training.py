@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip, MaxClip
+from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.training.local_training import _first, planned
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.small_federation import ROUNDS, simulator, small
 
-FALLING = {"per_example": ExampleClip("linear:4:1"), "per_step": StepNoise("linear:2:1")}
+FALLING = {"per_record": RecordClip("linear:4:1"), "per_step": StepNoise("linear:2:1")}
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ FALLING = {"per_example": ExampleClip("linear:4:1"), "per_step": StepNoise("line
     "record",
     [
         small("fed-cdp", **FALLING),
-        small("fed-cdp", **FALLING | {"per_example": MaxClip("linear:4:1")}),
+        small("fed-cdp", **FALLING | {"per_record": MaxClip("linear:4:1")}),
         small("fed-cdp", **FALLING | {"per_step": StepNoise(0.0)}),
         small("fed-alpha-cdp-private"),
         small("adaclip"),
@@ -32,9 +32,9 @@ def test_steps_that_begin_as_another_rounds_play_what_that_round_plays(record):
 
     def first(t):
         quantile = {"clip": torch.tensor(1.0 / (t + 1))}
-        return _first(sim.cohort, sim.params, clients, Moment(t, ROUNDS), quantile)
+        return _first(sim.cohort, sim.params, clients, RoundIndex(t, ROUNDS), quantile)
 
-    plan = planned(sim.cohort, clients, Moment(1, ROUNDS))
+    plan = planned(sim.cohort, clients, RoundIndex(1, ROUNDS))
     mask = torch.from_numpy(plan.batches >= 0).float()
     inputs = (torch.from_numpy(plan.padded), mask, mask, torch.ones(len(mask), len(clients)))
     steps, other, wanted, before = first(0), first(3), first(3), first(0)
@@ -48,5 +48,5 @@ def test_steps_that_begin_as_another_rounds_play_what_that_round_plays(record):
 
 def test_steps_with_noise_do_not_take_the_place_of_steps_without():
     sims = [simulator(replace(small("fed-cdp"), per_step=StepNoise(noise))) for noise in (0.0, 1.0)]
-    none, some = (_first(s.cohort, s.params, np.arange(3), Moment(0, ROUNDS), {}).sanitiser.values for s in sims)
+    none, some = (_first(s.cohort, s.params, np.arange(3), RoundIndex(0, ROUNDS), {}).sanitiser.values for s in sims)
     assert none != some

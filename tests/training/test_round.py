@@ -15,14 +15,14 @@ import shoal
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training import round as engine_round
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import planned, train
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def fedavg(**changes):
     base = algorithm("fedavg")
     wanted = {
         "clients": Clients("fixed-size", 4),
-        "examples": Examples("shuffled", 7),
+        "records": Records("shuffled", 7),
         "local": Local(lr=0.2),
     }
     return replace(base, **(wanted | changes))
@@ -64,7 +64,7 @@ def simulator(
 def plain_round(sim, module, t):
     """The same round in plain PyTorch: one client after the other, its own optimiser, the same batches."""
     cohort, record = sim.cohort, sim.cohort.algorithm
-    federation, moment = cohort.federation, Moment(t, sim.rounds)
+    federation, index = cohort.federation, RoundIndex(t, sim.rounds)
     drawn = record.clients.draw(cohort.streams.generator("clients", t, 0), t, sim.rounds, len(federation))
     start = copy.deepcopy(module.state_dict())
     sums = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
@@ -72,7 +72,7 @@ def plain_round(sim, module, t):
     for client in drawn:
         module.load_state_dict(start)
         optimiser = torch.optim.SGD(module.parameters(), lr=float(record.local.lr), momentum=record.local.momentum)
-        for batch in planned(cohort, np.array([client]), moment).batches[:, 0]:
+        for batch in planned(cohort, np.array([client]), index).batches[:, 0]:
             rows = torch.from_numpy(batch[batch >= 0])
             optimiser.zero_grad()
             F.cross_entropy(module(federation.x[rows]), federation.y[rows]).backward()
@@ -92,7 +92,7 @@ def plain_round(sim, module, t):
         {},
         {"aggregate": Aggregate("equal")},
         {"local": Local(epochs=2, lr=0.1, momentum=0.5)},
-        {"local": Local(steps=5, lr=0.1), "examples": Examples("with-replacement", 6)},
+        {"local": Local(steps=5, lr=0.1), "records": Records("with-replacement", 6)},
     ],
     ids=["by-size", "equal", "momentum", "steps"],
 )
@@ -100,7 +100,7 @@ def test_three_rounds_equal_a_plain_pytorch_loop(make, changes):
     sim = simulator(fedavg(**changes), make())
     reference = make()
     for t in range(3):
-        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, Moment(t, 3))
+        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, RoundIndex(t, 3))
         plain_round(sim, reference, t)
     expected = sim.cohort.network.layout.flatten(reference)
     assert float((sim.params - expected).abs().max()) < 1e-4
@@ -109,7 +109,7 @@ def test_three_rounds_equal_a_plain_pytorch_loop(make, changes):
 def final_model(settings, record=None, make=small_cnn):
     sim = simulator(record or fedavg(), make(), settings=settings)
     for t in range(2):
-        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, Moment(t, 3))
+        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, RoundIndex(t, 3))
     return sim.params
 
 
@@ -121,7 +121,7 @@ def final_model(settings, record=None, make=small_cnn):
         Settings(threads=3),
         Settings(memory=1e-4, threads=1),
         Settings(kernels=False),
-        Settings(together=False),
+        Settings(batched=False),
     ],
     ids=["one-thread", "three-threads", "small-slices", "plain-products", "one-by-one"],
 )
@@ -132,7 +132,7 @@ def test_every_speed_up_can_be_turned_off_and_gives_the_same_model(settings):
 @pytest.mark.slow
 def test_without_kernels_no_noise_is_drawn_by_the_loop_in_c(monkeypatch):
     """Of a method that adds noise to its steps and to its counts."""
-    record = replace(algorithm("quantile-example"), clients=Clients("fixed-size", 4), examples=Examples("poisson", 7))
+    record = replace(algorithm("quantile-example"), clients=Clients("fixed-size", 4), records=Records("poisson", 7))
     plain, fast = (final_model(Settings(kernels=kernels), record) for kernels in (False, True))
     torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-4)
     monkeypatch.setattr("shoal.random.normals.loop_in_c", lambda: pytest.fail("asked for"))
@@ -153,8 +153,8 @@ def test_kept_momentum_goes_on_where_the_client_left_off():
 
 def test_v_c_and_u_s_are_those_of_001():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
-    updates = train(sim.cohort, sim.params, np.arange(5), Moment(0, 3), {})[0].double()
-    _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
+    updates = train(sim.cohort, sim.params, np.arange(5), RoundIndex(0, 3), {})[0].double()
+    _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["v_c"] == pytest.approx(float(updates.var(0, unbiased=False).mean()), rel=1e-4)
     assert told["u_s"] == pytest.approx(float(updates.mean(0).square().mean()), rel=1e-4)
     assert told["bytes_sent"] == 5 * 4 * updates.shape[1]
@@ -166,7 +166,7 @@ def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
     parts = partition("iid", dataset.train_y, clients=4, generator=Streams(5).generator("partition"))
     x[parts.records(2)[0]] = 1e35
     sim = simulator(fedavg(clients=Clients("all")), small_mlp(), "iid", 4, dataset=replace(dataset, train_x=x))
-    params, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
+    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["bad_updates"] == 1
     assert torch.isfinite(params).all()
     assert not torch.equal(params, sim.params)
@@ -179,18 +179,18 @@ def test_a_record_never_reaches_the_updates_of_other_clients_by_filling_up_their
     clients[0][0][:] = [3e38, -3e38, 3e38, -3e38]
     dataset = shoal.from_clients(clients, test=(np.ones((4, 4), "float32"), np.arange(4) % 2))
     parts = partition("column", dataset.train_y, clients=None, owners=dataset.owners, generator=random)
-    record = replace(algorithm("trusted-curator"), clients=Clients("all"), examples=Examples("shuffled", 4))
+    record = replace(algorithm("trusted-curator"), clients=Clients("all"), records=Records("shuffled", 4))
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     nn.init.uniform_(model.weight, -5, 5)
     sim = simulate(record, model, dataset, parts, rounds=3, streams=Streams(5), settings=Settings())
-    _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
+    _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["bad_updates"] == 1
 
 
 def test_an_empty_poisson_cohort_leaves_the_model_as_it_is():
     sim = simulator(fedavg(clients=Clients("poisson", 1e-9)), small_mlp())
-    params, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 3))
+    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["clients"] == 0
     assert torch.equal(params, sim.params)
 
@@ -246,18 +246,18 @@ def test_a_model_that_views_its_pictures_is_trained_and_evaluated(channels, tmp_
 
 def test_in_secure_mode_the_shape_of_a_poisson_batch_says_nothing_of_who_was_drawn():
     """Of 32 rows and of 33 a product may be rounded in two ways, and a ReLU go two ways by that."""
-    record = replace(algorithm("dp-sgd"), examples=Examples("poisson", 8), local=Local(steps=2))
+    record = replace(algorithm("dp-sgd"), records=Records("poisson", 8), local=Local(steps=2))
     cohort = simulator(record, small_mlp(), streams=SecureStreams()).cohort
     clients = np.arange(cohort.population.clients)
     widths = [
-        {planned(cohort, clients[k : k + 1], Moment(t, 30)).batches.shape[2] for t in range(30)} for k in clients
+        {planned(cohort, clients[k : k + 1], RoundIndex(t, 30)).batches.shape[2] for t in range(30)} for k in clients
     ]
     assert [len(found) for found in widths] == [1] * len(clients)
 
 
 @pytest.mark.parametrize(("records", "batch"), [(1, 1), (20, 20), (20, 7), (1000, 10), (5000, 600)])
 def test_no_poisson_batch_is_wider_than_the_widest_but_for_a_chance_of_1e_30(records, batch):
-    widest = Examples("poisson", batch).widest(records)
+    widest = Records("poisson", batch).widest(records)
     share = Fraction(batch, records)
     above = sum(comb(records, k) * share**k * (1 - share) ** (records - k) for k in range(widest + 1, records + 1))
     assert above <= Fraction(1, 10**30) * Fraction(1001, 1000)
@@ -267,15 +267,15 @@ def test_no_poisson_batch_is_wider_than_the_widest_but_for_a_chance_of_1e_30(rec
 def test_in_secure_mode_clients_are_trained_one_by_one_in_one_thread_each(size, monkeypatch):
     seen = []
 
-    def watched(stage, params, clients, moment, state):
+    def watched(context, params, clients, index, state):
         seen.append((len(clients), torch.get_num_threads()))
-        return train(stage, params, clients, moment, state)
+        return train(context, params, clients, index, state)
 
     monkeypatch.setattr(engine_round, "train", watched)
     record = replace(
-        algorithm("trusted-curator"), clients=Clients("fixed-size", size), examples=Examples("shuffled", 7)
+        algorithm("trusted-curator"), clients=Clients("fixed-size", size), records=Records("shuffled", 7)
     )
     sim = simulator(record, small_mlp(), settings=Settings(threads=2), streams=SecureStreams())
-    play_round(sim.cohort, sim.params, {}, Moment(0, 3))
+    play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     sim.close()
     assert seen == [(1, 1)] * size

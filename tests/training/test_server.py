@@ -8,8 +8,8 @@ import torch
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local, Server
 from shoal.errors import ConfigError
-from shoal.mechanisms.sampling import Clients, Examples
-from shoal.training.round_index import Moment
+from shoal.mechanisms.sampling import Clients, Records
+from shoal.training.round_index import RoundIndex
 from shoal.training.server import given_out, step
 from support.small_federation import play, restricted, simulator, small
 
@@ -20,7 +20,7 @@ def models(server, rounds):
     """The models after each round, and the memory at the end."""
     model, memory, seen = torch.tensor([10.0, 0.0, -1.0]), {}, []
     for t in range(rounds):
-        model = step(server, model, UPDATES[t], memory, Moment(t, rounds))
+        model = step(server, model, UPDATES[t], memory, RoundIndex(t, rounds))
         seen.append(model)
     return seen, memory
 
@@ -70,7 +70,7 @@ def test_without_averaging_the_last_model_is_given_out():
 def test_before_the_last_share_begins_the_model_itself_is_given_out():
     """A budget may end a run early."""
     model, memory = torch.ones(3), {}
-    model = step(Server(average=0.5), model, UPDATES[0], memory, Moment(0, 10))
+    model = step(Server(average=0.5), model, UPDATES[0], memory, RoundIndex(0, 10))
     assert given_out(Server(average=0.5), model, memory) is model
 
 
@@ -104,7 +104,7 @@ def test_weights_by_size_survive_a_round_in_which_nobody_comes():
         (lambda: Server(lr=1e300), r"server\.lr must be > 0 \(from 1e-12 to 1e\+12\), got 1e\+300"),
         (lambda: Server(adaptivity=1e300), r"server\.adaptivity must be >= 0"),
         (lambda: Local(momentum=1.0), r"local\.momentum must be in \[0, 1\)"),
-        (lambda: Examples(batch=0), r"examples\.batch must be >= 1, got 0"),
+        (lambda: Records(batch=0), r"examples\.batch must be >= 1, got 0"),
         (lambda: Clients(cohort=0), r"clients\.cohort must be > 0, got 0"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from shoal.accounting import composition, pld, rdp
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
 from shoal.accounting.sampler_error import epsilon_beside, taken
-from shoal.accounting.theorems import Neighbours, counted
+from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError
 from shoal.registry import Registry
 
@@ -65,24 +65,24 @@ class Accountant(Protocol):
     only `rdp-classic` looks at.
     """
 
-    def __call__(self, counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str, /) -> Figures: ...
+    def __call__(self, counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str, /) -> Figures: ...
 
 
 def epsilon(
     event: Event,
     delta: float,
     accountant: str = "pld",
-    neighbours: Neighbours = "add-remove",
+    adjacency: Adjacency = "add-or-remove",
     orders: str = "tf72",
 ) -> Answer:
     """The epsilon that these events cost at this delta."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be in (0, 1), got {delta:g}")
     worst: Answer | None = None
-    for counts in _dearest_first(event, delta, accountant, neighbours):
-        if worst is not None and accountant == "pld" and _rdp_says(counts, delta, neighbours) <= (worst.epsilon or 0):
+    for counts in _dearest_first(event, delta, accountant, adjacency):
+        if worst is not None and accountant == "pld" and _rdp_says(counts, delta, adjacency) <= (worst.epsilon or 0):
             continue  # PLD is no more than that
-        found = _epsilon(counts, delta, accountant, neighbours, orders)
+        found = _epsilon(counts, delta, accountant, adjacency, orders)
         if found.epsilon is None or not found.valid:
             return found
         if worst is None or found.epsilon > (worst.epsilon or 0):
@@ -91,18 +91,16 @@ def epsilon(
     return worst
 
 
-def _epsilon(
-    counts: Mapping[Leaf, int], delta: float, accountant: str, neighbours: Neighbours, orders: str
-) -> Answer:
+def _epsilon(counts: Mapping[Leaf, int], delta: float, accountant: str, adjacency: Adjacency, orders: str) -> Answer:
     if (reason := _unbounded(counts)) is not None:
         return Answer(None, delta, _known(accountant), False, reason)
     counts, distance = without_sampler(counts)
-    figures = _figures(counts, accountant, neighbours, orders)
+    figures = _figures(counts, accountant, adjacency, orders)
     if not counts:
         return Answer(0.0, delta, accountant, True)
     used, flaw, said = accountant, figures.flaw(delta), _rests_on(counts)
     too_faint = accountant == "pld" and math.isinf(figures.epsilon(delta))
-    if too_faint and (by_rdp := _rdp_or_none(counts, neighbours)) is not None:
+    if too_faint and (by_rdp := _rdp_or_none(counts, adjacency)) is not None:
         figures, used, said = by_rdp, "rdp", "this delta is below what PLD resolves here, so RDP answers"
     found = epsilon_beside(figures.epsilon, delta, distance)
     if math.isinf(found):
@@ -120,28 +118,26 @@ def delta(
     event: Event,
     epsilon: float,
     accountant: str = "pld",
-    neighbours: Neighbours = "add-remove",
+    adjacency: Adjacency = "add-or-remove",
     orders: str = "tf72",
 ) -> Answer:
     """The delta that these events cost at this epsilon."""
     if not 0 <= epsilon < math.inf:
         raise ConfigError(f"epsilon must be >= 0, got {epsilon:g}")
     answers = [
-        _delta(counts, epsilon, accountant, neighbours, orders) for counts in counted(event, neighbours).values()
+        _delta(counts, epsilon, accountant, adjacency, orders) for counts in counted(event, adjacency).values()
     ]
     return max(answers, key=lambda answer: (not answer.valid, math.inf if answer.delta is None else answer.delta))
 
 
-def _delta(
-    counts: Mapping[Leaf, int], epsilon: float, accountant: str, neighbours: Neighbours, orders: str
-) -> Answer:
+def _delta(counts: Mapping[Leaf, int], epsilon: float, accountant: str, adjacency: Adjacency, orders: str) -> Answer:
     if (reason := _unbounded(counts)) is not None:
         return Answer(epsilon, None, _known(accountant), False, reason)
     counts, distance = without_sampler(counts)
     sampler = taken(epsilon, distance)
-    figures = _figures(counts, accountant, neighbours, orders)
+    figures = _figures(counts, accountant, adjacency, orders)
     found = figures.delta(epsilon)
-    if accountant == "pld" and found < _FAINT and (spent := _rdp_or_none(counts, neighbours)) is not None:
+    if accountant == "pld" and found < _FAINT and (spent := _rdp_or_none(counts, adjacency)) is not None:
         said = "so small a delta is below what PLD resolves here, so RDP answers"
         by_rdp = spent.delta(epsilon)
         if by_rdp < found:
@@ -151,18 +147,18 @@ def _delta(
     return Answer(epsilon, total, accountant, flaw is None, flaw or _rests_on(counts), sampler)
 
 
-def _dearest_first(event: Event, delta: float, accountant: str, neighbours: Neighbours) -> list[dict[Leaf, int]]:
+def _dearest_first(event: Event, delta: float, accountant: str, adjacency: Adjacency) -> list[dict[Leaf, int]]:
     """What happened to clients of each size, the dearest by RDP first, so that PLD looks at few of them."""
-    found = list(counted(event, neighbours).values())
+    found = list(counted(event, adjacency).values())
     if len(found) == 1 or accountant != "pld":
         return found
-    return sorted(found, key=lambda counts: -_rdp_says(counts, delta, neighbours))
+    return sorted(found, key=lambda counts: -_rdp_says(counts, delta, adjacency))
 
 
-def _rdp_says(counts: Mapping[Leaf, int], delta: float, neighbours: Neighbours) -> float:
+def _rdp_says(counts: Mapping[Leaf, int], delta: float, adjacency: Adjacency) -> float:
     """The epsilon by RDP, which is never less than what PLD finds; infinite where it does not know."""
     ideal, distance = without_sampler(counts)
-    spent = None if _unbounded(ideal) else _rdp_or_none(ideal, neighbours)
+    spent = None if _unbounded(ideal) else _rdp_or_none(ideal, adjacency)
     return math.inf if spent is None else epsilon_beside(spent.epsilon, delta, distance)
 
 
@@ -171,14 +167,14 @@ def unbounded(event: Event) -> str | None:
     return _unbounded(leaves(event))
 
 
-def at_least(event: Event, delta: float, neighbours: Neighbours = "add-remove") -> float | None:
+def at_least(event: Event, delta: float, adjacency: Adjacency = "add-or-remove") -> float | None:
     """The epsilon that some data really lose where `epsilon` is only an upper bound; None where it is exact.
 
     Fixed-size sampling under replace-one: if all other units pull one way and the changed one the other
     way, the output is that of Poisson sampling at half the noise, up to a known shift.
     """
     counts, _ = without_sampler(leaves(event))
-    if neighbours != "replace-one" or not any(_is_fixed_size(leaf) for leaf in counts):
+    if adjacency != "replace-one" or not any(_is_fixed_size(leaf) for leaf in counts):
         return None
     if not all(_is_fixed_size(leaf) or isinstance(leaf, Gaussian) for leaf in counts):
         return None
@@ -189,16 +185,16 @@ def at_least(event: Event, delta: float, neighbours: Neighbours = "add-remove") 
             attained[Sampled("poisson", leaf.rate, Gaussian(noise / 2))] = n
         elif isinstance(leaf, Gaussian):
             attained[Gaussian(leaf.noise / 2)] = n
-    return pld.profile(attained, "add-remove").epsilon(delta)
+    return pld.profile(attained, "add-or-remove").epsilon(delta)
 
 
-def _pld(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    profile = pld.profile(counts, neighbours)
+def _pld(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
+    profile = pld.profile(counts, adjacency)
     return Figures(profile.epsilon, profile.delta, lambda _: None)
 
 
-def _rdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    spent = rdp.total(counts, neighbours)
+def _rdp(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
+    spent = rdp.total(counts, adjacency)
     return Figures(
         lambda delta: rdp.epsilon(rdp.DEFAULT, spent, delta),
         lambda epsilon: rdp.delta(rdp.DEFAULT, spent, epsilon),
@@ -206,7 +202,7 @@ def _rdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Fig
     )
 
 
-def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
+def _rdp_classic(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
     chosen = rdp.grid(orders)
     taken: dict[Leaf, int] = {}
     for leaf, n in counts.items():
@@ -214,7 +210,7 @@ def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str
         taken[as_taken] = taken.get(as_taken, 0) + n
     mistaken = any(_is_fixed_size(leaf) for leaf in counts)
     flaw = "the moments accountant takes samples of fixed size for Poisson samples" if mistaken else None
-    spent = rdp.total(taken, "add-remove" if mistaken else neighbours, chosen)
+    spent = rdp.total(taken, "add-or-remove" if mistaken else adjacency, chosen)
     return Figures(
         lambda delta: rdp.classic_epsilon(chosen, spent, delta),
         lambda epsilon: rdp.classic_delta(chosen, spent, epsilon),
@@ -222,8 +218,8 @@ def _rdp_classic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str
     )
 
 
-def _zcdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    done = composition.steps(counts, neighbours, "zcdp")
+def _zcdp(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
+    done = composition.steps(counts, adjacency, "zcdp")
     return Figures(
         lambda delta: composition.zcdp_epsilon(done, delta),
         lambda epsilon: composition.zcdp_delta(done, epsilon),
@@ -231,8 +227,8 @@ def _zcdp(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Fi
     )
 
 
-def _basic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    done = composition.steps(counts, neighbours, "basic")
+def _basic(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
+    done = composition.steps(counts, adjacency, "basic")
     return Figures(
         lambda delta: composition.basic_epsilon(done, delta),
         lambda epsilon: _inverse(lambda delta: composition.basic_epsilon(done, delta), epsilon),
@@ -240,8 +236,8 @@ def _basic(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> F
     )
 
 
-def _advanced(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: str) -> Figures:
-    done = composition.steps(counts, neighbours, "advanced")
+def _advanced(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
+    done = composition.steps(counts, adjacency, "advanced")
     return Figures(
         lambda delta: composition.advanced_epsilon(done, delta),
         lambda epsilon: _inverse(lambda delta: composition.advanced_epsilon(done, delta), epsilon),
@@ -261,8 +257,8 @@ REGISTRY = Registry("accountant", Accountant, lambda: _OWN, "shoal.accountants")
 _FAINT = 1e-8  # deltas below this may be drowned by the rounding that pld allows for
 
 
-def _figures(counts: Mapping[Leaf, int], accountant: str, neighbours: Neighbours, orders: str) -> Figures:
-    return REGISTRY.find(accountant)(counts, neighbours, orders)
+def _figures(counts: Mapping[Leaf, int], accountant: str, adjacency: Adjacency, orders: str) -> Figures:
+    return REGISTRY.find(accountant)(counts, adjacency, orders)
 
 
 def _known(accountant: str) -> str:
@@ -281,10 +277,10 @@ def _inverse(epsilon_at: Callable[[float], float], epsilon: float) -> float:
     return float(10**high)
 
 
-def _rdp_or_none(counts: Mapping[Leaf, int], neighbours: Neighbours) -> Figures | None:
+def _rdp_or_none(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Figures | None:
     """RDP's figures, where it understands all events."""
     try:
-        return _rdp(counts, neighbours, "")
+        return _rdp(counts, adjacency, "")
     except ConfigError:
         return None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
 from shoal.accounting.events import NOTHING, Event
-from shoal.accounting.theorems import Neighbours
+from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
 _TIGHT = 2e-4  # relative gap between the noise returned and one that overspends
@@ -27,7 +27,7 @@ class Budget:
     epsilon: float
     delta: float
     accountant: str = "pld"
-    neighbours: Neighbours = "add-remove"
+    adjacency: Adjacency = "add-or-remove"
     orders: str = "tf72"
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Budget:
     def cost(self, event: Event, accountant: str | None = None) -> Answer:
         """What an event costs at the budget's delta."""
         who = accountant or self.accountant
-        return accountants.epsilon(event, self.delta, who, self.neighbours, self.orders)
+        return accountants.epsilon(event, self.delta, who, self.adjacency, self.orders)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import ADJACENCY, Neighbours
+from shoal.accounting.theorems import Adjacency
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
@@ -29,7 +29,7 @@ SIMULATED = "simulated clients"
 class Proven:
     """For one unit against one observer: an (epsilon, delta), or none, because ...
 
-    `adjacency`: what neighbouring data sets differ by (theorems.ADJACENCY); None in claims that were written before
+    `adjacency`: what neighbouring data sets differ by (theorems.Adjacency); None in claims that were written before
     it was named. Where something is proven, `because` says on what it rests. `simulated`: the unit is a client that
     does not exist, to whom somebody's records were dealt. `sampler_delta`: the part of delta that is there because
     the noise was drawn by a sampler and not by nature; None where the claim does not say.
@@ -48,8 +48,8 @@ class Proven:
     def __post_init__(self) -> None:
         check_unit(self.unit)
         check_observer(self.observer)
-        if self.adjacency is not None and self.adjacency not in ADJACENCY.values():
-            names = list(ADJACENCY.values())
+        if self.adjacency is not None and self.adjacency not in get_args(Adjacency):
+            names = get_args(Adjacency)
             raise ConfigError(f"no adjacency is called '{self.adjacency}'{nearest(self.adjacency, names)}")
         if self.epsilon is None and not self.because:
             raise ConfigError(f"a claim of nothing ({self.unit}, {self.observer}) must say because of what")
@@ -97,25 +97,23 @@ def prove(
     event: Event,
     delta: float,
     accountant: str = "pld",
-    neighbours: Neighbours = "add-remove",
+    adjacency: Adjacency = "add-or-remove",
     clients: int | None = None,
 ) -> Proven:
     """What is proven for a unit against an observer after these events; `clients`: K, which the claim calls public.
 
     The rate m/K and the mean over K clients are made with K: hidden it is not.
     """
-    return claim(unit, observer, accountants.epsilon(event, delta, accountant, neighbours), neighbours, clients)
+    return claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
 
 
-def claim(
-    unit: Unit, observer: Observer, answer: Answer, neighbours: Neighbours, clients: int | None = None
-) -> Proven:
+def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, clients: int | None = None) -> Proven:
     """An accountant's answer as a claim."""
     if answer.epsilon is None or not answer.valid:
-        return nothing(unit, observer, answer.because or "the accountant gives no bound", neighbours)
+        return nothing(unit, observer, answer.because or "the accountant gives no bound", adjacency)
     public = f"the number of clients, {clients:,}, is public" if unit == "client" and clients else None
     rests_on = "; ".join(each for each in (answer.because, public) if each) or None
-    adjacency, sampler = ADJACENCY[neighbours], answer.sampler_delta or None
+    sampler = answer.sampler_delta or None
     return Proven(
         unit, observer, answer.epsilon, answer.delta, answer.accountant, rests_on, adjacency, sampler_delta=sampler
     )
@@ -128,16 +126,16 @@ def of_research(found: Proven) -> Proven:
     return replace(found, because="; ".join(filter(None, (found.because, RESEARCH))))
 
 
-def nothing(unit: Unit, observer: Observer, because: str, neighbours: Neighbours) -> Proven:
+def nothing(unit: Unit, observer: Observer, because: str, adjacency: Adjacency) -> Proven:
     """`none, because ...`."""
-    return Proven(unit, observer, None, None, None, because, ADJACENCY[neighbours])
+    return Proven(unit, observer, None, None, None, because, adjacency)
 
 
 def large_delta(unit: str, delta: float, units: int) -> str | None:
     """A warning where delta is above 1/(number of units): publishing one of them whole would pass for private."""
     if units < 1 or delta * units <= 1:
         return None
-    name = "record" if unit == "example" else unit
+    name = "record" if unit == "record" else unit
     return (
         f"delta {delta:g} is above 1/{units:,}, one over the number of {name}s: a method that publishes one {name} "
         f"in full, chosen at random, would pass; take a smaller delta"

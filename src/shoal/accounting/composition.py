@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.accounting.events import Gaussian, Leaf, Sampled
-from shoal.accounting.theorems import Neighbours
+from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
 
@@ -24,9 +24,9 @@ class Step:
     kind: str
 
 
-def steps(counts: Mapping[Leaf, int], neighbours: Neighbours, accountant: str) -> list[Step]:
+def steps(counts: Mapping[Leaf, int], adjacency: Adjacency, accountant: str) -> list[Step]:
     """The events as sampled Gaussians; these accountants understand no others."""
-    shift = 2 if neighbours == "replace-one" else 1
+    shift = 2 if adjacency == "replace-one" else 1
     found = []
     for leaf, n in counts.items():
         match leaf:

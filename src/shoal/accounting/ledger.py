@@ -28,6 +28,7 @@ from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded, from_json
 from shoal.accounting.hash_chain import START, Line, Verification, verify
 from shoal.errors import ConfigError, LedgerError
+from shoal.renamed import current
 
 __all__ = ["Charge", "Commit", "Intent", "Ledger", "Record", "Verification", "verify"]
 
@@ -156,6 +157,7 @@ class Record:
         text = json.dumps(written["event"], sort_keys=True)
         if text not in self._events:
             self._events[text] = from_json(written["event"])
+        written = current(written)
         return Charge(written["unit"], written["observer"], self._events[text], written.get("adjacency"))
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shoal.accounting import curves
 from shoal.accounting.curves import Array, Curve, Pair
 from shoal.accounting.events import Gaussian, Leaf, Sampled, TwoLevel, leaves
-from shoal.accounting.theorems import Neighbours
+from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
 Counts: TypeAlias = tuple[tuple[Leaf, int], ...]
@@ -75,17 +75,17 @@ class Profile:
         return min(found, self.variation, 1.0)
 
 
-def profile(counts: Mapping[Leaf, int], neighbours: Neighbours) -> Profile:
+def profile(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Profile:
     """The profile of a multiset of events."""
-    return _profile(tuple(counts.items()), neighbours)
+    return _profile(tuple(counts.items()), adjacency)
 
 
 @lru_cache(maxsize=6)
-def _profile(counts: Counts, neighbours: Neighbours) -> Profile:
-    sensitivity = 2 if neighbours == "replace-one" else 1
+def _profile(counts: Counts, adjacency: Adjacency) -> Profile:
+    sensitivity = 2 if adjacency == "replace-one" else 1
     shift = math.sqrt(sum(n * (sensitivity / leaf.noise) ** 2 for leaf, n in counts if isinstance(leaf, Gaussian)))
     sampled = [(leaf, n) for leaf, n in counts if not isinstance(leaf, Gaussian)]
-    pairs = [(_pair(leaf, neighbours), n) for leaf, n in _binned(sampled)]
+    pairs = [(_pair(leaf, adjacency), n) for leaf, n in _binned(sampled)]
     if shift:
         pairs.append((curves.gaussian(shift), 1))
     variation = sum(n * float(pair.forward(np.zeros(1))[0]) for pair, n in pairs)
@@ -97,34 +97,34 @@ def _profile(counts: Counts, neighbours: Neighbours) -> Profile:
     return Profile(0.0, _compose(pairs), variation, _ROUNDING * max(steps, 10))
 
 
-def _pair(leaf: Leaf, neighbours: Neighbours) -> Pair:
+def _pair(leaf: Leaf, adjacency: Adjacency) -> Pair:
     """The worst pair of neighbours for one sampled event: the theorems of theorems.py."""
-    replace_one = neighbours == "replace-one"
+    replace_one = adjacency == "replace-one"
     # Of a fixed number of draws, one more of the unit is one fewer of another: two clips, whatever the adjacency.
-    displaced = curves.amplified if neighbours == "add-remove" else curves.amplified_both_ways
+    displaced = curves.amplified if adjacency == "add-or-remove" else curves.amplified_both_ways
     match leaf:
         case Sampled("poisson", rate, Gaussian(noise)) if replace_one:
             return curves.poisson_replaced(1 / noise, rate)
         case Sampled("poisson", rate, Gaussian(noise)):
             return curves.amplified(curves.gaussian(1 / noise), rate)
         case Sampled("poisson", rate, inner) if not replace_one:
-            return curves.amplified(_composed_pair(leaves(inner), neighbours), rate)
+            return curves.amplified(_composed_pair(leaves(inner), adjacency), rate)
         case Sampled("fixed-size", rate, Gaussian(noise)):
             return displaced(curves.gaussian(2 / noise), rate)
         case Sampled("with-replacement", rate, Gaussian(noise), int(draws)):
             pair, hit = curves.drawn_with_replacement(2 / noise, draws, rate)
             return displaced(pair, hit) if hit < 1 else pair
         case TwoLevel(rate, participation="visible"):
-            return curves.sometimes(_composed_pair(leaves(leaf.local_event), neighbours), rate)
+            return curves.sometimes(_composed_pair(leaves(leaf.local_event), adjacency), rate)
         case TwoLevel(rate, participation="hidden"):
             amplify = curves.amplified_both_ways if replace_one else curves.amplified
-            return amplify(_composed_pair(leaves(leaf.local_event), neighbours), rate)
-    raise ConfigError(f"the pld accountant does not understand {leaf} under {neighbours}")
+            return amplify(_composed_pair(leaves(leaf.local_event), adjacency), rate)
+    raise ConfigError(f"the pld accountant does not understand {leaf} under {adjacency}")
 
 
-def _composed_pair(counts: Mapping[Leaf, int], neighbours: Neighbours) -> Pair:
+def _composed_pair(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Pair:
     """The pair of many events, as it enters the next level of sampling."""
-    whole = profile(counts, neighbours)
+    whole = profile(counts, adjacency)
     if whole.shift:
         return curves.gaussian(whole.shift)
     if whole.distribution is None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shoal.accounting.curves import Array
 from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
 from shoal.accounting.sampler_error import epsilon_beside
-from shoal.accounting.theorems import Neighbours, counted
+from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError, nearest
 
 Orders: TypeAlias = tuple[float, ...]
@@ -43,15 +43,15 @@ def grid(name: str) -> Orders:
     return GRIDS[name]
 
 
-def total(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: Orders = DEFAULT) -> Array:
+def total(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: Orders = DEFAULT) -> Array:
     """The Renyi divergence of all events together, at each order."""
     summed = np.zeros(len(orders))
     poisson: dict[float, list[tuple[float, int]]] = {}
     for leaf, n in counts.items():
-        if isinstance(leaf, Sampled) and (simple := _as_poisson(leaf, neighbours)) is not None:
+        if isinstance(leaf, Sampled) and (simple := _as_poisson(leaf, adjacency)) is not None:
             poisson.setdefault(simple[0], []).append((simple[1], n))
         else:
-            summed += n * divergence(leaf, neighbours, orders)
+            summed += n * divergence(leaf, adjacency, orders)
     for rate, members in poisson.items():
         noises, times = np.array(members, dtype=np.float64).T
         summed += times @ poisson_gaussian(rate, noises, orders)
@@ -59,10 +59,10 @@ def total(counts: Mapping[Leaf, int], neighbours: Neighbours, orders: Orders = D
 
 
 @lru_cache(maxsize=4096)
-def divergence(leaf: Leaf, neighbours: Neighbours, orders: Orders = DEFAULT) -> Array:
+def divergence(leaf: Leaf, adjacency: Adjacency, orders: Orders = DEFAULT) -> Array:
     """The Renyi divergence of one event, at each order."""
-    sensitivity = 2 if neighbours == "replace-one" else 1
-    if isinstance(leaf, Sampled) and (simple := _as_poisson(leaf, neighbours)) is not None:
+    sensitivity = 2 if adjacency == "replace-one" else 1
+    if isinstance(leaf, Sampled) and (simple := _as_poisson(leaf, adjacency)) is not None:
         one: Array = poisson_gaussian(simple[0], np.array([simple[1]]), orders)[0]
         return one
     match leaf:
@@ -74,29 +74,29 @@ def divergence(leaf: Leaf, neighbours: Neighbours, orders: Orders = DEFAULT) -> 
             # Replace-one, or zero-out of a fixed-size sample. The bound asks only that the outputs with the unit,
             # with the other (or its place left empty) and with neither are pairwise at most two clips apart.
             return _without_replacement(rate, noise / 2, orders)
-        case Sampled("poisson", rate, inner) if neighbours != "replace-one":
-            return _amplified(rate, total(leaves(inner), neighbours, orders), orders)
+        case Sampled("poisson", rate, inner) if adjacency != "replace-one":
+            return _amplified(rate, total(leaves(inner), adjacency, orders), orders)
         case TwoLevel(rate, participation="visible"):
-            inside = total(leaves(leaf.local_event), neighbours, orders)
+            inside = total(leaves(leaf.local_event), adjacency, orders)
             less_one = np.array(orders) - 1
             grown = less_one * inside
             small = np.log1p(rate * np.expm1(np.minimum(grown, 30.0)))
             large = np.logaddexp(math.log1p(-rate), math.log(rate) + grown)
             mixed: Array = np.where(grown < 30.0, small, large) / less_one
             return mixed
-        case TwoLevel(rate, participation="hidden") if neighbours != "replace-one":
-            return _amplified(rate, total(leaves(leaf.local_event), neighbours, orders), orders)
-    raise ConfigError(f"the rdp accountant does not understand {leaf} under {neighbours}; use pld")
+        case TwoLevel(rate, participation="hidden") if adjacency != "replace-one":
+            return _amplified(rate, total(leaves(leaf.local_event), adjacency, orders), orders)
+    raise ConfigError(f"the rdp accountant does not understand {leaf} under {adjacency}; use pld")
 
 
-def _as_poisson(leaf: Sampled, neighbours: Neighbours) -> tuple[float, float] | None:
+def _as_poisson(leaf: Sampled, adjacency: Adjacency) -> tuple[float, float] | None:
     """The (rate, noise) of the Poisson-sampled Gaussian that this event amounts to, if it does."""
-    if neighbours == "replace-one" or not isinstance(leaf.event, Gaussian):
+    if adjacency == "replace-one" or not isinstance(leaf.event, Gaussian):
         return None
     if leaf.kind == "poisson":
         return leaf.rate, leaf.event.noise
     # Whoever is added to a sample of fixed size pushes another out: the sum moves by twice the clip.
-    displaces = leaf.kind == "fixed-size" and neighbours == "add-remove"
+    displaces = leaf.kind == "fixed-size" and adjacency == "add-or-remove"
     return (leaf.rate, leaf.event.noise / 2) if displaces else None
 
 
@@ -283,7 +283,7 @@ class Running:
     Where clients are of several kinds (BySize) each has an account of its own, by its least number of records.
     """
 
-    neighbours: Neighbours = "add-remove"
+    adjacency: Adjacency = "add-or-remove"
     orders: Orders = DEFAULT
     because: str | None = None
     distance: float = 0.0
@@ -314,7 +314,7 @@ class Running:
         )
 
     def _with(self, event: Event) -> tuple[dict[int, Array], str | None]:
-        costs = counted(event, self.neighbours)
+        costs = counted(event, self.adjacency)
         spent = {}
         for records in sorted({*self.spent, *costs}):
             cost, because = self._cost(costs[max(size for size in costs if size <= records)])
@@ -328,5 +328,5 @@ class Running:
         for leaf, n in without_sampler(counts)[0].items():
             if isinstance(leaf, Unbounded):
                 return cost, leaf.because
-            cost = cost + n * divergence(leaf, self.neighbours, self.orders)
+            cost = cost + n * divergence(leaf, self.adjacency, self.orders)
         return cost, None

@@ -21,7 +21,7 @@ from shoal.accounting.curves import Array
 from shoal.accounting.events import Event, without_sampler
 from shoal.accounting.rdp import DEFAULT, Orders
 from shoal.accounting.sampler_error import epsilon_beside, taken
-from shoal.accounting.theorems import Neighbours, counted
+from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError
 
 _MOST_TRIALS = 1e6
@@ -101,16 +101,16 @@ def divergence(one_run: Array, trials: Trials, orders: Orders = DEFAULT) -> Arra
     return best
 
 
-def epsilon(cells: Sequence[Event], trials: Trials, delta: float, neighbours: Neighbours = "add-remove") -> Answer:
+def epsilon(cells: Sequence[Event], trials: Trials, delta: float, adjacency: Adjacency = "add-or-remove") -> Answer:
     """What releasing the best trial costs, where each trial plays one of the cells."""
     greatest, distance = np.zeros(len(DEFAULT)), 0.0
     for event in cells:
         if (reason := accountants.unbounded(event)) is not None:
             return Answer(None, delta, "rdp", False, reason)
         try:
-            for counts in counted(event, neighbours).values():
+            for counts in counted(event, adjacency).values():
                 ideal, own = without_sampler(counts)
-                greatest, distance = np.maximum(greatest, rdp.total(ideal, neighbours)), max(distance, own)
+                greatest, distance = np.maximum(greatest, rdp.total(ideal, adjacency)), max(distance, own)
         except ConfigError as error:
             return Answer(None, delta, "rdp", False, str(error))
     if not greatest.any():

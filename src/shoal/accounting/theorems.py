@@ -4,7 +4,7 @@ Whoever turns events into figures comes through `counted`, which refuses what th
 holds the same table, in words. Shifts are in units of the clip: N(2) is a Gaussian whose mean moved by two clips.
 
 Adjacency, in the field's words. `zero-out`: the unit contributes nothing, its place stays, and so does everybody
-else's sampling (Kairouz et al. 2021). `add-remove` (add-or-remove): there is one unit more or fewer. `replace-one`:
+else's sampling (Kairouz et al. 2021). `add-or-remove`: there is one unit more or fewer. `replace-one`:
 one unit is another.
 """
 
@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from shoal.accounting.events import BySize, Compose, Event, Leaf, OnClients, Repeat, Sampled, TwoLevel, by_size
 from shoal.errors import ConfigError, nearest
 
-Unit: TypeAlias = Literal["example", "client"]
-Observer: TypeAlias = Literal["release", "server", "inside"]
-Neighbours: TypeAlias = Literal["add-remove", "zero-out", "replace-one"]
+Unit: TypeAlias = Literal["record", "client"]
+Observer: TypeAlias = Literal["release", "server", "client-process"]
+Adjacency: TypeAlias = Literal["add-or-remove", "zero-out", "replace-one"]
 Level: TypeAlias = Literal["clients", "records"]
-
-ADJACENCY: dict[str, str] = {"add-remove": "add-or-remove", "zero-out": "zero-out", "replace-one": "replace-one"}
-"""The adjacencies as they are written in claims."""
 
 BALLE = "Balle, Barthe, Gaboardi 2018"
 GAUSS = "Balle, Wang 2018, Theorem 8"
@@ -44,11 +41,11 @@ class Cell:
 
 
 _TWICE = "at two clips, in both directions"
-_SECRET: dict[tuple[str, Neighbours], Cell] = {
-    ("none", "add-remove"): Cell("N(1) against N(0)", GAUSS),
+_SECRET: dict[tuple[str, Adjacency], Cell] = {
+    ("none", "add-or-remove"): Cell("N(1) against N(0)", GAUSS),
     ("none", "zero-out"): Cell("N(1) against N(0)", GAUSS),
     ("none", "replace-one"): Cell("N(2) against N(0)", GAUSS),
-    ("poisson", "add-remove"): Cell(
+    ("poisson", "add-or-remove"): Cell(
         "q N(1) + (1 - q) N(0) against N(0)", f"{BALLE}, Theorem 8; Zhu, Dong, Wang 2022, Theorem 11", amplified=True
     ),
     ("poisson", "zero-out"): Cell(
@@ -59,12 +56,12 @@ _SECRET: dict[tuple[str, Neighbours], Cell] = {
         "Koskela, Jälkö, Honkela 2020, substitute relation",
         amplified=True,
     ),
-    ("fixed-size", "add-remove"): Cell(
+    ("fixed-size", "add-or-remove"): Cell(
         "q N(2) + (1 - q) N(0) against N(0): who enters displaces another", f"{BALLE}, Theorem 2", amplified=True
     ),
     ("fixed-size", "zero-out"): Cell(f"amplified {_TWICE}", f"{BALLE}, Theorem 2", amplified=True),
     ("fixed-size", "replace-one"): Cell(f"amplified {_TWICE}", f"{BALLE}, Theorem 9", amplified=True),
-    ("with-replacement", "add-remove"): Cell(
+    ("with-replacement", "add-or-remove"): Cell(
         "drawn k times: N(2k) against N(0), amplified", f"{BALLE}, Theorem 2", amplified=True
     ),
     ("with-replacement", "zero-out"): Cell(
@@ -73,12 +70,12 @@ _SECRET: dict[tuple[str, Neighbours], Cell] = {
     ("with-replacement", "replace-one"): Cell(
         "drawn k times: N(2k) against N(0), amplified in both directions", f"{BALLE}, Theorem 10", amplified=True
     ),
-    ("shuffled", "add-remove"): Cell(
+    ("shuffled", "add-or-remove"): Cell(
         refused="in batches of a fixed size an added record displaces others, so that more than one step changes"
     ),
     ("shuffled", "zero-out"): Cell("N(1) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
     ("shuffled", "replace-one"): Cell("N(2) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
-    ("cyclic", "add-remove"): Cell(refused="with one client more or fewer everybody's turn may be another"),
+    ("cyclic", "add-or-remove"): Cell(refused="with one client more or fewer everybody's turn may be another"),
     ("cyclic", "zero-out"): Cell("a Gaussian a turn, or the price of correlated noise", "Denisov et al. 2022"),
     ("cyclic", "replace-one"): Cell("the same at two clips", "Denisov et al. 2022"),
 }
@@ -88,12 +85,12 @@ _CLIENTS = ("none", "poisson", "fixed-size", "cyclic")
 _RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled")
 
 
-def _clients(scheme: str, adjacency: Neighbours, observer: Observer) -> Cell:
+def _clients(scheme: str, adjacency: Adjacency, observer: Observer) -> Cell:
     """Noise on the sum hides who came from whoever sees models alone; the server, and the client itself, know."""
     if observer == "release":
-        uses_k = adjacency == "add-remove" and scheme in ("none", "poisson")
+        uses_k = adjacency == "add-or-remove" and scheme in ("none", "poisson")
         return Cell(refused=_USES_K) if uses_k else _SECRET[scheme, adjacency]
-    if adjacency == "add-remove":
+    if adjacency == "add-or-remove":
         return Cell(refused=_PLAIN)
     if scheme == "cyclic":
         return Cell(refused="clients that come in turn are accounted only where the noise is on their sum")
@@ -101,30 +98,30 @@ def _clients(scheme: str, adjacency: Neighbours, observer: Observer) -> Cell:
     return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
 
 
-TABLE: dict[tuple[Level, str, Neighbours, Observer], Cell] = {
+TABLE: dict[tuple[Level, str, Adjacency, Observer], Cell] = {
     ("clients", scheme, adjacency, observer): _clients(scheme, adjacency, observer)
     for scheme in _CLIENTS
-    for adjacency in ("zero-out", "add-remove", "replace-one")
-    for observer in ("release", "server", "inside")
+    for adjacency in ("zero-out", "add-or-remove", "replace-one")
+    for observer in ("release", "server", "client-process")
 } | {  # which records a step drew is kept secret from all three: nobody sees more than the noisy steps
     ("records", scheme, adjacency, observer): _SECRET[scheme, adjacency]
     for scheme in _RECORDS
-    for adjacency in ("zero-out", "add-remove", "replace-one")
-    for observer in ("release", "server", "inside")
+    for adjacency in ("zero-out", "add-or-remove", "replace-one")
+    for observer in ("release", "server", "client-process")
 }
 
 
-def counted(event: Event, neighbours: Neighbours) -> dict[int, dict[Leaf, int]]:
+def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
     """The event as the simple ones that accountants add up, for clients of each size (events.by_size).
 
     A ConfigError where the table refuses one of them.
     """
-    if neighbours not in ADJACENCY:
-        raise ConfigError(f"no adjacency is called '{neighbours}'{nearest(neighbours, ADJACENCY)}")
+    if adjacency not in get_args(Adjacency):
+        raise ConfigError(f"no adjacency is called '{adjacency}'{nearest(adjacency, get_args(Adjacency))}")
     for scheme in _schemes(event):
-        if refused := _SECRET[scheme, neighbours].refused:
+        if refused := _SECRET[scheme, adjacency].refused:
             raise ConfigError(
-                f"{scheme} sampling under {ADJACENCY[neighbours]} is not accounted: {refused}; "
+                f"{scheme} sampling under {adjacency} is not accounted: {refused}; "
                 f"take replace-one or zero-out as the adjacency (--neighbours)"
             )
     return by_size(event)
@@ -158,5 +155,5 @@ def markdown() -> str:
         name = {"none": "all", "cyclic": "in turn"}.get(scheme, scheme)
         seen, server = (TABLE[level, scheme, adjacency, who] for who in ("release", "server"))
         other = "the same" if server == seen else server.words()
-        lines.append(f"| {level} | {name} | {ADJACENCY[adjacency]} | {seen.words()} | {other} |")
+        lines.append(f"| {level} | {name} | {adjacency} | {seen.words()} | {other} |")
     return "\n".join(lines) + "\n"

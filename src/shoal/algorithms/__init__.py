@@ -74,7 +74,7 @@ def mechanism(name: str, section: str, allowed: Collection[str] | None = None) -
 
     Args:
         name: A name, or `package.module:NAME`.
-        section: The boundary, such as `per_example`.
+        section: The boundary, such as `per_record`.
         allowed: The packages from which it may be imported; None: from any.
 
     Raises:

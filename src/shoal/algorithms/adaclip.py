@@ -22,8 +22,8 @@ ADACLIP = replace(
     name="adaclip",
     paper="Pichapati et al. (2019); comparator in Wei et al. (2023)",
     summary="noise in every local step, on gradients clipped in coordinates that follow what was released",
-    claims="example level: what the accountant says",
-    per_example=AdaClip(),
+    claims="record level: what the accountant says",
+    per_record=AdaClip(),
     published=None,
 )
 

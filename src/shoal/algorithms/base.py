@@ -22,7 +22,7 @@ from shoal.mechanisms.mechanism import (
     UpdateMechanism,
     refuse_unheld_noise,
 )
-from shoal.mechanisms.sampling import MOST_STEPS, Clients, Examples
+from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
 from shoal.mechanisms.setting import Setting as Setting
 
@@ -118,10 +118,10 @@ class Algorithm:
     summary: str
     claims: str
     clients: Clients
-    examples: Examples
+    records: Records
     local: Local
     aggregate: Aggregate
-    per_example: GradientClip | None = None
+    per_record: GradientClip | None = None
     per_step: StepMechanism | None = None
     per_update: UpdateMechanism | None = None
     per_round: RoundNoise | None = None
@@ -131,7 +131,7 @@ class Algorithm:
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """What clips or adds noise, in the order in which a value meets it."""
-        held = (self.per_example, self.per_step, self.per_update, self.per_round)
+        held = (self.per_record, self.per_step, self.per_update, self.per_round)
         return tuple(mechanism for mechanism in held if mechanism is not None)
 
     def with_mechanisms(self, change: Callable[[Mechanism], Mechanism]) -> Algorithm:
@@ -143,8 +143,8 @@ class Algorithm:
         """Round t, as its mechanisms are asked about it."""
         local = self.local
         return Round(
-            setting, t, again, self.clients, self.examples, local.steps, local.epochs, local.remembers,
-            self.aggregate.by_size, self.per_example, self.per_step, self.per_update, self.per_round,
+            setting, t, again, self.clients, self.records, local.steps, local.epochs, local.remembers,
+            self.aggregate.by_size, self.per_record, self.per_step, self.per_update, self.per_round,
         )  # fmt: skip
 
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
@@ -160,31 +160,31 @@ class Algorithm:
             raise ConfigError(f"algorithm {self.name}: per_round adds noise in units of the clip, but nothing clips")
         noise = self.per_round.multiplier(t, total)
         if bound is not None:
-            refuse_unheld_noise("per_round.noise x the clip of per_update", noise * bound, t, total)
+            refuse_unheld_noise("per_round.noise_multiplier x the clip of per_update", noise * bound, t, total)
         self.per_round.refuse_beside(self.name, self.clients, self.per_update)
         self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:
         """A ConfigError where float32 could not hold what gradients of this bound do to a model in round t."""
-        step = self.local.rate(t, total) * bound / self.examples.batch
+        step = self.local.rate(t, total) * bound / self.records.batch
         if step and not LEAST_STEP <= step <= MOST_STEP:
             raise ConfigError(
-                f"local.lr x clip / examples.batch must be from {LEAST_STEP:g} to {MOST_STEP:g}, got {step:g} in "
-                f"round {t + 1} of {total}: change local.lr or the clip of per_example"
+                f"local.lr x clip / records.batch must be from {LEAST_STEP:g} to {MOST_STEP:g}, got {step:g} in "
+                f"round {t + 1} of {total}: change local.lr or the clip of per_record"
             )
-        noise = step * self.per_step.multiplier(t, total, self.examples.batch) if self.per_step else 0.0
-        refuse_unheld_noise("local.lr x per_step.noise x clip / examples.batch", noise, t, total)
+        noise = step * self.per_step.multiplier(t, total, self.records.batch) if self.per_step else 0.0
+        refuse_unheld_noise("local.lr x per_step.noise_multiplier x clip / records.batch", noise, t, total)
 
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
         self.local.rate(t, total)
-        if self.per_example is not None and (bound := self.per_example.public_bound({}, t, total)) is not None:
+        if self.per_record is not None and (bound := self.per_record.public_bound({}, t, total)) is not None:
             self.refuse_unheld(bound, t, total)
         if self.per_step is None:
             return
-        if self.per_example is None:
+        if self.per_record is None:
             raise ConfigError(f"algorithm {self.name}: per_step adds noise in units of the clip, but nothing clips")
-        batch = self.examples.batch
-        self.per_example.update_noise(self.per_step.multiplier(t, total, batch), batch)
+        batch = self.records.batch
+        self.per_record.update_noise(self.per_step.multiplier(t, total, batch), batch)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -215,9 +215,9 @@ class Algorithm:
 
 BOUNDARIES = (
     "clients",
-    "examples",
+    "records",
     "local",
-    "per_example",
+    "per_record",
     "per_step",
     "per_update",
     "aggregate",

@@ -20,10 +20,9 @@ from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Compose, Event, SamplerError, Unbounded
 from shoal.accounting.ledger import Charge
-from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
-from shoal.mechanisms.mechanism import NEIGHBOURS, UNCLIPPED, Round
+from shoal.mechanisms.mechanism import ADJACENCIES, UNCLIPPED, Round
 from shoal.mechanisms.setting import Setting
 from shoal.random import discrete_gaussian
 from shoal.random.normals import TAIL
@@ -34,18 +33,17 @@ ONE_CLIENT = "there is one client, and what is trained on its data alone cannot 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
     ("client", "release"),
     ("client", "server"),
-    ("client", "inside"),
-    ("example", "release"),
-    ("example", "server"),
-    ("example", "inside"),
+    ("client", "client-process"),
+    ("record", "release"),
+    ("record", "server"),
+    ("record", "client-process"),
 )
 
 
 def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False) -> tuple[Charge, ...]:
     """What round t (from 0) is charged; `again` where it was charged before, and is played once more."""
     return tuple(
-        Charge(unit, who, event(algorithm, setting, t, unit, who, again), ADJACENCY[NEIGHBOURS[unit]])
-        for unit, who in PAIRS
+        Charge(unit, who, event(algorithm, setting, t, unit, who, again), ADJACENCIES[unit]) for unit, who in PAIRS
     )
 
 
@@ -63,7 +61,7 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) ->
     setting = round.setting
     each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # of all widths that are drawn the furthest
     if boundary == "per_step":
-        counts = round.per_example is not None and round.per_example.counts
+        counts = round.per_record is not None and round.per_record.counts
         draws = setting.multiplicity * max((steps for *_, steps in round.uses), default=1)
     else:
         assert round.per_update is not None
@@ -85,7 +83,7 @@ def _decided(
     if algorithm.per_step is None:
         return "updates", updates
     steps = algorithm.per_step.event(round, unit, observer)
-    if isinstance(updates, Unbounded) or (unit == "example" and not isinstance(steps, Unbounded)):
+    if isinstance(updates, Unbounded) or (unit == "record" and not isinstance(steps, Unbounded)):
         return "per_step", steps
     return "updates", updates
 
@@ -94,11 +92,11 @@ def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observ
     """What noise on updates, or on their sum, does for one unit."""
     if not algorithm.draws_noise:
         return Unbounded("no noise is added")
-    if observer == "inside":
+    if observer == "client-process":
         return Unbounded("inside a client's process its records lie open, and no noise is added there")
     if algorithm.per_update is None:
         return Unbounded(UNCLIPPED)
-    inside = algorithm.per_example.unproven_for_clients if algorithm.per_example is not None else None
+    inside = algorithm.per_record.unproven_for_clients if algorithm.per_record is not None else None
     for reason in (algorithm.per_update.unproven, algorithm.aggregate.unproven, inside):
         if reason is not None:
             return Unbounded(reason)
@@ -123,7 +121,7 @@ def proves(algorithm: Algorithm) -> str:
     # Noise for one record bounds a whole client too, but at an epsilon of thousands.
     in_name = [pair for pair, source in bounded.items() if pair[0] == "client" and source == "per_step"]
     units_of: dict[tuple[Observer, ...], list[Unit]] = {}
-    for unit in NEIGHBOURS:
+    for unit in ADJACENCIES:
         if observers := tuple(who for whose, who in bounded if whose == unit and (whose, who) not in in_name):
             units_of.setdefault(observers, []).append(unit)
     said = [f"{' and '.join(units)} level, against {_listed(observers)}" for observers, units in units_of.items()]
@@ -133,7 +131,7 @@ def proves(algorithm: Algorithm) -> str:
 
 
 def _listed(observers: Iterable[Observer]) -> str:
-    names = {"release": "the release", "server": "the server", "inside": "those inside"}
+    names = {"release": "the release", "server": "the server", "client-process": "those inside"}
     *others, last = (names[who] for who in observers)
     return f"{', '.join(others)} and {last}" if others else last
 

@@ -20,7 +20,7 @@ https://arxiv.org/abs/2306.08153
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
 from shoal.mechanisms.correlated import Correlated
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.update_clipping import Clip
 
 DP_FTRL = Algorithm(
@@ -29,11 +29,11 @@ DP_FTRL = Algorithm(
     summary="client-level noise that later rounds partly take back, for clients that come in turn, unsampled",
     claims="client level: what the accountant says",
     clients=Clients("cyclic", cohort=10),
-    examples=Examples("shuffled", batch=10),
+    records=Records("shuffled", batch=10),
     local=Local(epochs=1, lr=0.1),
     per_update=Clip(1.0),
     aggregate=Aggregate("equal"),
-    per_round=Correlated(noise=4.0, bands=10, momentum=0.9),
+    per_round=Correlated(noise_multiplier=4.0, bands=10, momentum=0.9),
     server=Server(momentum=0.9),
 )
 

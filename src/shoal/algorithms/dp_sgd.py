@@ -14,18 +14,18 @@ M. Abadi et al. (2016), Deep Learning with Differential Privacy. https://arxiv.o
 from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.algorithms.published_epsilon import thesis_examples
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.record_clipping import RecordClip
+from shoal.mechanisms.sampling import Clients, Records
 
 DP_SGD = Algorithm(
     name="dp-sgd",
     paper="Abadi et al. (2016); Thesis, Algorithm 3",
     summary="noise in every step on clipped gradients of a Poisson batch, at one client that holds all data",
-    claims="example level: epsilon 0.5, 2, 8 at delta 1e-5 after 51, 247, 730 epochs",
+    claims="record level: epsilon 0.5, 2, 8 at delta 1e-5 after 51, 247, 730 epochs",
     clients=Clients("all"),
-    examples=Examples("poisson", batch=600),
+    records=Records("poisson", batch=600),
     local=Local(epochs=1, lr=0.02),
-    per_example=ExampleClip(4.0, "flat"),
+    per_record=RecordClip(4.0, "flat"),
     per_step=StepNoise(4.0),
     aggregate=Aggregate("equal"),
     published=thesis_examples,

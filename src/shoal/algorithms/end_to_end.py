@@ -8,7 +8,7 @@
 `end-to-end` is as printed. It claims for a client what the noise in the steps was made to do for one record: Theorem
 1 drops a factor B, so that the true epsilon is in the thousands where 8 is claimed. Batches are a partition of the
 client's records: a record is used once an epoch, and nothing amplifies that against whoever knows who takes part.
-With Algorithm 6 the clip falls: `-c per_example.clip=decay:4:0.01:1` (the paper gives no values).
+With Algorithm 6 the clip falls: `-c per_record.clip_norm=decay:4:0.01:1` (the paper gives no values).
 
 `end-to-end-private` is the smallest change that makes both claims true: each whole update is clipped and noise for
 clients is added once to the sum; clients and records come by Poisson sampling, and each unit has its own ledger.
@@ -19,8 +19,8 @@ from dataclasses import replace
 from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.algorithms.published_epsilon import thesis_both, thesis_naive
 from shoal.mechanisms.gaussian import Gaussian, StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.record_clipping import RecordClip
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.update_clipping import Clip
 
 END_TO_END = Algorithm(
@@ -29,9 +29,9 @@ END_TO_END = Algorithm(
     summary="noise in every local step, counted for records and once more for clients",
     claims="client level: epsilon 8; example level: 1.31 (delta 1e-3 and 8e-6 for 100 clients)",
     clients=Clients("fixed-size", cohort=10),
-    examples=Examples("shuffled", batch=100),
+    records=Records("shuffled", batch=100),
     local=Local(epochs=1, lr=0.02),
-    per_example=ExampleClip(4.0, "flat"),
+    per_record=RecordClip(4.0, "flat"),
     per_step=StepNoise(4.0),
     aggregate=Aggregate("size"),
     published=thesis_both,
@@ -43,10 +43,10 @@ END_TO_END_PRIVATE = replace(
     paper="Thesis, Algorithms 4 and 5, made rigorous",
     summary="noise in the steps for records and on the sum for clients, with Poisson clients and batches",
     clients=Clients("poisson", cohort=10),
-    examples=Examples("poisson", batch=100),
+    records=Records("poisson", batch=100),
     per_update=Clip(0.4),
     aggregate=Aggregate("equal"),
-    per_round=Gaussian(noise=1.633),
+    per_round=Gaussian(noise_multiplier=1.633),
     published=thesis_naive,
 )
 

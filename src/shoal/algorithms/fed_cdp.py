@@ -10,7 +10,7 @@ C; its batches are a shuffled partition, which nothing amplifies. Both are charg
 things of the noise's scale (`per_step.placement`), and takes its sampling rate to be 0.01 whatever the data.
 
 `fed-cdp-private` is the smallest change: C/sqrt(M) a layer, Poisson sampling of clients and of records. Its clip may
-fall on a public schedule: `-c per_example.clip=exponential:4:1`.
+fall on a public schedule: `-c per_record.clip_norm=exponential:4:1`.
 
 W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
 IEEE TPDS. https://arxiv.org/abs/2305.06473
@@ -21,18 +21,18 @@ from dataclasses import replace
 from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.algorithms.published_epsilon import fed_cdp
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.record_clipping import RecordClip
+from shoal.mechanisms.sampling import Clients, Records
 
 FED_CDP = Algorithm(
     name="fed-cdp",
     paper="Wei et al. (2023), section 4 (Fed-CDP)",
     summary="noise in every local step, on gradients that are clipped layer by layer",
-    claims="example and client level: epsilon 0.823 at delta 1e-5 after 100 rounds",
+    claims="record and client level: epsilon 0.823 at delta 1e-5 after 100 rounds",
     clients=Clients("fixed-size", cohort=100),
-    examples=Examples("shuffled", batch=5),
+    records=Records("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),
-    per_example=ExampleClip(4.0, "each"),
+    per_record=RecordClip(4.0, "each"),
     per_step=StepNoise(6.0),
     aggregate=Aggregate("equal"),
     published=fed_cdp,
@@ -44,8 +44,8 @@ FED_CDP_PRIVATE = replace(
     paper="Wei et al. (2023), section 4 (Fed-CDP), made rigorous",
     summary="noise in every local step, a clip shared out among layers, Poisson clients and batches",
     clients=Clients("poisson", cohort=100),
-    examples=Examples("poisson", batch=5),
-    per_example=ExampleClip(4.0, "split"),
+    records=Records("poisson", batch=5),
+    per_record=RecordClip(4.0, "split"),
 )
 
 ALGORITHMS = (FED_CDP, FED_CDP_PRIVATE)

@@ -15,7 +15,7 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 from shoal.accounting.claims import Published
 from shoal.accounting.published import fed_sdp_epsilon
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import NoisyClip
 
@@ -35,9 +35,9 @@ FED_SDP = Algorithm(
     summary="noise on each clipped update, at the server or at the client",
     claims="client level: epsilon 0.854 at delta 1e-5 after 100 rounds",
     clients=Clients("fixed-size", cohort=100),
-    examples=Examples("shuffled", batch=5),
+    records=Records("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),
-    per_update=NoisyClip(clip=4.0, noise=6.0, at="server"),
+    per_update=NoisyClip(clip_norm=4.0, noise_multiplier=6.0, at="server"),
     aggregate=Aggregate("equal"),
     published=_recipe,
 )

@@ -11,7 +11,7 @@ Networks from Decentralized Data. https://arxiv.org/abs/1602.05629
 """
 
 from shoal.algorithms.base import NO_CLAIM, Aggregate, Algorithm, Local
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 
 FEDAVG = Algorithm(
     name="fedavg",
@@ -19,7 +19,7 @@ FEDAVG = Algorithm(
     summary="plain federated averaging, the baseline of all",
     claims=NO_CLAIM,
     clients=Clients("fixed-size", cohort=10),
-    examples=Examples("shuffled", batch=10),
+    records=Records("shuffled", batch=10),
     local=Local(epochs=1, lr=0.1),
     aggregate=Aggregate("size"),
 )

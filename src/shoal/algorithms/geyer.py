@@ -23,7 +23,7 @@ from dataclasses import replace
 from shoal.algorithms.base import Aggregate, Algorithm, Local, Server
 from shoal.algorithms.published_epsilon import moments
 from shoal.mechanisms.gaussian import Gaussian
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.update_clipping import MedianClip, QuantileClip
 
 GEYER = Algorithm(
@@ -32,11 +32,11 @@ GEYER = Algorithm(
     summary="client-level noise on updates that are clipped to their own median, as printed",
     claims="client level: epsilon 8 at delta 1e-3, 1e-5, 1e-6 for 100, 1,000, 10,000 clients",
     clients=Clients("fixed-size", cohort=50),
-    examples=Examples("fixed-order", batch=50),
+    records=Records("fixed-order", batch=50),
     local=Local(epochs=4, lr=0.1),
     per_update=MedianClip(),
     aggregate=Aggregate("equal"),
-    per_round=Gaussian(noise=1.2),
+    per_round=Gaussian(noise_multiplier=1.2),
     published=moments("Geyer et al. (2017)", "2-33"),
 )
 
@@ -45,7 +45,7 @@ GEYER_PRIVATE = replace(
     name="geyer-private",
     summary="client-level noise, Poisson clients, and a clip that follows a private quantile",
     clients=Clients("poisson", cohort=50),
-    per_update=QuantileClip(initial=1.0, quantile=0.5, rate=0.2, count_noise=0.05),
+    per_update=QuantileClip(initial_clip_norm=1.0, quantile=0.5, clip_norm_lr=0.2, count_noise_multiplier=0.05),
     server=Server(momentum=0.5, average=0.5),
 )
 

@@ -24,7 +24,7 @@ NAIVE = replace(
     summary="noise in every local step for records, and on the sum of clipped updates for clients",
     per_update=Clip(0.4),
     aggregate=Aggregate("equal"),
-    per_round=Gaussian(noise=1.633),
+    per_round=Gaussian(noise_multiplier=1.633),
     published=thesis_naive,
 )
 

@@ -16,18 +16,18 @@ Learning Maintaining Client Privacy. https://arxiv.org/abs/2501.14453
 from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.algorithms.published_epsilon import pfl
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.record_clipping import ExampleClip
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.record_clipping import RecordClip
+from shoal.mechanisms.sampling import Clients, Records
 
 PFL = Algorithm(
     name="pfl",
     paper="Bhaskar et al. (2025), Algorithm 1 (PFL)",
     summary="every client trains by DP-SGD in every round; their models are averaged",
-    claims="example level: epsilon 2.93 at delta 1e-5 after 20 epochs (MNIST)",
+    claims="record level: epsilon 2.93 at delta 1e-5 after 20 epochs (MNIST)",
     clients=Clients("all"),
-    examples=Examples("poisson", batch=64),
+    records=Records("poisson", batch=64),
     local=Local(epochs=1, lr=0.3, momentum=0.5),
-    per_example=ExampleClip(1.0, "flat"),
+    per_record=RecordClip(1.0, "flat"),
     per_step=StepNoise(0.959),
     aggregate=Aggregate("equal"),
     published=pfl,

@@ -30,20 +30,20 @@ def thesis_examples(algorithm: Algorithm, setting: Setting, rounds: int, delta: 
     sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
     if sigma == 0 or steps is None or not setting.sizes:
         return ()
-    rate = _client_rate(algorithm, setting) * algorithm.examples.share(max(setting.sizes))
+    rate = _client_rate(algorithm, setting) * algorithm.records.share(max(setting.sizes))
     words = "Thesis: moments accountant, orders 2..32, q = C B/|P_k| in every local step"
-    return (Published("example", moments_epsilon(rate, sigma, rounds * steps, delta, "2-32"), delta, words),)
+    return (Published("record", moments_epsilon(rate, sigma, rounds * steps, delta, "2-32"), delta, words),)
 
 
 def thesis_both(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
     """Thesis, Algorithm 5: for a client its k noisy steps are taken for one Gaussian of sigma/sqrt k (Theorem 1)."""
-    examples = thesis_examples(algorithm, setting, rounds, delta)
+    records = thesis_examples(algorithm, setting, rounds, delta)
     steps = _steps(algorithm, setting)
-    if not examples or steps is None:
+    if not records or steps is None:
         return ()
     recovered = _sigma(algorithm, setting) / math.sqrt(steps)
     epsilon = moments_epsilon(_client_rate(algorithm, setting), recovered, rounds, delta, "2-32")
-    return (Published("client", epsilon, delta, "Thesis: moments accountant, orders 2..32, sigma/sqrt k"), *examples)
+    return (Published("client", epsilon, delta, "Thesis: moments accountant, orders 2..32, sigma/sqrt k"), *records)
 
 
 def thesis_naive(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
@@ -60,7 +60,7 @@ def fed_cdp(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -
     if steps is None or 0 in sigmas:
         return ()
     words = "Wei et al. (2023), Table 6: moments accountant, q = 0.01 for all data sets, composed over local steps"
-    return (Published("example", composed_epsilon(0.01, sigmas, steps, delta), delta, words),)
+    return (Published("record", composed_epsilon(0.01, sigmas, steps, delta), delta, words),)
 
 
 def pfl(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
@@ -68,9 +68,9 @@ def pfl(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tu
     sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
     if sigma == 0 or steps is None or not setting.sizes:
         return ()
-    batches = algorithm.examples.steps(max(setting.sizes), 1)
+    batches = algorithm.records.steps(max(setting.sizes), 1)
     words = "Bhaskar et al. (2025): Poisson batches of one client, add-or-remove; other copies are not counted"
-    return (Published("example", pfl_epsilon(sigma, batches, rounds * steps, delta), delta, words),)
+    return (Published("record", pfl_epsilon(sigma, batches, rounds * steps, delta), delta, words),)
 
 
 def _client_rate(algorithm: Algorithm, setting: Setting) -> float:
@@ -91,4 +91,4 @@ def _steps(algorithm: Algorithm, setting: Setting) -> int | None:
     """A client's steps in a round, of the greatest client where they differ; None where that is not known."""
     if algorithm.local.steps is not None:
         return algorithm.local.steps
-    return algorithm.examples.steps(max(setting.sizes), algorithm.local.epochs) if setting.sizes else None
+    return algorithm.records.steps(max(setting.sizes), algorithm.local.epochs) if setting.sizes else None

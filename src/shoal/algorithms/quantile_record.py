@@ -3,7 +3,7 @@
     b_j <- 1[|g_j| <= C];   w <- w - lr (1/B) (sum_j g_j / max(1, |g_j|/C) + N(0, z_delta^2 C^2))
     C <- C exp(-rate (b~ - quantile)) after the round,  b~ the mean of all clients' noisy shares of b_j
 
-A step spends what `per_step.noise` says, the count included. Wei et al. (2023), Table 10, have sigma 6,
+A step spends what `per_step.noise_multiplier` says, the count included. Wei et al. (2023), Table 10, have sigma 6,
 C_0 = 4, shuffled batches of 5, fixed-size cohorts. A count noise of B/20 is too little there: to be paid for out of
 sigma 6 it must be over 3, and is 2 x 5 here.
 
@@ -14,15 +14,17 @@ https://arxiv.org/abs/1905.03871
 from dataclasses import replace
 
 from shoal.algorithms.fed_cdp import FED_CDP
-from shoal.mechanisms.record_clipping import QuantileExampleClip
+from shoal.mechanisms.record_clipping import QuantileRecordClip
 
 QUANTILE_EXAMPLE = replace(
     FED_CDP,
     name="quantile-example",
     paper="Andrew et al. (2021); comparator in Wei et al. (2023)",
     summary="noise in every local step, and a clip that follows a private quantile of the gradients' norms",
-    claims="example level: what the accountant says",
-    per_example=QuantileExampleClip(initial=4.0, quantile=0.5, rate=0.2, count_noise=2.0, layers="flat"),
+    claims="record level: what the accountant says",
+    per_record=QuantileRecordClip(
+        initial_clip_norm=4.0, quantile=0.5, clip_norm_lr=0.2, count_noise_multiplier=2.0, layers="flat"
+    ),
     published=None,
 )
 

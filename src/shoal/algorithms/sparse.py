@@ -14,7 +14,7 @@ IEEE TPDS. https://arxiv.org/abs/2305.06473
 from dataclasses import replace
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
 
 COMPRESSION = Algorithm(
@@ -23,7 +23,7 @@ COMPRESSION = Algorithm(
     summary="the smallest coordinates of an update are left out",
     claims="resilience to gradient leakage, no epsilon",
     clients=Clients("fixed-size", cohort=100),
-    examples=Examples("shuffled", batch=5),
+    records=Records("shuffled", batch=5),
     local=Local(steps=100, lr=0.05),
     per_update=Prune(share=0.3),
     aggregate=Aggregate("equal"),
@@ -41,7 +41,7 @@ DSSGD_NOISE = replace(
     DSSGD,
     name="dssgd-noise",
     summary="a random fraction of an update's coordinates is sent, capped and with noise",
-    per_update=Select(fraction=0.1, noise=1.0),
+    per_update=Select(fraction=0.1, noise_multiplier=1.0),
 )
 
 RANDOM_NOISE = replace(

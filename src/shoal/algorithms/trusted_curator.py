@@ -12,7 +12,7 @@ sampling, which is not the same: `-c clients.sampling=poisson` makes its figure 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.algorithms.published_epsilon import moments
 from shoal.mechanisms.gaussian import Gaussian
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.update_clipping import Clip
 
 TRUSTED_CURATOR = Algorithm(
@@ -21,11 +21,11 @@ TRUSTED_CURATOR = Algorithm(
     summary="client-level noise at a trusted server, on updates clipped to a public bound",
     claims="client level: epsilon 8 at delta 1e-3, 1e-5, 1e-5 for 100, 1,000, 10,000 clients",
     clients=Clients("fixed-size", cohort=10),
-    examples=Examples("shuffled", batch=100),
+    records=Records("shuffled", batch=100),
     local=Local(epochs=1, lr=0.02),
     per_update=Clip(0.4),
     aggregate=Aggregate("equal"),
-    per_round=Gaussian(noise=1.633),
+    per_round=Gaussian(noise_multiplier=1.633),
     published=moments("Thesis", "2-32"),
 )
 

@@ -39,8 +39,8 @@ METHODS = (
     Method("quantile", "quantile", tables=("table3",)),
     Method("quantile, records", "quantile-example", tables=("table3",)),
     Method("AdaClip", "adaclip", tables=("table3",)),
-    Method("Fed-CDP C=1 sigma=2", "fed-cdp", ("per_example.clip=1.0", "per_step.noise=2.0")),
-    Method("Fed-CDP C=4 sigma=6", "fed-cdp", ("per_example.clip=4.0", "per_step.noise=6.0")),
+    Method("Fed-CDP C=1 sigma=2", "fed-cdp", ("per_record.clip_norm=1.0", "per_step.noise_multiplier=2.0")),
+    Method("Fed-CDP C=4 sigma=6", "fed-cdp", ("per_record.clip_norm=4.0", "per_step.noise_multiplier=6.0")),
     Method("Fed-alphaCDP[sigma]", "fed-alpha-cdp-sigma", tables=("table3", "figure3")),
 )
 """DSSGD's cap, in units of the observed gradient, leaves most coordinates unchanged. Random noise is labelled by its

@@ -28,13 +28,13 @@ from shoal.attacks.objective import Replay
 from shoal.data import Dataset, Partition
 from shoal.gradients import Layout
 from shoal.mechanisms.mechanism import Layers
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.update_clipping import row_norms
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import train
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
 Kind = Literal[0, 1, 2]
@@ -91,7 +91,7 @@ def observe(
     if per_update is not None:
         norms = row_norms(left)
         bound = per_update.bound({}, 0, rounds, norms)
-        left = per_update.leave(left, norms, bound, 0, rounds, _draw(streams), layers)
+        left = per_update.apply(left, norms, bound, 0, rounds, _draw(streams), layers)
     clip = _record_clip(played, layers, rounds) if knowing else None
     shown, unit = _map(played, module, victims.y.shape[1], rounds, clip)
 
@@ -115,12 +115,12 @@ def _played(algorithm: Algorithm, kind: Kind, records: int, honest: bool) -> Alg
     everybody = replace(algorithm, clients=Clients("all"), per_round=None)
     if honest and kind != 2:
         return everybody
-    per_example = algorithm.per_example
-    if per_example is not None:
-        times = algorithm.examples.batch / records
-        per_example = per_example.recounted(lambda noise: noise * times)
+    per_record = algorithm.per_record
+    if per_record is not None:
+        times = algorithm.records.batch / records
+        per_record = per_record.recounted(lambda noise: noise * times)
     one_step = Local(steps=1, lr=1.0)
-    return replace(everybody, examples=Examples("fixed-order", records), local=one_step, per_example=per_example)
+    return replace(everybody, records=Records("fixed-order", records), local=one_step, per_record=per_record)
 
 
 def _left_client(algorithm: Algorithm, module: nn.Module, victims: Victims, streams: Streams, rounds: int) -> Tensor:
@@ -129,9 +129,9 @@ def _left_client(algorithm: Algorithm, module: nn.Module, victims: Victims, stre
     data, parts, streams = victims.dataset(), victims.partition(), Streams(streams.seed)
     trainer = simulate(algorithm, module, data, parts, rounds=rounds, streams=streams, settings=settings)
     try:
-        slices = list(trainer.cohort.slicer.slices(np.arange(len(victims.y)), parts.sizes))
-        updates = [train(trainer.cohort, trainer.params, clients, Moment(0, rounds), {})[0] for clients in slices]
-        order = np.concatenate(slices)
+        chunks = list(trainer.cohort.chunker.chunks(np.arange(len(victims.y)), parts.sizes))
+        updates = [train(trainer.cohort, trainer.params, clients, RoundIndex(0, rounds), {})[0] for clients in chunks]
+        order = np.concatenate(chunks)
     finally:
         trainer.close()
     return torch.cat(updates)[torch.from_numpy(np.argsort(order)).to(victims.x.device)]
@@ -145,17 +145,17 @@ def _map(
     algorithm: Algorithm, module: nn.Module, records: int, rounds: int, clip: Shrink | None
 ) -> tuple[GradientMap, float]:
     """How dummies look, and the factor that turns an update into the mean gradient that it is about."""
-    local, examples = algorithm.local, algorithm.examples
+    local, sampler = algorithm.local, algorithm.records
     lr = parse(local.lr).value(0, rounds)
-    steps = local.steps or examples.steps(records, local.epochs)
-    held = min(examples.batch, records)
-    divisor = examples.batch if algorithm.per_example is not None else None  # as the engine's sums: the public batch
+    steps = local.steps or sampler.steps(records, local.epochs)
+    held = min(sampler.batch, records)
+    divisor = sampler.batch if algorithm.per_record is not None else None  # as the engine's sums: the public batch
     unit = -(divisor or held) / held / (lr * steps)
-    if steps == 1 and examples.batch >= records:
+    if steps == 1 and sampler.batch >= records:
         alone = gradients(module)
         return (clipped(alone, clip) if clip else alone), unit
     # Which records a batch held nobody outside knows: the attacker takes them as they lie.
-    order = Examples("fixed-order", examples.batch).draw(Streams(0).generator("order"), records, steps)
+    order = Records("fixed-order", sampler.batch).draw(Streams(0).generator("order"), records, steps)
     batches = [[int(place) for place in row if place >= 0] for row in order]
     whole = updates(module, batches, lr=lr, momentum=local.momentum, clip=clip, divisor=divisor)
     return (lambda x, y: unit * whole(x, y)), unit
@@ -163,5 +163,5 @@ def _map(
 
 def _record_clip(algorithm: Algorithm, layers: Layers, rounds: int) -> Shrink | None:
     """The clip of single records, on vectors [N, P] that can be differentiated."""
-    clip = algorithm.per_example
+    clip = algorithm.per_record
     return None if clip is None else lambda vectors: clip.replay(vectors, layers, 0, rounds)

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 
 from shoal.accounting.claims import Unit
-from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, game, one_run
 from shoal.audit.bounds import CONFIDENCE
@@ -93,7 +92,7 @@ class Outcome:
             "observer": case.observer,
             "kind": case.kind,
             "claimed": claim.epsilon if claim else None,
-            "adjacency": ADJACENCY[claim.neighbours] if claim else None,
+            "adjacency": claim.adjacency if claim else None,
             "delta": DELTA,
             "measured": self.epsilon,
             "confidence": self.confidence,
@@ -203,7 +202,7 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
             found.flagged += ["canaries"] if second.epsilon > claimed else []
     if not (hurry and found.flagged and case.where == "sum"):
         found.game = game.play(case, broken.played, effort.trials(case), broken.streams)
-        if claim and bounds.passes(found.game.points, bounds.tradeoff(claim.event, claim.neighbours)):
+        if claim and bounds.passes(found.game.points, bounds.tradeoff(claim.event, claim.adjacency)):
             found.flagged.insert(0, "game")
     if case.kind != "proven" or not effort.pairs:
         return found

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.accounting import pld
 from shoal.accounting.events import Event, without_sampler
-from shoal.accounting.theorems import Neighbours, counted
+from shoal.accounting.theorems import Adjacency, counted
 
 Array = npt.NDArray[np.float64]
 Tradeoff = Callable[[Array], Array]
@@ -87,9 +87,9 @@ def epsilon_of_shift(shift: float, delta: float) -> float:
     return float(get_epsilon_gaussian(1 / shift, delta))
 
 
-def tradeoff(event: Event, neighbours: Neighbours) -> Tradeoff:
+def tradeoff(event: Event, adjacency: Adjacency) -> Tradeoff:
     """The curve that no test may pass if the event is what was done: the envelope of its (epsilon, delta) lines."""
-    profiles = [pld.profile(without_sampler(counts)[0], neighbours) for counts in counted(event, neighbours).values()]
+    profiles = [pld.profile(without_sampler(counts)[0], adjacency) for counts in counted(event, adjacency).values()]
     epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30.0, 300)])
     deltas = np.array([max(profile.delta(float(value)) for profile in profiles) for value in epsilons])
     return _envelope(epsilons, deltas)

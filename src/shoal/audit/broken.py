@@ -48,19 +48,19 @@ def with_noise(record: Algorithm, share: float) -> Algorithm:
 def clip_off(case: Case, streams: Streams) -> Broken | None:
     """Noise as ever, on what nobody has clipped."""
     record = case.record
-    if case.where == "steps" and record.per_example is not None:
-        return Broken(case, replace(record, per_example=record.per_example.unclipped()), streams)
+    if case.where == "steps" and record.per_record is not None:
+        return Broken(case, replace(record, per_record=record.per_record.unclipped()), streams)
     unclipped = record.per_update.unclipped() if record.per_update is not None else None
     return Broken(case, replace(record, per_update=unclipped), streams) if unclipped is not None else None
 
 
 def layers_forgotten(case: Case, streams: Streams) -> Broken | None:
     """Each of M layers is clipped to C, and the sensitivity taken for C: off by sqrt M."""
-    clip = case.record.per_example
+    clip = case.record.per_record
     forgotten = clip.layers_forgotten() if case.where == "steps" and clip is not None else None
     if forgotten is None:
         return None
-    charged, played = (replace(case.record, per_example=each) for each in forgotten)
+    charged, played = (replace(case.record, per_record=each) for each in forgotten)
     return Broken(replace(case, record=charged), played, streams)
 
 
@@ -68,7 +68,7 @@ def batch_forgotten(case: Case, streams: Streams) -> Broken | None:
     """Noise for the mean of a batch is added to its sum: a factor B is missing."""
     if case.where != "steps":
         return None
-    return Broken(case, with_noise(case.record, 1 / case.record.examples.batch), streams)
+    return Broken(case, with_noise(case.record, 1 / case.record.records.batch), streams)
 
 
 def noise_reused(case: Case, streams: Streams) -> Broken | None:
@@ -77,9 +77,9 @@ def noise_reused(case: Case, streams: Streams) -> Broken | None:
 
 def statistic_unprotected(case: Case, streams: Streams) -> Broken | None:
     """The clip is the median of the updates, or the noise follows the greatest gradient, and nothing is charged."""
-    record, clip = case.record, case.record.per_example
+    record, clip = case.record, case.record.per_record
     if case.where == "steps" and clip is not None and (following := clip.following_data()) is not None:
-        return Broken(case, replace(record, per_example=following), streams)
+        return Broken(case, replace(record, per_record=following), streams)
     if case.where == "sum" and record.per_round is not None:
         return Broken(case, replace(record, per_update=MedianClip()), streams)
     return None

@@ -17,12 +17,12 @@ from shoal.accounting.calibration import Budget
 from shoal.accounting.calibration import noise as least_noise
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
-from shoal.accounting.theorems import Neighbours
+from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm, Local, Server
 from shoal.algorithms.charges import SOMEWHERE, calibrated, whole_run
 from shoal.algorithms.charges import event as first_event
 from shoal.algorithms.published_epsilon import thesis_both
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.schedules import NO_NOISE, parse
 from shoal.mechanisms.setting import Setting
@@ -40,7 +40,7 @@ class Claim:
     epsilon: float
     delta: float
     event: Event
-    neighbours: Neighbours
+    adjacency: Adjacency
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Case:
 def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, rounds: int = 1) -> Iterator[Case]:
     """What there is to audit of a method: for each unit a claim, or one case without any."""
     found = False
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         if level in (None, unit):
             for case in (_proven(record, unit, epsilon, rounds), _published(record, unit, epsilon)):
                 if case is not None:
@@ -72,12 +72,12 @@ def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, ro
                     yield case
                     break
     if not found:
-        unit = level or ("example" if record.per_step is not None else "client")
+        unit = level or ("record" if record.per_step is not None else "client")
         yield _unclaimed(record, unit)
 
 
 def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case | None:
-    where: Where = "steps" if unit == "example" and record.per_step is not None else "sum"
+    where: Where = "steps" if unit == "record" and record.per_step is not None else "sum"
     observer: Observer = "server" if where == "steps" else "release"
     scaled, setting = _small(record, unit, where, rounds)
     for method, place in ((record, SOMEWHERE), (scaled, setting)):  # a small one leaves much out
@@ -85,20 +85,20 @@ def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case 
             return None
     if where == "sum" and record.per_step is not None and record.per_round is None:
         return None  # noise that was made for records bounds a client in name only
-    budget = Budget(epsilon, DELTA, neighbours=NEIGHBOURS[unit])
+    budget = Budget(epsilon, DELTA, adjacency=ADJACENCIES[unit])
     scaled = with_counts(record, calibrated(scaled, setting, budget, unit, observer), setting)
     event = whole_run(scaled, setting, rounds, unit, observer)
-    told = budget.cost(event).epsilon
-    assert told is not None
-    claim = Claim(told, DELTA, event, NEIGHBOURS[unit])
+    metrics = budget.cost(event).epsilon
+    assert metrics is not None
+    claim = Claim(metrics, DELTA, event, ADJACENCIES[unit])
     return Case(scaled, unit, "proven", where, setting, claim, _note(scaled, setting, where, epsilon))
 
 
 def _published(record: Algorithm, unit: Unit, epsilon: float) -> Case | None:
     """What the paper's noise would be worth if its clip were public, or its theorem true."""
-    clip = record.per_example.presumed() if unit == "example" and record.per_example is not None else None
+    clip = record.per_record.presumed() if unit == "record" and record.per_record is not None else None
     if clip is not None:
-        return _presumed(record, replace(record, per_example=clip), unit, "steps", epsilon)
+        return _presumed(record, replace(record, per_record=clip), unit, "steps", epsilon)
     bound = record.per_update.presumed() if unit == "client" and record.per_update is not None else None
     if bound is not None:
         return _presumed(record, replace(record, per_update=bound), unit, "sum", epsilon)
@@ -114,11 +114,11 @@ def _presumed(record: Algorithm, public: Algorithm, unit: Unit, where: Where, ep
     observer: Observer = "server" if where == "steps" else "release"
     scaled = calibrated(scaled, setting, budget, unit, observer)
     event = whole_run(scaled, setting, 1, unit, observer)
-    told = budget.cost(event).epsilon
-    assert told is not None
+    metrics = budget.cost(event).epsilon
+    assert metrics is not None
     note = _note(scaled, setting, where, epsilon)
-    played = replace(scaled, per_example=record.per_example, per_update=record.per_update)
-    return Case(played, unit, "published", where, setting, Claim(told, DELTA, event, "add-remove"), note)
+    played = replace(scaled, per_record=record.per_record, per_update=record.per_update)
+    return Case(played, unit, "published", where, setting, Claim(metrics, DELTA, event, "add-or-remove"), note)
 
 
 DRIFT_CLIENTS, DRIFT_COHORT, DRIFT_STEPS, DRIFT_BATCH = 8, 4, 2, 50
@@ -134,28 +134,28 @@ def _theorem(record: Algorithm, epsilon: float) -> Case:
     scaled = replace(
         record,
         clients=Clients("fixed-size", DRIFT_COHORT),
-        examples=record.examples.of_batch(DRIFT_BATCH),
+        records=record.records.of_batch(DRIFT_BATCH),
         local=Local(epochs=1, lr=1e-4),  # so small that the second step has the first one's gradients
         per_step=record.per_step.with_noise(parse(found.value)),
         server=Server(),
     )
     setting = Setting(DRIFT_CLIENTS, 1, sizes=(steps * DRIFT_BATCH,))
     claimed = Sampled("poisson", rate, Gaussian(found.value / math.sqrt(steps)))
-    told = found.answer.epsilon
-    assert told is not None
+    metrics = found.answer.epsilon
+    assert metrics is not None
     true = Budget(epsilon, DELTA).cost(whole_run(scaled, setting, 1, "client", "release")).epsilon
     note = (
         f"{DRIFT_COHORT} of {DRIFT_CLIENTS} clients with {steps} steps of {DRIFT_BATCH} records each, noise "
         f"{found.value:.3g} a step so that the paper's recipe gives epsilon {epsilon:g}"
     )
     return Case(
-        scaled, "client", "published", "drift", setting, Claim(told, DELTA, claimed, "add-remove"), note, true
+        scaled, "client", "published", "drift", setting, Claim(metrics, DELTA, claimed, "add-or-remove"), note, true
     )
 
 
 def _unclaimed(record: Algorithm, unit: Unit) -> Case:
     everybody = replace(record, clients=Clients("all"))
-    where: Where = "steps" if record.per_step is not None and unit == "example" else "sum"
+    where: Where = "steps" if record.per_step is not None and unit == "record" else "sum"
     scaled, setting = _small(everybody, unit, where, 1)
     return Case(scaled, unit, "none", where, setting, None, f"{setting.clients} clients for a round, nothing scaled")
 
@@ -165,12 +165,12 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
     clients, cohort = record.clients.audited
     small = replace(record, local=Local(steps=1, lr=1.0), server=Server())
     if where == "steps":
-        small = replace(small, clients=Clients("all"), examples=record.examples.of_batch(BATCH))
+        small = replace(small, clients=Clients("all"), records=record.records.of_batch(BATCH))
         return small, Setting(1, rounds, sizes=(BATCH,))
     small = replace(
         small,
         clients=record.clients.of_cohort(cohort),
-        examples=record.examples.of_batch(1),
+        records=record.records.of_batch(1),
     )
     if small.per_step is not None:
         small = replace(small, per_step=small.per_step.with_noise(NO_NOISE))
@@ -186,10 +186,10 @@ def with_counts(record: Algorithm, scaled: Algorithm, setting: Setting) -> Algor
         noise, less = record.per_round.multiplier(0, 1), scaled.per_round.multiplier(0, setting.rounds)
         counted = scaled.per_update.recounted(lambda count: count * cohort / noise * less / here)
         return replace(scaled, per_update=counted)
-    if scaled.per_example and scaled.per_example.counts and record.per_step and scaled.per_step:
-        batch, here = record.examples.batch, scaled.examples.batch
+    if scaled.per_record and scaled.per_record.counts and record.per_step and scaled.per_step:
+        batch, here = record.records.batch, scaled.records.batch
         noise, less = record.per_step.multiplier(0, 1, batch), scaled.per_step.multiplier(0, setting.rounds, here)
-        return replace(scaled, per_example=scaled.per_example.recounted(lambda n: n * batch / noise * less / here))
+        return replace(scaled, per_record=scaled.per_record.recounted(lambda n: n * batch / noise * less / here))
     return scaled
 
 

@@ -27,7 +27,7 @@ from shoal.mechanisms.update_clipping import FARTHEST
 from shoal.random.streams import Streams
 from shoal.training.local_training import train
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 SLACK = 1e-4  # how exact float32 is, in a sum of a few records
 LAYERS = 4
@@ -158,12 +158,12 @@ def _step_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tupl
     sizes = np.repeat([part.shape[1] for part in held], pairs)
     parts = Partition(indices, np.concatenate([[0], np.cumsum(sizes)]))
     sim = simulation(quiet, model, x, y, parts, streams)
-    updates, _ = train(sim.cohort, sim.params, np.arange(3 * pairs), Moment(0, 1), {})
+    updates, _ = train(sim.cohort, sim.params, np.arange(3 * pairs), RoundIndex(0, 1), {})
     whole, gone, swapped = updates.double().view(3, pairs, -1) * (BATCH / 1000.0)
-    assert charged.per_example is not None
-    unit = charged.per_example.sensitivity_at_start(len(sim.params), LAYERS)
+    assert charged.per_record is not None
+    unit = charged.per_record.sensitivity_at_start(len(sim.params), LAYERS)
     left, changed = (float((whole - other).norm(dim=1).max()) / unit for other in (gone, swapped))
-    if charged.examples.repeats:  # a record may be all of a batch, and each side draws its own
+    if charged.records.repeats:  # a record may be all of a batch, and each side draws its own
         return 0.0, max(left, changed) / BATCH
     return left, changed
 
@@ -179,10 +179,10 @@ def _update_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tu
         found = []
         for clients in (held[:3], [*held[:2], [Row(0.0)]], [*held[:2], held[3]]):
             sim = federation(quiet, clients, 5, broken.streams)
-            params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, Moment(0, 1))
-            found.append(params.double() * told["expected_clients"])
-        _, _, told = play_round(replace(sim.cohort, algorithm=charged), sim.params, {}, Moment(0, 1))
-        unit = told.get("clip", 1.0)
+            params, _, metrics = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 1))
+            found.append(params.double() * metrics["expected_clients"])
+        _, _, metrics = play_round(replace(sim.cohort, algorithm=charged), sim.params, {}, RoundIndex(0, 1))
+        unit = metrics.get("clip", 1.0)
         worst = [max(worst[0], float((found[0] - found[1]).norm()) / unit),
                  max(worst[1], float((found[0] - found[2]).norm()) / unit)]  # fmt: skip
     return worst[0], worst[1]

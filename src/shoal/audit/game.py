@@ -20,7 +20,7 @@ from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 from shoal.training.round import SimulatedCohort, play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer
 
 WIDTH = 50
@@ -90,10 +90,10 @@ def step_neighbours(case: Case, streams: Streams) -> tuple[Holder, Holder]:
 
 def step_radius(record: Algorithm, streams: Streams, width: int = WIDTH) -> float:
     """The clip, as the method has it: how far a huge record moves the sum of a batch that it is in once."""
-    once = replace(record.examples, sampling="fixed-order")
-    quiet = replace(silent(record), clients=Clients("all"), examples=once, local=Local(steps=1, lr=1.0))
+    once = replace(record.records, sampling="fixed-order")
+    quiet = replace(silent(record), clients=Clients("all"), records=once, local=Local(steps=1, lr=1.0))
     huge = steps_of(federation(quiet, [[Row(1e4)]], width, streams), quiet)
-    return float(np.linalg.norm(huge.vectors[0])) * record.examples.batch
+    return float(np.linalg.norm(huge.vectors[0])) * record.records.batch
 
 
 def sum_neighbours(
@@ -118,9 +118,9 @@ def sum_neighbours(
     here, opposite = [Row(0.999 * clip)], [Row(FAR * clip, sign=-1)]
     if played.clients.replaces:  # somebody else takes the place of whoever is not there
         against = [opposite] * (count - 1)
-        other = [*against, opposite] if case.unit == "example" else against
+        other = [*against, opposite] if case.unit == "record" else against
         return [(made(other), played), (made([*against, here]), played)]
-    if case.unit == "example":
+    if case.unit == "record":
         return [(made([*still, opposite]), played), (made([*still, here]), played)]
     whole = made([*still, [Row(FAR * clip)]])
     return [(whole, without(played, count - 1)), (whole, played)]
@@ -129,8 +129,8 @@ def sum_neighbours(
 def update_radius(record: Algorithm, streams: Streams) -> float:
     """The clip of whole updates, 1 where there is none."""
     sim = federation(silent(record), [[Row(0.0)]] * 8, WIDTH, streams)
-    _, _, told = play_round(sim.cohort, sim.params, {}, Moment(0, 1))
-    return told.get("clip") or 1.0
+    _, _, metrics = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 1))
+    return metrics.get("clip") or 1.0
 
 
 def _features(seen: Seen, line: np.ndarray) -> Array:
@@ -139,10 +139,10 @@ def _features(seen: Seen, line: np.ndarray) -> Array:
     unit = line / length if length else line
     along = seen.vectors @ unit
     beside = np.sqrt(np.maximum(np.square(seen.vectors).sum(1) - along**2, 0.0))
-    told = [along, np.log(np.maximum(beside, 1e-12))]
+    metrics = [along, np.log(np.maximum(beside, 1e-12))]
     if seen.extras.std() > 0:
-        told += list(seen.extras.T)
-    return np.stack(told, axis=1)
+        metrics += list(seen.extras.T)
+    return np.stack(metrics, axis=1)
 
 
 def _likelihood_ratio(without: Array, with_unit: Array) -> Callable[[Array], Array]:

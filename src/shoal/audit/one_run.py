@@ -22,7 +22,7 @@ from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.testbed import Row, federation, one_thread, steps_of, without
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.training.round import play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 ALPHA = 0.01  # with the canaries of one run a smaller one has no power
 AGAIN = 0.1  # of a second run, which must say the same before anything is flagged: by chance once in a thousand times
@@ -70,14 +70,14 @@ def _of_records(broken: Broken, coins: np.ndarray) -> np.ndarray:
 
 def _wider_batch(record: Algorithm, batch: int) -> Algorithm:
     """The method with a larger batch and the same noise on its sum."""
-    before = record.examples.batch
+    before = record.records.batch
     assert record.per_step is not None
     ratio = record.per_step.multiplier(0, 1, before) / max(record.per_step.multiplier(0, 1, batch), 1e-30)
     noise = (record.per_step.noise_schedule() or NO_NOISE).scaled(ratio)
-    record = replace(record, examples=record.examples.of_batch(batch), per_step=record.per_step.with_noise(noise))
-    if record.per_example is not None:
-        counted = record.per_example.recounted(lambda count: count * before / batch)
-        record = replace(record, per_example=counted)
+    record = replace(record, records=record.records.of_batch(batch), per_step=record.per_step.with_noise(noise))
+    if record.per_record is not None:
+        counted = record.per_record.recounted(lambda count: count * before / batch)
+        record = replace(record, per_record=counted)
     return record
 
 
@@ -86,7 +86,7 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
     count, rounds = len(coins), broken.case.setting.rounds
     played = _more_clients(broken.case, broken.played, count)
     clip = update_radius(broken.case.record, broken.streams)
-    swaps = broken.case.unit == "example" or played.clients.replaces
+    swaps = broken.case.unit == "record" or played.clients.replaces
     signs = coins if swaps else np.ones(count, dtype=int)
     clients = [[Row(FAR * clip, place, int(sign))] for place, sign in enumerate(signs)]
     if not swaps:
@@ -98,8 +98,8 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
     with one_thread():
         for t in range(rounds):
             before = params
-            params, state, told = play_round(cohort, params, state, Moment(t, rounds))
-            moved = (params - before).double().numpy() / (told.get("clip") or 1.0)
+            params, state, metrics = play_round(cohort, params, state, RoundIndex(t, rounds))
+            moved = (params - before).double().numpy() / (metrics.get("clip") or 1.0)
             scores += moved[:count] - moved[count:]
     return scores
 

@@ -25,7 +25,7 @@ from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import train
 from shoal.training.round import SimulatedCohort, play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
 HALF = 0.5**0.5  # the norm of softmax - label, of two classes at the start
@@ -87,9 +87,9 @@ def steps_of(trainer: Trainer[SimulatedCohort], record: Algorithm, clients: Sequ
     with one_thread():
         for start in range(0, len(everybody), AT_ONCE):
             part = everybody[start : start + AT_ONCE]
-            updates, told = train(cohort, trainer.params, part, Moment(0, trainer.rounds), {})
+            updates, metrics = train(cohort, trainer.params, part, RoundIndex(0, trainer.rounds), {})
             vectors.append(updates.double().numpy())
-            extras.append(told.shares.double().numpy() if told is not None else np.zeros(len(part)))
+            extras.append(metrics.shares.double().numpy() if metrics is not None else np.zeros(len(part)))
     return Seen(np.concatenate(vectors), np.concatenate(extras)[:, None])
 
 
@@ -100,7 +100,7 @@ def rounds_of(trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int,
     with one_thread():
         for trial in range(trials):
             start = torch.zeros_like(trainer.params)
-            params, state, _ = play_round(cohort, start, {}, Moment(0, trainer.rounds, first + trial))
+            params, state, _ = play_round(cohort, start, {}, RoundIndex(0, trainer.rounds, first + trial))
             vectors[trial] = params.double().numpy()
             if "clip" in state:
                 extras[trial] = float(state["clip"].log())

@@ -19,7 +19,7 @@ app = typer.Typer(help="A privacy calculator: epsilon, delta, noise or rounds.",
 
 
 Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
-Neighbours: TypeAlias = Literal["add-remove", "zero-out", "replace-one"]
+Adjacency: TypeAlias = Literal["add-or-remove", "zero-out", "replace-one"]
 Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
 Participation: TypeAlias = Literal["hidden", "visible"]
 
@@ -41,8 +41,8 @@ AccountantOption = Annotated[
     str, typer.Option(help="The accountant: pld, rdp, rdp-classic, zcdp, advanced, basic, or a plugin's.")
 ]
 SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, are sampled.")]
-NeighboursOption = Annotated[
-    Neighbours,
+AdjacencyOption = Annotated[
+    Adjacency,
     typer.Option(help="Adjacency: add-or-remove one unit, zero-out (it contributes nothing), replace-one."),
 ]
 UnitsOption = Annotated[
@@ -64,7 +64,7 @@ class Setting:
     local_steps: int
     participation: Participation
     accountant: str
-    neighbours: Neighbours
+    adjacency: Adjacency
     orders: Orders
     units: int | None
 
@@ -96,8 +96,8 @@ class Setting:
         """Epsilon, and a lower bound on it where the accountant has one."""
         from shoal.accounting import accountants
 
-        answer = accountants.epsilon(event, delta, self.accountant, self.neighbours, self.orders)
-        least = accountants.at_least(event, delta, self.neighbours) if self.accountant == "pld" else None
+        answer = accountants.epsilon(event, delta, self.accountant, self.adjacency, self.orders)
+        least = accountants.at_least(event, delta, self.adjacency) if self.accountant == "pld" else None
         return answer, {} if least is None else {"at_least": least}
 
 
@@ -110,7 +110,7 @@ def epsilon_command(
     client_rate: ClientRate = None,
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
-    neighbours: NeighboursOption = "add-remove",
+    adjacency: AdjacencyOption = "add-or-remove",
     participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
@@ -119,7 +119,7 @@ def epsilon_command(
 ) -> None:
     """The epsilon of a number of noisy steps at a delta."""
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
     )
     answer, more = setting.epsilon(setting.scheduled(noise, steps, steps), delta)
     if client_rate is not None and participation == "hidden":
@@ -138,7 +138,7 @@ def delta_command(
     client_rate: ClientRate = None,
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
-    neighbours: NeighboursOption = "add-remove",
+    adjacency: AdjacencyOption = "add-or-remove",
     participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
@@ -149,10 +149,10 @@ def delta_command(
     from shoal.accounting import accountants
 
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
     )
     event = setting.scheduled(noise, steps, steps)
-    answer = accountants.delta(event, epsilon, accountant, neighbours, orders)
+    answer = accountants.delta(event, epsilon, accountant, adjacency, orders)
     _show(answer, {"noise": _number(noise), "steps": steps}, setting, as_json)
 
 
@@ -165,7 +165,7 @@ def noise_command(
     client_rate: ClientRate = None,
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
-    neighbours: NeighboursOption = "add-remove",
+    adjacency: AdjacencyOption = "add-or-remove",
     participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
@@ -176,9 +176,9 @@ def noise_command(
     from shoal.accounting import calibration
 
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
     )
-    budget = calibration.Budget(epsilon, delta, accountant, neighbours, orders)
+    budget = calibration.Budget(epsilon, delta, accountant, adjacency, orders)
     found = calibration.noise(lambda value: setting.steps(value, steps), budget)
     _show(found.answer, {"noise": found.value, "steps": steps}, setting, as_json)
 
@@ -195,7 +195,7 @@ def rounds_command(
     client_rate: ClientRate = None,
     local_steps: LocalSteps = 1,
     sampling: SamplingOption = "poisson",
-    neighbours: NeighboursOption = "add-remove",
+    adjacency: AdjacencyOption = "add-or-remove",
     participation: ParticipationOption = "visible",
     accountant: AccountantOption = "pld",
     orders: OrdersOption = "tf72",
@@ -206,13 +206,13 @@ def rounds_command(
     from shoal.accounting import calibration
 
     setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, neighbours, orders, units
+        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
     )
     if _constant(noise) is None and planned is None:
         raise ConfigError(
             f"the schedule {noise} is spread over the rounds planned; add --planned, e.g. --planned 100"
         )
-    budget = calibration.Budget(epsilon, delta, accountant, neighbours, orders)
+    budget = calibration.Budget(epsilon, delta, accountant, adjacency, orders)
     event_at: Callable[[int], Event] = lambda count: setting.scheduled(noise, count, planned or count)  # noqa: E731
     found = calibration.rounds(event_at, budget, planned or 10**9)
     count = int(found.value)
@@ -234,11 +234,10 @@ def _number(noise: str) -> float | str:
 
 def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool) -> None:
     from shoal.accounting.claims import large_delta
-    from shoal.accounting.theorems import ADJACENCY
 
     large = setting.units and answer.delta and large_delta("unit", answer.delta, setting.units)
     warnings = [large] if large else []
-    written = {**answer.to_json(), "adjacency": ADJACENCY[setting.neighbours], "warnings": warnings, **more}
+    written = {**answer.to_json(), "adjacency": setting.adjacency, "warnings": warnings, **more}
     if as_json:
         print_json(written)
         return

@@ -71,30 +71,30 @@ def command(
     from shoal.federation.missing import require_flower
 
     require_flower()
-    from shoal.federation.consent import Wishes
-    from shoal.federation.flower.node import Door, attend
+    from shoal.federation.consent import Requirements
+    from shoal.federation.flower.node import Endpoint, run_site
     from shoal.federation.policy import Bounds
     from shoal.federation.site import Owner, Site
     from shoal.federation.site_records import reader
 
-    _choice("--unit", unit, (None, "client", "example"))
-    _choice("--against", against, ("release", "server", "inside"))
+    _choice("--unit", unit, (None, "client", "record"))
+    _choice("--against", against, ("release", "server", "client-process"))
     address = _address(host, ca, insecure)
     called = name or (key.stem if key else socket.gethostname())
-    wishes = Wishes(
+    requirements = Requirements(
         require_epsilon,
         require_delta,
         require_noise,
-        cast(Literal["client", "example"] | None, unit),
-        cast(Literal["release", "server", "inside"], against),
+        cast(Literal["client", "record"] | None, unit),
+        cast(Literal["release", "server", "client-process"], against),
     )
     bounds = Bounds.read(bound or ())
     own = _key(key, folder)
     read, plugins = reader(data, label, part), tuple(allow_plugin or ())
-    site = Site(Owner(called, folder, read, wishes, model, own, _peers(peers), bounds, plugins), report)
-    door = Door(address, own, _certificate(ca), registers=key is None)
+    site = Site(Owner(called, folder, read, requirements, model, own, _peers(peers), bounds, plugins), report)
+    endpoint = Endpoint(address, own, _certificate(ca), registers=key is None)
     try:
-        ended = attend(site, door, patience, report)
+        ended = run_site(site, endpoint, patience, report)
     finally:
         site.close()
     report(f"the run has ended ({ended})")

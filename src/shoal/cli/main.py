@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -67,6 +68,7 @@ def _options(
 def main() -> None:
     """Run the command line; an error prints one line and exits with its code."""
     _sleep_while_waiting()
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         app()
     except ShoalError as error:
@@ -83,6 +85,11 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """In one line, as errors are."""
+    print(f"shoal: warning: {message}", file=sys.stderr)
 
 
 def _sleep_while_waiting() -> None:

@@ -64,7 +64,7 @@ def command(
             link,
             config,
             names=names,
-            tell=report,
+            log=report,
             overrides=change or [],
             resume=resume,
             runs=runs,

@@ -21,11 +21,10 @@ from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded
 from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import charges, event
 from shoal.errors import ConfigError, ShoalError
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.setting import Setting
 from shoal.training.budget import repeated
@@ -42,7 +41,7 @@ class Unfit(Refused):
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Requirements:
     """What the owner insists on. `epsilon` is the budget of this site's data, over all runs, at `delta`."""
 
     epsilon: float | None = None
@@ -67,8 +66,8 @@ class Wishes:
 def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
     """The least noise of any round, in units of what one record (or client) can add; 0 where there is none."""
     rounds = algorithm.extreme_rounds(setting.rounds)
-    clip, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
-    if unit == "example" and per_step is not None and clip is not None:
+    clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
+    if unit == "record" and per_step is not None and clip is not None:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
     if algorithm.per_round is not None:
         return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
@@ -77,11 +76,11 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
     return 0.0
 
 
-class Purse:
+class SiteLedger:
     """The site's ledger, and what its owner lets it spend."""
 
-    def __init__(self, path: Path, site: str, wishes: Wishes, unit: Unit) -> None:
-        self.wishes, self._pair = wishes, (wishes.unit or unit, wishes.observer)
+    def __init__(self, path: Path, site: str, requirements: Requirements, unit: Unit) -> None:
+        self.requirements, self._pair = requirements, (requirements.unit or unit, requirements.observer)
         self._seeded = False
         self._ledger = Ledger(path)
         try:
@@ -89,7 +88,7 @@ class Purse:
         except BaseException:
             self._ledger.close()
             raise
-        self._running = Running(NEIGHBOURS[self._pair[0]])
+        self._running = Running(ADJACENCIES[self._pair[0]])
         for intent in self._ledger.charged:
             self._count(intent.charges)
 
@@ -106,29 +105,31 @@ class Purse:
     @property
     def adjacency(self) -> str:
         """By what neighbours differ in what this ledger is charged."""
-        return ADJACENCY[NEIGHBOURS[self._pair[0]]]
+        return ADJACENCIES[self._pair[0]]
 
     def epsilon(self) -> float | None:
         """What is spent for the owner's unit against the owner's observer, by RDP; None where nothing is proven."""
-        return self._running.epsilon(self.wishes.delta)
+        return self._running.epsilon(self.requirements.delta)
 
     def agree(self, algorithm: Algorithm, setting: Setting, seeded: bool) -> None:
         """Refused where the plan itself breaks a wish of the owner."""
         unit, observer = self._pair
-        if seeded and self.wishes.any:
+        if seeded and self.requirements.any:
             raise Refused(SEEDED)
-        if self.wishes.noise is not None:
+        if self.requirements.noise is not None:
             found = least_noise(algorithm, setting, unit)
-            if found < self.wishes.noise:
-                raise Refused(f"its least noise for a {unit} is {found:g}, the owner requires {self.wishes.noise:g}")
+            if found < self.requirements.noise:
+                raise Refused(
+                    f"its least noise for a {unit} is {found:g}, the owner requires {self.requirements.noise:g}"
+                )
         self._seeded = seeded
-        if not self.wishes.any:
+        if not self.requirements.any:
             return
         for t in algorithm.extreme_rounds(setting.rounds):
             planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
             if isinstance(planned, Unbounded):
                 raise Refused(f"for a {unit} against the {observer} nothing is proven: {planned.because}")
-            if t == 0 and self.wishes.epsilon is not None:
+            if t == 0 and self.requirements.epsilon is not None:
                 self._refuse_over_budget(planned)
 
     def charge(
@@ -148,7 +149,7 @@ class Purse:
         together = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
             together.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
-        if self.wishes.epsilon is not None:
+        if self.requirements.epsilon is not None:
             self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in together)))
         for count, charged in together:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1)
@@ -176,12 +177,12 @@ class Purse:
         if records is not None:
             here = replace(setting, sizes=(records,), bounds=False)
             both = zip(charged, _charged(algorithm, here, t, asked=asked), strict=True)
-            charged = tuple(own if own.unit == "example" else anyones for anyones, own in both)
+            charged = tuple(own if own.unit == "record" else anyones for anyones, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
     def _refuse_over_budget(self, event: Event) -> None:
         """RDP is quick and never too low; where it says no, PLD has the last word."""
-        most, delta = self.wishes.epsilon, self.wishes.delta
+        most, delta = self.requirements.epsilon, self.requirements.delta
         assert most is not None
         try:
             quick = self._running.epsilon_with(event, delta)
@@ -189,7 +190,7 @@ class Purse:
             quick = None
         if quick is not None and quick <= most:
             return
-        budget = Budget(most, delta, neighbours=NEIGHBOURS[self._pair[0]])
+        budget = Budget(most, delta, adjacency=ADJACENCIES[self._pair[0]])
         exact = budget.cost(Compose((self._ledger.charged_event(*self._pair), event))).epsilon
         if exact is None or exact > most:
             spent = "no epsilon" if exact is None else f"epsilon {up(exact, 3)}"

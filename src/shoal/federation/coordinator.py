@@ -1,6 +1,6 @@
 """The clients of a real federation: sites over a grid.
 
-What a simulated cohort does by itself, training clients, is asked of sites: a letter to each of those drawn that is
+What a simulated cohort does by itself, training clients, is asked of sites: a message to each of those drawn that is
 there, answers until all have come or the deadline has, the gate on each. Whoever does not answer counts as zero. The
 coordinator is a trainer with this cohort.
 """
@@ -20,34 +20,34 @@ from torch import Tensor
 from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError
-from shoal.federation.flower.transport import Arrived, Mail
-from shoal.federation.messages import Parcel, Spoilt, Value
+from shoal.federation.flower.transport import Reply, Transport
+from shoal.federation.messages import InvalidMessage, Payload, Value
 from shoal.federation.roster import Member, Roster
 from shoal.federation.terms import END, ROUND, TERMS, Terms
-from shoal.federation.validation import Answer, Gate, Question, stacked
+from shoal.federation.validation import Request, SiteUpdate, Validator, stacked
 from shoal.gradients import Layout
 from shoal.mechanisms.setting import Setting
 from shoal.prepare import streams_of
 from shoal.random.secure_streams import grid, toward_zero
 from shoal.training.cohort import Cohort, Population, State, Sum
-from shoal.training.round import Updates, leaving
-from shoal.training.round_index import Moment
+from shoal.training.round import Updates, protected_updates
+from shoal.training.round_index import RoundIndex
 
-Tell = Callable[[str], None]
-Take = Callable[[Question, Parcel], None]
+Log = Callable[[str], None]
+Take = Callable[[Request, Payload], None]
 MOST_NAMES = 12  # in one line of words
 LISTEN = 0.01  # seconds between two looks at what has come
 LOOK = 0.2  # seconds between two looks at who is there
 GREETING = 600.0  # seconds that a site may take to read its data and agree
 LINGER = 10.0  # seconds at the end of a run for sites that are just coming back
-SPARE = 30.0  # seconds that a letter is kept beyond its deadline, so that a late answer is known as one
+SPARE = 30.0  # seconds that a message is kept beyond its deadline, so that a late answer is known as one
 
 
 @dataclass
-class Heard:
-    """What came of the letters of one round."""
+class Replies:
+    """What came of the messages of one round."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[SiteUpdate] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     sites: set[tuple[str, int | None]] = field(default_factory=set)
     received: int = 0
@@ -63,9 +63,9 @@ class RemoteCohort(Cohort):
         setting: Setting,
         layout: Layout,
         dataset: Dataset,
-        mail: Callable[[int], Mail],
+        transport: Callable[[int], Transport],
         names: dict[str, str],
-        tell: Tell,
+        log: Log,
     ) -> None:
         """Take up the post.
 
@@ -75,7 +75,7 @@ class RemoteCohort(Cohort):
             setting: What accounting needs to know, which is part of the terms.
             layout: Where each layer lies in the model's parameters.
             dataset: Held-out rows, and the shape and classes of everybody's.
-            mail: Makes what carries letters, given the most bytes that the vectors of an answer may have.
+            mail: Makes what carries messages, given the most bytes that the vectors of an answer may have.
             names: Those of sites whose keys are known, all who may come if there are any.
             tell: Is told in words what happens.
 
@@ -95,13 +95,15 @@ class RemoteCohort(Cohort):
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
         self._population, self._layout, self._dataset = population, layout, dataset
         self._seed = self.streams.seed if section.seeded else None
-        self._gate = Gate(config.algorithm, setting.parameters, section.largest, section.most_records)
-        self._mail, self._names, self._tell = mail(self._most_bytes), names, tell
+        self._validator = Validator(
+            config.algorithm, setting.parameters, section.max_update_norm, section.max_records
+        )
+        self._transport, self._names, self._log = transport(self._most_bytes), names, log
         self._done = 0
         self._greeted: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
-        self._turned_away: set[int] = set()
+        self._rejected: set[int] = set()
 
     @property
     def layout(self) -> Layout:
@@ -114,7 +116,7 @@ class RemoteCohort(Cohort):
     @property
     def _most_bytes(self) -> int:
         """Of the vectors in an answer."""
-        return self._gate.most_bytes
+        return self._validator.most_bytes
 
     def begin(self, run: Path, done: int) -> None:
         self._terms = Terms(
@@ -130,13 +132,13 @@ class RemoteCohort(Cohort):
         self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)
         self._complete = False
 
-    def ready(self, state: State, moment: Moment, stopped: Callable[[], bool]) -> bool:
+    def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
         """Wait for enough sites: before the first round for all that shall be there, later for a few."""
-        said, self._done = "", moment.t
+        said, self._done = "", index.t
         while not stopped():
-            self._listen(Heard(), {}, 0.0)
-            here = len(self._roster.here(self._mail.here()))
-            wanted = self._wanted(state, moment)
+            self._listen(Replies(), {}, 0.0)
+            here = len(self._roster.here(self._transport.here()))
+            wanted = self._wanted(state, index)
             if here >= wanted:
                 self._complete = True
                 self._roster.place()
@@ -144,81 +146,85 @@ class RemoteCohort(Cohort):
             limited = self._resumed and not self._complete
             limit = f", for {self.section.deadline:g} s at most" if limited else ""
             if said != (said := f"waiting for sites: {here} of {wanted} are there{limit}"):
-                self._tell(said)
+                self._log(said)
             time.sleep(0.05)
         return False
 
-    def _wanted(self, state: State, moment: Moment) -> int:
+    def _wanted(self, state: State, index: RoundIndex) -> int:
         """After a restart sites are given a deadline's time to come back."""
-        first = min(self.section.first or self.population.clients, self.population.clients)
+        first = min(self.section.min_sites_to_start or self.population.clients, self.population.clients)
         waited = time.monotonic() - self._started
         if self._complete or (self._resumed and waited > self.section.deadline):
-            return min(self.section.least, first)
+            return min(self.section.min_sites, first)
         return first
 
-    def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
-        heard, asked, self._done = Heard(), self._present(clients), moment.t
-        total = self._gather(heard, asked, params, state, moment)
-        self._tell_who(heard, len(asked))
+    def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
+        replies, asked, self._done = Replies(), self._present(clients), index.t
+        total = self._gather(replies, asked, params, state, index)
+        self._log_respondents(replies, len(asked))
         total.metrics = {
             "asked": len(asked),
-            "bad_updates": sum(report["what"] == "bad" for report in heard.reports),
+            "bad_updates": sum(report["what"] == "bad" for report in replies.reports),
             "bytes_sent": 4 * len(params) * len(asked),
-            "bytes_received": heard.received,
+            "bytes_received": replies.received,
         }
-        if heard.reports:
-            total.metrics["reports"] = heard.reports
+        if replies.reports:
+            total.metrics["reports"] = replies.reports
         return total
 
-    def _gather(self, heard: Heard, asked: list[int], params: Tensor, state: State, moment: Moment) -> Sum:
+    def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
         """The sum of what those who are asked answer."""
-        clip_norm = self._clip_norm(state, moment)
+        clip_norm = self._clip_norm(state, index)
 
-        def take(question: Question, answer: Parcel) -> None:
-            heard.answers.append(self._gate.check(question, answer, clip_norm))
+        def take(request: Request, answer: Payload) -> None:
+            replies.answers.append(self._validator.check(request, answer, clip_norm))
 
-        self._exchange(heard, ROUND, dict.fromkeys(asked, self._letter(params, state)), moment, take)
-        heard.answers.sort(key=lambda answer: answer.number)
-        return self._sum(heard.answers, params, state, clip_norm, moment)
+        self._exchange(replies, ROUND, dict.fromkeys(asked, self._message(params, state)), index, take)
+        replies.answers.sort(key=lambda answer: answer.number)
+        return self._sum(replies.answers, params, state, clip_norm, index)
 
-    def _clip_norm(self, state: State, moment: Moment) -> float:
+    def _clip_norm(self, state: State, index: RoundIndex) -> float:
         """The bound on an update, as far as it is known before any has come."""
         per_update = self.algorithm.per_update
-        if per_update is None or per_update.waits_for_cohort:
+        if per_update is None or per_update.needs_cohort_norms:
             return math.inf
-        return per_update.bound(state, moment.t, moment.total, None)
+        return per_update.bound(state, index.t, index.total, None)
 
     def _present(self, cohort: np.ndarray) -> list[int]:
         """Those of the cohort who are there."""
         self._roster.place()
         wanted = set(cohort.tolist())
-        return [m.number for m in self._roster.here(self._mail.here()) if m.number is not None and m.number in wanted]
+        return [
+            m.number for m in self._roster.here(self._transport.here()) if m.number is not None and m.number in wanted
+        ]
 
-    def _exchange(self, heard: Heard, kind: str, letters: Mapping[int, Parcel], moment: Moment, take: Take) -> None:
-        """Letters to sites, by number, and their answers by the deadline, each of which is handed over."""
-        posted: dict[int, Parcel] = {}
-        questions: dict[int, tuple[Question, Member]] = {}
-        for member in self._roster.here(self._mail.here()):
+    def _exchange(
+        self, replies: Replies, kind: str, messages: Mapping[int, Payload], index: RoundIndex, take: Take
+    ) -> None:
+        """Messages to sites, by number, and their answers by the deadline, each of which is handed over."""
+        posted: dict[int, Payload] = {}
+        requests: dict[int, tuple[Request, Member]] = {}
+        for member in self._roster.here(self._transport.here()):
             number, node = member.number, member.node
-            if number is not None and node is not None and number in letters:
-                question = Question(self._terms.run, self._terms.digest, number, moment, kind)
-                posted[node] = Parcel({**question.names, **letters[number].values}, letters[number].vectors)
-                questions[node] = question, member
-        sent = self._mail.send(posted, kind, self.section.deadline + SPARE)
-        waiting = {letter: questions[node] for letter, node in sent.items()}
-        self._listen(heard, waiting, self.section.deadline, take)
-        for question, member in waiting.values():
-            self._report(heard, member, "late", f"no answer to round {question.moment.t + 1} by the deadline")
-        self._mail.give_up(waiting)
+            if number is not None and node is not None and number in messages:
+                request = Request(self._terms.run, self._terms.digest, number, index, kind)
+                posted[node] = Payload({**request.names, **messages[number].values}, messages[number].vectors)
+                requests[node] = request, member
+        sent = self._transport.send(posted, kind, self.section.deadline + SPARE)
+        waiting = {message: requests[node] for message, node in sent.items()}
+        self._listen(replies, waiting, self.section.deadline, take)
+        for request, member in waiting.values():
+            self._report(replies, member, "late", f"no answer to round {request.index.t + 1} by the deadline")
+        self._transport.cancel(waiting)
 
-    def _letter(self, params: Tensor, state: State) -> Parcel:
+    def _message(self, params: Tensor, state: State) -> Payload:
         clip = state.get("clip")
-        return Parcel({} if clip is None else {"clip": float(clip)}, {"model": params})
+        return Payload({} if clip is None else {"clip": float(clip)}, {"model": params})
 
     def _listen(
         self,
-        heard: Heard,
-        waiting: dict[str, tuple[Question, Member]],
+        replies: Replies,
+        waiting: dict[str, tuple[Request, Member]],
         patience: float,
         take: Take = lambda _question, _answer: None,
     ) -> None:
@@ -227,100 +233,102 @@ class RemoteCohort(Cohort):
         here: dict[int, str] = {}
         while True:
             if time.monotonic() >= look:
-                here, look = self._mail.here(), time.monotonic() + LOOK
+                here, look = self._transport.here(), time.monotonic() + LOOK
                 self._greet(here)
-            for arrived in self._mail.arrived():
-                if arrived.letter in self._greeted:
-                    self._greeted.pop(arrived.letter)
-                    self._welcome(arrived)
-                elif arrived.letter in waiting:
-                    self._hear(heard, arrived, *waiting.pop(arrived.letter), take)
-            for letter, (_, member) in list(waiting.items()):
+            for reply in self._transport.replies():
+                if reply.message_id in self._greeted:
+                    self._greeted.pop(reply.message_id)
+                    self._admit(reply)
+                elif reply.message_id in waiting:
+                    self._hear(replies, reply, *waiting.pop(reply.message_id), take)
+            for message, (_, member) in list(waiting.items()):
                 if member.node not in here:
-                    del waiting[letter]
-                    self._mail.give_up([letter])
-                    self._report(heard, member, "gone", "the site went away in the middle of the round")
+                    del waiting[message]
+                    self._transport.cancel([message])
+                    self._report(replies, member, "gone", "the site went away in the middle of the round")
             if not waiting or time.monotonic() >= until:
                 return
             time.sleep(LISTEN)
 
-    def _hear(self, heard: Heard, arrived: Arrived, question: Question, member: Member, take: Take) -> None:
+    def _hear(self, replies: Replies, reply: Reply, request: Request, member: Member, take: Take) -> None:
         """One answer: it counts, or it is told of."""
-        heard.received += arrived.size
-        if arrived.lost:
-            self._report(heard, member, "gone", arrived.problem or "the letter was lost")
+        replies.received += reply.size
+        if reply.lost:
+            self._report(replies, member, "gone", reply.problem or "the message was lost")
             return
         try:
-            if arrived.parcel is None:
-                raise Spoilt(arrived.problem or "it cannot be read")
-            if "refused" in arrived.parcel.values:
-                self._report(heard, member, "refused", arrived.parcel.text("refused"))
-                if question.kind == ROUND:
+            if reply.payload is None:
+                raise InvalidMessage(reply.problem or "it cannot be read")
+            if "refused" in reply.payload.values:
+                self._report(replies, member, "refused", reply.payload.text("refused"))
+                if request.kind == ROUND:
                     member.agreed = False  # it is asked again for its consent
-                    self._turned_away.add(member.node or 0)
+                    self._rejected.add(member.node or 0)
                 return
-            take(question, arrived.parcel)
-            heard.sites.add((member.name, member.node))
-        except Spoilt as problem:
+            take(request, reply.payload)
+            replies.sites.add((member.name, member.node))
+        except InvalidMessage as problem:
             self._roster.strike(member)
-            out = "; it is left out from now on" if self._roster.left_out(member) else ""
-            self._report(heard, member, "bad", f"{problem}{out}")
+            out = "; it is left out from now on" if self._roster.excluded(member) else ""
+            self._report(replies, member, "bad", f"{problem}{out}")
 
-    def _report(self, heard: Heard, member: Member, what: str, why: str) -> None:
-        heard.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})
-        self._tell(f"round {self._done + 1}: site {member.name} (node {member.node}): {what}: {why}")
+    def _report(self, replies: Replies, member: Member, what: str, why: str) -> None:
+        replies.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})
+        self._log(f"round {self._done + 1}: site {member.name} (node {member.node}): {what}: {why}")
 
-    def _tell_who(self, heard: Heard, asked: int) -> None:
+    def _log_respondents(self, replies: Replies, asked: int) -> None:
         """Who answered, if it is not the same as a round before; not in the run's folder, for sampling hides it."""
-        if heard.sites != self._answered:
-            self._answered = heard.sites
-            names = sorted(name for name, _ in heard.sites)
+        if replies.sites != self._answered:
+            self._answered = replies.sites
+            names = sorted(name for name, _ in replies.sites)
             some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-            self._tell(f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
+            self._log(f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
 
     def _greet(self, here: dict[int, str]) -> None:
         """Send the terms to those who have not seen them."""
         known = {member.node for member in self._roster.members.values() if member.agreed}
         busy = set(self._greeted.values())
         self._identities |= here
-        self._turned_away &= set(here)
-        letters = {}
+        self._rejected &= set(here)
+        messages = {}
         for node in here:
-            if node not in known and node not in busy and node not in self._turned_away:
-                letters[node] = Parcel({"terms": self._terms.text, "round": self._done})
-        self._greeted |= self._mail.send(letters, TERMS, GREETING)
+            if node not in known and node not in busy and node not in self._rejected:
+                messages[node] = Payload({"terms": self._terms.text, "round": self._done})
+        self._greeted |= self._transport.send(messages, TERMS, GREETING)
 
-    def _welcome(self, arrived: Arrived) -> None:
+    def _admit(self, reply: Reply) -> None:
         """A site's word on the terms; one that refuses may be gone by now."""
-        if arrived.lost:
+        if reply.lost:
             return
-        identity = self._identities[arrived.node]
+        identity = self._identities[reply.node]
         name = self._names.get(identity, "")
         try:
-            if arrived.parcel is None:
-                raise Spoilt(arrived.problem or "it cannot be read")
-            if "refused" in arrived.parcel.values:
-                raise Spoilt(f"it refused: {arrived.parcel.text('refused')}")
-            arrived.parcel.require({"agreed", "name"}, {})
-            if arrived.parcel.text("agreed") != self._terms.digest:
-                raise Spoilt("it agreed to other terms")
-            name = name or arrived.parcel.text("name")[:64]
-            if self._roster.welcome(identity, name, arrived.node) is None:
-                raise Spoilt(f"all {self._roster.places} places (data.clients) are taken")
-            self._tell(f"site {name} (node {arrived.node}) has joined")
-        except Spoilt as problem:
-            self._turned_away.add(arrived.node)
-            self._tell(f"site {name or identity} (node {arrived.node}) does not take part: {problem}")
+            if reply.payload is None:
+                raise InvalidMessage(reply.problem or "it cannot be read")
+            if "refused" in reply.payload.values:
+                raise InvalidMessage(f"it refused: {reply.payload.text('refused')}")
+            reply.payload.require({"agreed", "name"}, {})
+            if reply.payload.text("agreed") != self._terms.digest:
+                raise InvalidMessage("it agreed to other terms")
+            name = name or reply.payload.text("name")[:64]
+            if self._roster.admit(identity, name, reply.node) is None:
+                raise InvalidMessage(f"all {self._roster.places} places (data.clients) are taken")
+            self._log(f"site {name} (node {reply.node}) has joined")
+        except InvalidMessage as problem:
+            self._rejected.add(reply.node)
+            self._log(f"site {name or identity} (node {reply.node}) does not take part: {problem}")
 
-    def _sum(self, answers: list[Answer], params: Tensor, state: State, clip_norm: float, moment: Moment) -> Sum:
+    def _sum(
+        self, answers: list[SiteUpdate], params: Tensor, state: State, clip_norm: float, index: RoundIndex
+    ) -> Sum:
         """The sum of what left the sites; where the method clips at the server, that is done here."""
         updates, norms = stacked(answers, params)
         per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
-        if self._gate.raw and per_update is not None:
-            if per_update.waits_for_cohort:
-                clip_norm = per_update.bound(state, moment.t, moment.total, norms)
+        if self._validator.raw and per_update is not None:
+            if per_update.needs_cohort_norms:
+                clip_norm = per_update.bound(state, index.t, index.total, norms)
             numbers = np.array([answer.number for answer in answers])
-            updates = leaving(self, Updates(numbers, updates, norms), clip_norm, moment)
+            updates = protected_updates(self, Updates(numbers, updates, norms), clip_norm, index)
         elif secure and self.algorithm.per_round is not None:
             updates = toward_zero(updates, grid(clip_norm))  # as sent, unless a site is up to something
         updates = updates.double() if secure else updates
@@ -341,13 +349,13 @@ class RemoteCohort(Cohort):
         said: dict[str, Value] = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
-            here = self._mail.here()
-            letters = {node: Parcel(said) for node in here if node not in told}
-            told |= set(letters)
-            waiting |= self._mail.send(letters, END, SPARE)
-            for arrived in self._mail.arrived():
-                waiting.pop(arrived.letter, None)
-            waiting = {letter: node for letter, node in waiting.items() if node in here}
+            here = self._transport.here()
+            messages = {node: Payload(said) for node in here if node not in told}
+            told |= set(messages)
+            waiting |= self._transport.send(messages, END, SPARE)
+            for reply in self._transport.replies():
+                waiting.pop(reply.message_id, None)
+            waiting = {message: node for message, node in waiting.items() if node in here}
             if not waiting and len(told) >= len(self._roster.members):
                 return
             time.sleep(LISTEN)

@@ -56,7 +56,7 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
 def make_site(folder: Path, name: str) -> tuple[Path, Path]:
     """A site's key pair: the private key stays here, the public key goes to the coordinator."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"a site's name is letters, digits, '.', '_' and '-', got {name!r}")
+        raise ConfigError(f"a site's name is messages, digits, '.', '_' and '-', got {name!r}")
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_existing([private, public])
     _make(folder)

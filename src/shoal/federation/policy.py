@@ -87,7 +87,7 @@ class Bounds:
 
 def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]]:
     """Bound, key and value of each term that an algorithm sets; of a schedule its least and greatest."""
-    yield "batch", "examples.batch", algorithm.examples.batch
+    yield "batch", "records.batch", algorithm.records.batch
     local = algorithm.local
     yield "steps", *(("local.epochs", local.epochs) if local.steps is None else ("local.steps", local.steps))
     clips = [("clip", key, text) for each in algorithm.mechanisms for key, text in each.scales().items()]

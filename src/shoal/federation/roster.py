@@ -41,7 +41,7 @@ class Roster:
             except (ValueError, TypeError) as error:
                 raise RunError(f"{self._path} cannot be read: {error}; put the right one back") from None
 
-    def welcome(self, identity: str, name: str, node: int) -> Member | None:
+    def admit(self, identity: str, name: str, node: int) -> Member | None:
         """A site has agreed; None where all places are taken (one that went before round 1 left its own)."""
         member = self.members.get(identity)
         if member is None:
@@ -74,13 +74,13 @@ class Roster:
             node = connected.get(identity)
             if node is None or node != member.node:
                 member.node, member.agreed = None, False
-        return [member for member in self.members.values() if member.agreed and not self.left_out(member)]
+        return [member for member in self.members.values() if member.agreed and not self.excluded(member)]
 
     def strike(self, member: Member) -> None:
         member.strikes += 1
         self.keep()
 
-    def left_out(self, member: Member) -> bool:
+    def excluded(self, member: Member) -> bool:
         return member.strikes >= self._most_strikes
 
     def keep(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from shoal.api import OnRound, OnStart, Result, carry_out, settings_of
 from shoal.config import Config
 from shoal.errors import ConfigError
-from shoal.federation.coordinator import RemoteCohort, Tell
-from shoal.federation.flower.transport import Grid, Mail
+from shoal.federation.coordinator import Log, RemoteCohort
+from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.terms import population, refuse_turns
@@ -30,7 +30,7 @@ def serve(
     config: str | Path | dict[str, Any] | None = None,
     *,
     names: dict[str, str] | None = None,
-    tell: Tell = lambda _words: None,
+    log: Log = lambda _words: None,
     overrides: Sequence[str] = (),
     resume: str | Path | None = None,
     runs: str | Path = "runs",
@@ -54,14 +54,14 @@ def serve(
     """
     started = time.perf_counter()
     settings = settings_of(config, data, model, overrides, {}, resume=resume, no_guarantee=no_guarantee)
-    settings, trainer = coordinator(settings, data, model, partial(Mail, grid), names or {}, tell)
+    settings, trainer = coordinator(settings, data, model, partial(Transport, grid), names or {}, log)
     return carry_out(
         settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round
     )
 
 
 def coordinator(
-    config: Config, data: Any, model: Any, mail: Callable[[int], Mail], names: dict[str, str], tell: Tell
+    config: Config, data: Any, model: Any, transport: Callable[[int], Transport], names: dict[str, str], log: Log
 ) -> tuple[Config, Trainer[RemoteCohort]]:
     """The configuration as it is played, and a trainer whose clients are sites."""
     section = config.federation
@@ -75,14 +75,14 @@ def coordinator(
     dataset, engine, sites = dataset_of(config, data), config.engine, population(config)
     config, module = with_model(config, dataset, model, sites)
 
-    device, per_example = pick_device(engine.device), config.algorithm.per_example is not None
+    device, per_record = pick_device(engine.device), config.algorithm.per_record is not None
     module = module.to(device)
-    net = network(module, dataset.train_x[:3], together=engine.together, per_example=per_example)
-    workers = Workers(device, engine.threads, side_by_side=net.together)
+    net = network(module, dataset.train_x[:3], batched=engine.batched, per_record=per_record)
+    workers = Workers(device, engine.threads, side_by_side=net.batched)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
-    cohort = make(config, sites, setting, net.layout, dataset, mail, names, tell)
+    cohort = make(config, sites, setting, net.layout, dataset, transport, names, log)
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
     refuse_unfit(config.algorithm, section, setting, setting.parameters)
     return config, trainer

@@ -24,10 +24,10 @@ from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, LedgerError, ShoalError
-from shoal.federation.consent import Purse, Refused, Unfit, Wishes
-from shoal.federation.messages import Parcel, Spoilt, Value
+from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit
+from shoal.federation.messages import InvalidMessage, Payload, Value
 from shoal.federation.policy import Bounds
-from shoal.federation.secagg.client import Desk
+from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, population
@@ -38,11 +38,11 @@ from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
 from shoal.training.local_training import VELOCITY
-from shoal.training.round import SimulatedCohort, leaving
-from shoal.training.round_index import Moment
+from shoal.training.round import SimulatedCohort, protected_updates
+from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import write_whole
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 AT_HOME = "something is amiss at the site; its own terminal says what"
 LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
@@ -61,7 +61,7 @@ class Owner:
     name: str
     folder: Path
     records: Callable[[Terms], Dataset]
-    wishes: Wishes = field(default_factory=Wishes)
+    requirements: Requirements = field(default_factory=Requirements)
     model: str | None = None
     key: ec.EllipticCurvePrivateKey | None = None
     peers: frozenset[bytes] | None = None
@@ -70,53 +70,53 @@ class Owner:
 
 
 class Site:
-    """Answers letters; `tell` is told in words what happens."""
+    """Answers messages; `tell` is told in words what happens."""
 
-    def __init__(self, owner: Owner, tell: Tell = lambda _words: None) -> None:
+    def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
         require_platform()
-        self.owner, self._tell = owner, tell
+        self.owner, self._log = owner, log
         self.ended: str | None = None
         self.refused: str | None = None
         self._terms: Terms | None = None
-        self._purse: Purse | None = None
+        self._site_ledger: SiteLedger | None = None
         self._cohort: SimulatedCohort | None = None
         self._dataset: Dataset | None = None
-        self._desk: Desk | None = None
+        self._secure: SecureAggregationClient | None = None
         self._number = -1
         self._state: State = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
 
-    def answer(self, kind: str, letter: Parcel) -> Parcel:
-        """The answer to a letter; a refusal is an answer too, and says why."""
+    def answer(self, kind: str, message: Payload) -> Payload:
+        """The answer to a message; a refusal is an answer too, and says why."""
         try:
             if kind == TERMS:
-                return self._agree(letter)
+                return self._agree(message)
             if kind == ROUND:
-                return self._train(letter)
+                return self._train(message)
             if kind in (KEYS, SHARES, CHECK, UNMASK):
-                return self._aggregate(kind, letter)
+                return self._aggregate(kind, message)
             if kind == END:
-                return self._finish(letter)
-            raise Spoilt(f"letters of kind {kind[:40]!r} are not known here")
-        except Exception as error:  # whatever a letter does, it must not end this site
+                return self._finish(message)
+            raise InvalidMessage(f"messages of kind {kind[:40]!r} are not known here")
+        except Exception as error:  # whatever a message does, it must not end this site
             known = isinstance(error, ShoalError | OSError)
-            self._tell(f"refused: {error}" if known else f"refused: {type(error).__name__}: {error}")
+            self._log(f"refused: {error}" if known else f"refused: {type(error).__name__}: {error}")
             self.refused = str(error) if kind == TERMS else None
-            repeated = {key: letter.values[key] for key in ("nonce",) if key in letter.values}
-            may_cross = isinstance(error, Spoilt | Refused | ConfigError) and not isinstance(error, Unfit)
-            return Parcel({"refused": str(error)[:500] if may_cross else AT_HOME, **repeated})
+            repeated = {key: message.values[key] for key in ("nonce",) if key in message.values}
+            may_cross = isinstance(error, InvalidMessage | Refused | ConfigError) and not isinstance(error, Unfit)
+            return Payload({"refused": str(error)[:500] if may_cross else AT_HOME, **repeated})
 
     def close(self) -> None:
-        if self._purse is not None:
-            self._purse.close()
-            self._purse = None
+        if self._site_ledger is not None:
+            self._site_ledger.close()
+            self._site_ledger = None
 
-    def _agree(self, letter: Parcel) -> Parcel:
+    def _agree(self, message: Payload) -> Payload:
         """Read the terms, check them against data, model and the owner's wishes."""
-        letter.require({"terms", "round"}, {})
-        terms = Terms.read(letter.text("terms"), self.owner.plugins)
-        if not 0 <= (begun := letter.number("round")) <= terms.setting.rounds:
-            raise Spoilt(f"there is no round {begun}")
+        message.require({"terms", "round"}, {})
+        terms = Terms.read(message.text("terms"), self.owner.plugins)
+        if not 0 <= (begun := message.number("round")) <= terms.setting.rounds:
+            raise InvalidMessage(f"there is no round {begun}")
         if self._terms is not None and self._terms.digest != terms.digest:
             # Whether data fit is told by yes or no: one answer a join, not as many as it takes to find out.
             raise Refused("other terms were agreed to here: a site joins again for another run")
@@ -125,8 +125,8 @@ class Site:
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             self._keep_progress(terms, self._progress(terms, begun))
-            self._tell(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
-        return Parcel({"agreed": terms.digest, "name": self.owner.name})
+            self._log(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
+        return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _take(self, terms: Terms) -> None:
         self.owner.bounds.refuse(terms)
@@ -136,10 +136,14 @@ class Site:
             raise Refused(f"it wants to import {settings.model!r} here; if you agree: --model {settings.model}")
         if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
             raise Refused("its terms count other clients or rounds than its configuration")
-        self._open(terms, self.owner.wishes)
+        self._open(terms, self.owner.requirements)
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
-        desk = Desk(terms, self.owner.key, self.owner.peers, self.owner.wishes) if secure else None
+        secagg = (
+            SecureAggregationClient(terms, self.owner.key, self.owner.peers, self.owner.requirements)
+            if secure
+            else None
+        )
         sizes = population(settings).sizes
         of_two_sizes_only = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size between
         if terms.setting.sizes != sizes or terms.setting.all_answer or of_two_sizes_only:
@@ -150,18 +154,18 @@ class Site:
         except (ShoalError, OSError) as error:
             raise Unfit(str(error)) from error
         if self._settle(terms):
-            self._open(terms, self.owner.wishes)
-        self._terms, self._dataset, self._cohort, self._desk = terms, dataset, None, desk
+            self._open(terms, self.owner.requirements)
+        self._terms, self._dataset, self._cohort, self._secure = terms, dataset, None, secagg
         self._state = self._kept_state(terms)
 
-    def _open(self, terms: Terms, wishes: Wishes) -> Purse:
+    def _open(self, terms: Terms, requirements: Requirements) -> SiteLedger:
         """The ledger, opened for these terms; Refused where they break a wish."""
         self.close()
         path, settings = self.owner.folder / LEDGER, terms.settings
         self._refuse_cut(path)
-        self._purse = Purse(path, self.owner.name, wishes, settings.budget.unit)
-        self._purse.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
-        return self._purse
+        self._site_ledger = SiteLedger(path, self.owner.name, requirements, settings.budget.unit)
+        self._site_ledger.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
+        return self._site_ledger
 
     def _settle(self, terms: Terms) -> bool:
         """Charge the planned rounds that are left of an earlier run whose end was never reported; were there any?
@@ -184,10 +188,10 @@ class Site:
         if old.digest == terms.digest:
             return False
         first, total = int(kept["next"]), old.setting.rounds
-        purse = self._open(old, Wishes())
-        purse.charge(algorithm, old.charged, range(first, total), records=int(kept["records"]))
+        site_ledger = self._open(old, Requirements())
+        site_ledger.charge(algorithm, old.charged, range(first, total), records=int(kept["records"]))
         self._write_progress(kept | {"next": total, "ended": True})
-        self._tell(f"run {old.run} never ended here: charged for its rounds {first + 1} to {total}")
+        self._log(f"run {old.run} never ended here: charged for its rounds {first + 1} to {total}")
         return True
 
     def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
@@ -196,19 +200,19 @@ class Site:
         if dataset.classes != terms.classes:
             raise Refused(f"classes here are {dataset.classes[:5]}..., the federation's {terms.classes[:5]}...")
         section, rows = terms.settings.federation, len(dataset.train_y)
-        few, many = section.fewest_records or 1, section.most_records or rows
+        few, many = section.min_records or 1, section.max_records or rows
         if not few <= rows <= many:
             raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
         algorithm = terms.settings.algorithm
-        largest = max(algorithm.examples.batch, LARGEST_BATCH)
-        if not terms.setting.sizes and algorithm.examples.varies:
-            widest = algorithm.examples.widest(rows)
+        largest = max(algorithm.records.batch, LARGEST_BATCH)
+        if not terms.setting.sizes and algorithm.records.varies:
+            widest = algorithm.records.widest(rows)
             if algorithm.per_step is not None and widest > largest:
                 raise Refused(
                     f"a step here may draw {widest:,} records, {largest:,} are counted on: "
-                    f"the coordinator must set federation.fewest_records and most_records"
+                    f"the coordinator must set federation.min_records and most_records"
                 )
-        steps = algorithm.local.steps or algorithm.examples.steps(rows, algorithm.local.epochs)
+        steps = algorithm.local.steps or algorithm.records.steps(rows, algorithm.local.epochs)
         self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
     def _own_cohort(self, terms: Terms, number: int) -> SimulatedCohort:
@@ -219,9 +223,9 @@ class Site:
         settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
         algorithm = settings.algorithm
         module = build(settings.model, terms.shape, len(terms.classes))
-        example_level = algorithm.per_example is not None
+        record_level = algorithm.per_record is not None
         noisy = algorithm.draws_noise
-        check(module, terms.shape, len(terms.classes), example_level=example_level, noisy_updates=noisy)
+        check(module, terms.shape, len(terms.classes), record_level=record_level, noisy_updates=noisy)
         for t in algorithm.different_rounds(rounds):
             algorithm.refuse_unfit(t, rounds, terms.setting.clients)
         cohort = SimulatedCohort.of(
@@ -241,48 +245,52 @@ class Site:
         self._cohort, self._number = cohort, number
         return cohort
 
-    def _train(self, letter: Parcel) -> Parcel:
+    def _train(self, message: Payload) -> Payload:
         """One round: charged, then trained, then what may cross."""
-        terms = self._agreed(letter)
-        moment, number = self._when(letter, terms)
-        letter.require(
-            {*REPEATED, *({"clip"} & set(letter.values)), *({"sealed"} if self._desk else ())},
+        terms = self._agreed(message)
+        index, number = self._when(message, terms)
+        message.require(
+            {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
             {"model": terms.parameters},
         )
         cohort = self._own_cohort(terms, number)
         if terms.seed is None:
             cohort = replace(cohort, streams=SecureStreams())  # a round that is asked for twice has no noise twice
-        state, algorithm = self._carried(letter), cohort.algorithm
-        algorithm.refuse_unfit(moment.t, moment.total, terms.setting.clients)
-        if self._desk is not None and algorithm.per_update is not None:
-            bound = algorithm.per_update.bound(state, moment.t, moment.total, None)
-            self._desk.take(letter, moment, number, bound)
-        assert self._purse is not None
-        first = min(self._progress(terms, moment.t), moment.t)
-        self._purse.charge(algorithm, terms.charged, range(first, moment.t), moment.t, self._records)
-        self._keep_progress(terms, moment.t + 1)
-        answer = self._learn(terms, cohort, letter, state, moment, number)
-        spent, delta = self._purse.epsilon(), self.owner.wishes.delta
-        cost = "" if spent is None else f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._purse.adjacency})"
-        self._tell(f"round {moment.t + 1}: answered{cost}")
+        state, algorithm = self._carried(message), cohort.algorithm
+        algorithm.refuse_unfit(index.t, index.total, terms.setting.clients)
+        if self._secure is not None and algorithm.per_update is not None:
+            bound = algorithm.per_update.bound(state, index.t, index.total, None)
+            self._secure.take(message, index, number, bound)
+        assert self._site_ledger is not None
+        first = min(self._progress(terms, index.t), index.t)
+        self._site_ledger.charge(algorithm, terms.charged, range(first, index.t), index.t, self._records)
+        self._keep_progress(terms, index.t + 1)
+        answer = self._learn(terms, cohort, message, state, index, number)
+        spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
+        cost = (
+            ""
+            if spent is None
+            else f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._site_ledger.adjacency})"
+        )
+        self._log(f"round {index.t + 1}: answered{cost}")
         return answer
 
-    def _finish(self, letter: Parcel) -> Parcel:
+    def _finish(self, message: Payload) -> Payload:
         """The run is over; rounds since the last one that was asked for here are charged too.
 
         But for those that the owner's budget does not pay for: asked for one of them, this site would have refused.
         """
-        self.ended = letter.text("why")
-        letter.require({"run", "terms", "why", "round"}, {})
-        terms = self._agreed(letter)
-        assert self._purse is not None
-        done = min(letter.number("round"), terms.setting.rounds)
+        self.ended = message.text("why")
+        message.require({"run", "terms", "why", "round"}, {})
+        terms = self._agreed(message)
+        assert self._site_ledger is not None
+        done = min(message.number("round"), terms.setting.rounds)
         first = self._progress(terms, done)
         count = done - first
         while count > 0:
             rounds = range(first, first + count)
             try:
-                self._purse.charge(terms.settings.algorithm, terms.charged, rounds, records=self._records)
+                self._site_ledger.charge(terms.settings.algorithm, terms.charged, rounds, records=self._records)
             except Refused:
                 count //= 2
                 continue
@@ -290,66 +298,66 @@ class Site:
             self._keep_progress(terms, first)
             count = min(count, done - first)
         self._keep_progress(terms, first, ended=True)
-        return Parcel({"name": self.owner.name})
+        return Payload({"name": self.owner.name})
 
-    def _aggregate(self, kind: str, letter: Parcel) -> Parcel:
-        """The letters of secure aggregation that ask for nothing of the data."""
-        terms = self._agreed(letter)
-        moment, number = self._when(letter, terms)
-        if self._desk is None:
-            raise Spoilt("the terms say nothing of secure aggregation")
-        return Parcel(_repeated(letter) | self._desk.answer(kind, letter, moment, number))
+    def _aggregate(self, kind: str, message: Payload) -> Payload:
+        """The messages of secure aggregation that ask for nothing of the data."""
+        terms = self._agreed(message)
+        index, number = self._when(message, terms)
+        if self._secure is None:
+            raise InvalidMessage("the terms say nothing of secure aggregation")
+        return Payload(_repeated(message) | self._secure.answer(kind, message, index, number))
 
-    def _agreed(self, letter: Parcel) -> Terms:
-        digest = letter.text("terms")
+    def _agreed(self, message: Payload) -> Terms:
+        digest = message.text("terms")
         if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest:
             self._take(kept)
-        if self._terms is None or self._terms.digest != digest or letter.text("run") != self._terms.run:
-            raise Spoilt("these are not the terms that were agreed to here")
+        if self._terms is None or self._terms.digest != digest or message.text("run") != self._terms.run:
+            raise InvalidMessage("these are not the terms that were agreed to here")
         return self._terms
 
-    def _when(self, letter: Parcel, terms: Terms) -> tuple[Moment, int]:
-        t, attempt, number = (letter.number(key) for key in ("round", "attempt", "number"))
+    def _when(self, message: Payload, terms: Terms) -> tuple[RoundIndex, int]:
+        t, attempt, number = (message.number(key) for key in ("round", "attempt", "number"))
         if not (0 <= t < terms.setting.rounds and attempt >= 0 and 0 <= number < terms.setting.clients):
-            raise Spoilt(f"there is no round {t}, attempt {attempt}, for client {number}")
-        letter.raw("nonce")
-        return Moment(t, terms.setting.rounds, attempt), number
+            raise InvalidMessage(f"there is no round {t}, attempt {attempt}, for client {number}")
+        message.raw("nonce")
+        return RoundIndex(t, terms.setting.rounds, attempt), number
 
-    def _carried(self, letter: Parcel) -> State:
+    def _carried(self, message: Payload) -> State:
         """What this round begins with; Spoilt or Refused where its model or its clip cannot be used."""
-        if not torch.isfinite(letter.vectors["model"]).all():
-            raise Spoilt("the model holds NaN or Inf")
-        self.owner.bounds.refuse_model(letter.vectors["model"])
-        if "clip" not in letter.values:
+        if not torch.isfinite(message.vectors["model"]).all():
+            raise InvalidMessage("the model holds NaN or Inf")
+        self.owner.bounds.refuse_model(message.vectors["model"])
+        if "clip" not in message.values:
             return dict(self._state)
-        clip = letter.real("clip")
+        clip = message.real("clip")
         self.owner.bounds.refuse_value("clip", "this round's clip", clip)
         return self._state | {"clip": torch.tensor(clip, dtype=torch.float64)}
 
     def _learn(
-        self, terms: Terms, cohort: SimulatedCohort, letter: Parcel, state: State, moment: Moment, number: int
-    ) -> Parcel:
+        self, terms: Terms, cohort: SimulatedCohort, message: Payload, state: State, index: RoundIndex, number: int
+    ) -> Payload:
         crossing, client = Crossing.of(cohort.algorithm), np.array([number])
-        params = letter.vectors["model"].to(cohort.federation.device)
+        params = message.vectors["model"].to(cohort.federation.device)
         per_update = cohort.algorithm.per_update
-        (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, moment), [client])
+        (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, index), [client])
         self._keep_state(terms, state)
         extras: dict[str, Value] = {}
         update, bound = part.updates, float("inf")
         if not crossing.raw:
-            bound = bound if per_update is None else per_update.bound(state, moment.t, moment.total, None)
+            bound = bound if per_update is None else per_update.bound(state, index.t, index.total, None)
             if crossing.below:
                 extras["below"] = int(part.norms[0] <= bound)
-            update = leaving(cohort, part, bound, moment)
-        if self._desk is not None:
+            update = protected_updates(cohort, part, bound, index)
+        if self._secure is not None:
             below = bool(extras.get("below"))
-            masked = self._desk.send(update[0], below, bound, moment, cohort.streams)
-            return Parcel(_repeated(letter), {"masked": masked})
+            masked = self._secure.send(update[0], below, bound, index, cohort.streams)
+            return Payload(_repeated(message), {"masked": masked})
         if crossing.share:
             extras["share"] = float(part.shares[0])
         if crossing.records:
             extras["records"] = self._records
-        return Parcel(_repeated(letter) | extras, {"update": update[0]})
+        return Payload(_repeated(message) | extras, {"update": update[0]})
 
     @property
     def _records(self) -> int:
@@ -357,7 +365,7 @@ class Site:
         return len(self._dataset.train_y)
 
     def _kept_terms(self) -> Terms | None:
-        """Those of before a restart; Flower as it is shipped starts a process for every letter."""
+        """Those of before a restart; Flower as it is shipped starts a process for every message."""
         path = self.owner.folder / AGREED
         if not path.exists():
             return None
@@ -381,8 +389,8 @@ class Site:
         self._write_progress({release.KEY: release.SITE} | kept)
 
     def _write_progress(self, kept: dict[str, Any]) -> None:
-        assert self._purse is not None
-        write_whole(self.owner.folder / PROGRESS, json.dumps(kept | {"ledger": self._purse.head}).encode())
+        assert self._site_ledger is not None
+        write_whole(self.owner.folder / PROGRESS, json.dumps(kept | {"ledger": self._site_ledger.head}).encode())
 
     def _refuse_cut(self, ledger: Path) -> None:
         """A ledger that lost its last lines, or was put back from a copy, would let the budget be spent twice."""
@@ -409,6 +417,6 @@ class Site:
             write_whole(self.owner.folder / MEMORY, save(self._state, metadata=notes))
 
 
-def _repeated(letter: Parcel) -> dict[str, Value]:
-    """What an answer repeats of its letter."""
-    return {key: letter.values[key] for key in REPEATED}
+def _repeated(message: Payload) -> dict[str, Value]:
+    """What an answer repeats of its message."""
+    return {key: message.values[key] for key in REPEATED}

@@ -16,13 +16,13 @@ from functools import cached_property
 from shoal.algorithms.base import Algorithm
 from shoal.config import Config, configure
 from shoal.errors import ConfigError, PluginError, ShoalError
-from shoal.federation.messages import Spoilt
+from shoal.federation.messages import InvalidMessage
 from shoal.mechanisms.setting import Setting
 from shoal.training.cohort import Population
 
 PROTOCOL = 3
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
-"""The kinds of letters, as Flower names message types."""
+"""The kinds of messages, as Flower names message types."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Terms:
         except PluginError:  # for the owner alone: it may tell what is on this machine
             raise
         except (ShoalError, ValueError, RecursionError) as error:
-            raise Spoilt(f"the configuration cannot be used here: {error}") from None
+            raise InvalidMessage(f"the configuration cannot be used here: {error}") from None
 
     @cached_property
     def text(self) -> str:
@@ -73,7 +73,7 @@ class Terms:
         counts |= {"parameters": self.parameters} | {f"sizes[{i}]": n for i, n in enumerate(self.setting.sizes)}
         for name, count in counts.items():
             if count < 1:
-                raise Spoilt(f"the terms' {name} must be >= 1, got {count}")
+                raise InvalidMessage(f"the terms' {name} must be >= 1, got {count}")
 
     @classmethod
     def read(cls, text: str, allowed: Collection[str] = ()) -> Terms:
@@ -81,7 +81,9 @@ class Terms:
         try:
             found = json.loads(text)
             if found.pop("protocol") != PROTOCOL:
-                raise Spoilt("the coordinator speaks another version of the protocol: use the same Shoal everywhere")
+                raise InvalidMessage(
+                    "the coordinator speaks another version of the protocol: use the same Shoal everywhere"
+                )
             setting = {each.name: found["setting"].pop(each.name) for each in fields(Setting)}
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
             if any(
@@ -102,10 +104,10 @@ class Terms:
                 allowed=allowed,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise Spoilt(f"the terms cannot be understood: {type(error).__name__}") from None
+            raise InvalidMessage(f"the terms cannot be understood: {type(error).__name__}") from None
         told.refuse_counts()
         if told.text != text:
-            raise Spoilt("the terms hold more than is known here: use the same Shoal everywhere")
+            raise InvalidMessage("the terms hold more than is known here: use the same Shoal everywhere")
         return told
 
 
@@ -125,11 +127,11 @@ class Crossing:
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> Crossing:
-        per_update, per_example = algorithm.per_update, algorithm.per_example
+        per_update, per_record = algorithm.per_update, algorithm.per_record
         return cls(
             raw=per_update is not None and per_update.leaves_raw,
             below=per_update is not None and per_update.counts,
-            share=per_example is not None and per_example.counts,
+            share=per_record is not None and per_record.counts,
             records=algorithm.aggregate.by_size,
         )
 
@@ -141,7 +143,7 @@ class Crossing:
 def population(config: Config) -> Population:
     """What is public of the sites: how many there are, and, if the configuration says so, their sizes."""
     section = config.federation
-    sizes = {size for size in (section.fewest_records, section.most_records) if size is not None}
+    sizes = {size for size in (section.min_records, section.max_records) if size is not None}
     return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True)
 
 

@@ -17,7 +17,7 @@ from shoal.gradients.deferred import DeferredLinearRule, capacity_for
 from shoal.gradients.layer_rule import Rule
 from shoal.gradients.layers import LinearRule, rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.losses import example_losses
+from shoal.gradients.losses import record_losses
 from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import all_digits
@@ -29,7 +29,7 @@ Left = Callable[[Product], bool]
 class BatchedNetwork:
     """A model whose layers all have rules."""
 
-    together = True
+    batched = True
 
     def __init__(self, module: nn.Module, layout: Layout, kernels: bool = True) -> None:
         self.layout = layout
@@ -43,7 +43,7 @@ class BatchedNetwork:
         self._bound.params, self._bound.tape = params, tape
         self._bound.anchor = params.new_zeros((), requires_grad=True)
         logits = self._module(x.flatten(0, 1))
-        torch.autograd.backward((example_losses(logits, y.flatten()) * weights.flatten()).sum())
+        torch.autograd.backward((record_losses(logits, y.flatten()) * weights.flatten()).sum())
         return tape
 
     @contextmanager
@@ -78,13 +78,13 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         if factors is not None:
-            self.accumulate_but(None, into, scale, factors)
+            self.accumulate_except(None, into, scale, factors)
             return
         for rule, saved, grad in self:
             rule.accumulate(saved, grad, into, scale)
 
     @torch.no_grad()
-    def accumulate_but(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+    def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         products = []
         for place, (rule, saved, grad) in enumerate(self):
             mine = factors[place if len(factors) > 1 else 0].to(grad.dtype)
@@ -104,7 +104,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         used = [entry for rule, _, _ in self for entry in rule.entries]
         if len(set(used)) < len(used):
-            raise ModelError("some parameters are used twice for one example; set engine.together=false")
+            raise ModelError("some parameters are used twice for one example; set engine.batched=false")
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
@@ -119,7 +119,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         self[:] = [(rule, finite(saved), finite(grad)) for rule, saved, grad in self]
         self._kept = finite(self._kept)
 
-    def examples(self) -> Tensor:
+    def records(self) -> Tensor:
         gradients = self._weights.new_zeros(self._weights.numel(), self._size)
         self.accumulate(gradients, 1.0)
         return gradients.view(*self._weights.shape, self._size)

@@ -115,9 +115,9 @@ class ThinConv2dRule(Conv2dRule):
         view = x.as_strided((n, c, *self.kernel, *self._output(x.shape)), strides)
         return view.reshape(n, c * self.kernel[0] * self.kernel[1], -1)
 
-    def _kernels(self, params: Tensor, examples: int) -> Tensor:
+    def _kernels(self, params: Tensor, records: int) -> Tensor:
         """Each example's weights, [N, O, patch]."""
-        return self.weight.of(params).flatten(2).repeat_interleave(examples // len(params), 0)
+        return self.weight.of(params).flatten(2).repeat_interleave(records // len(params), 0)
 
     def _add_kernel(self, kernel: Tensor, into: Tensor, scale: float) -> None:
         """Add [K, patch, O] to the weights."""

@@ -89,8 +89,8 @@ class TritonConv2dRule(Conv2dRule):
         if not isinstance(saved, Tensor):
             super()._accumulate(saved, grad, into, scale)
             return
-        examples, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
-        parts = max(n for n in range(1, examples + 1) if examples % n == 0 and (n == 1 or n * programs <= ENOUGH))
+        records, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
+        parts = max(n for n in range(1, records + 1) if records % n == 0 and (n == 1 or n * programs <= ENOUGH))
         gradients, _ = self._gradients(saved, grad, len(into) * parts)
         self._of(into).add_(gradients.view(len(into), parts, -1).sum(1), alpha=scale)
 

@@ -2,7 +2,7 @@
 
 `Network.backward` runs the model forward and backward for clients with a parameter vector each and returns
 a tape; `Tape.accumulate` then adds the gradient to any vectors, so that a plain SGD step needs no gradient
-in memory: `tape.accumulate(params, -lr)`. A tape of `network(module, per_example=True)` also knows the norm of
+in memory: `tape.accumulate(params, -lr)`. A tape of `network(module, per_record=True)` also knows the norm of
 every example's gradient, and can weigh the examples: clipping needs no gradient of an example in memory either.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shoal.errors import ModelError
 from shoal.gradients.batched import BatchedNetwork, rules_cover
 from shoal.gradients.layout import Layout
-from shoal.gradients.sequential import ExampleNetwork, SequentialNetwork
+from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 from shoal.random.normals import Product
 
 
@@ -30,13 +30,13 @@ class Tape(Protocol):
         """into[K, P] += scale x gradient."""
 
 
-class ExampleTape(Tape, Protocol):
+class RecordTape(Tape, Protocol):
     """The gradients of each client's examples, not yet written, nor even made."""
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x sum_b factors[layer, k, b] gradient[k, b]; factors [1, K, B] are for all layers."""
 
-    def accumulate_but(
+    def accumulate_except(
         self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
     ) -> list[Product]:
         """The same, but for products that are left to whoever adds noise to the same places in one go."""
@@ -48,7 +48,7 @@ class ExampleTape(Tape, Protocol):
     def squares(self) -> Tensor:
         """The squared norm of every example's gradient in each layer, [layers, K, B], in float64."""
 
-    def examples(self) -> Tensor:
+    def records(self) -> Tensor:
         """The gradients themselves, [K, B, P]."""
 
     def make_finite(self) -> None:
@@ -59,7 +59,7 @@ class Network(Protocol):
     """A model whose parameters are one vector [P] a client."""
 
     layout: Layout
-    together: bool
+    batched: bool
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
@@ -88,8 +88,8 @@ def network(
     module: nn.Module,
     sample: Tensor | None = None,
     *,
-    together: bool = True,
-    per_example: bool = False,
+    batched: bool = True,
+    per_record: bool = False,
     kernels: bool = True,
 ) -> Network:
     """Batched over clients where every layer has a rule, else sequential: one client (or example) after the other.
@@ -98,23 +98,23 @@ def network(
         module: The model.
         sample: Any few examples of the input. With them both ways are compared first, so that a model whose own code
             mixes examples, or reaches into a layer, is never trained wrongly.
-        together: Whether clients may be batched at all.
-        per_example: Whether tapes must know the norm of each example's gradient.
+        batched: Whether clients may be batched at all.
+        per_record: Whether tapes must know the norm of each example's gradient.
         kernels: Whether layers are computed in the way that is fastest on their device, else by plain products.
 
     Returns:
-        The network; its `together` says which way it is.
+        The network; its `batched` says which way it is.
     """
-    slow = ExampleNetwork if per_example else SequentialNetwork
+    slow = RecordNetwork if per_record else SequentialNetwork
     layout = Layout.of(module)
-    if not together or not rules_cover(module, layout):
+    if not batched or not rules_cover(module, layout):
         return slow(module)
-    if sample is not None and not _agree(module, sample, slow, per_example):
+    if sample is not None and not _agree(module, sample, slow, per_record):
         return slow(module)
     return BatchedNetwork(module, layout, kernels)
 
 
-def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per_example: bool) -> bool:
+def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per_record: bool) -> bool:
     """Do both ways give the same gradient, for two clients with different parameters and records? In float64.
 
     The weights are shaken first, since a layer that starts at zero would hide everything before it.
@@ -133,7 +133,7 @@ def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per
         try:
             tape = way.backward(params, x, y, weights)
             tape.accumulate(grads, 1.0)
-            found.append([grads, cast(ExampleTape, tape).squares().sum(0)] if per_example else [grads])
+            found.append([grads, cast(RecordTape, tape).squares().sum(0)] if per_record else [grads])
         except (RuntimeError, AttributeError, TypeError, IndexError, ModelError):
             return False
     return all(_close(ours, theirs) for ours, theirs in zip(*found, strict=True))

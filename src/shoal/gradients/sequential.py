@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, func, nn
 
 from shoal.gradients.layout import Layout
-from shoal.gradients.losses import example_losses
+from shoal.gradients.losses import record_losses
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.precision import all_digits
 from shoal.random.normals import Product
@@ -18,7 +18,7 @@ from shoal.random.normals import Product
 class SequentialNetwork:
     """One client after the other, by autograd: any model at all, also BatchNorm and Dropout."""
 
-    together = False
+    batched = False
 
     def __init__(self, module: nn.Module) -> None:
         self.layout = Layout.of(module)
@@ -35,7 +35,7 @@ class SequentialNetwork:
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """The gradient of every example's weighted loss, [K, B, P]."""
         gradients = params.new_zeros(*weights.shape, params.shape[1])
         for k, b in weights.nonzero().tolist():
@@ -49,7 +49,7 @@ class SequentialNetwork:
         for entry in trainable:
             views[entry.name] = views[entry.name].detach().requires_grad_()
         logits = func.functional_call(self._module, views, (x,))
-        loss = (example_losses(logits, y) * weights).sum()
+        loss = (record_losses(logits, y) * weights).sum()
         grads = torch.autograd.grad(loss, [views[e.name] for e in trainable], allow_unused=True)
         for entry, grad in zip(trainable, grads, strict=True):
             if grad is not None:
@@ -66,7 +66,7 @@ class SumTape:
         into.add_(self._vectors, alpha=scale)
 
 
-class ExampleNetwork(SequentialNetwork):
+class RecordNetwork(SequentialNetwork):
     """Every example's gradient by torch.func: slow, and right for any model that does not mix examples.
 
     Where vmap does not know an operation, one example after the other.
@@ -77,9 +77,9 @@ class ExampleNetwork(SequentialNetwork):
         self._vmapped = True
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
-        return GradientTape(self.layout, self.examples(params, x, y, weights))
+        return GradientTape(self.layout, self.records(params, x, y, weights))
 
-    def examples(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         if weights.numel() == 0:
             return params.new_zeros(*weights.shape, params.shape[1])
         if self._vmapped:
@@ -88,12 +88,12 @@ class ExampleNetwork(SequentialNetwork):
                 return gradients * weights.unsqueeze(2)
             except RuntimeError:
                 self._vmapped = False
-        return super().examples(params, x, y, weights)
+        return super().records(params, x, y, weights)
 
     def _of_client(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
         def loss(vector: Tensor, example: Tensor, label: Tensor) -> Tensor:
             logits = func.functional_call(self._module, self.layout.views(vector), (example.unsqueeze(0),))
-            return example_losses(logits, label.unsqueeze(0)).squeeze(0)
+            return record_losses(logits, label.unsqueeze(0)).squeeze(0)
 
         gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
         return gradients
@@ -115,7 +115,7 @@ class GradientTape:
                 total = weighed_sum(self._gradients[..., layer], weights)
             into[:, layer].add_(total, alpha=scale)
 
-    def accumulate_but(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+    def accumulate_except(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         self.accumulate(into, scale, factors)
         return []
 
@@ -124,7 +124,7 @@ class GradientTape:
         squares = torch.stack([row_norms(rows[:, layer]).square() for layer in self._layers])
         return squares.view(len(self._layers), *self._gradients.shape[:2])
 
-    def examples(self) -> Tensor:
+    def records(self) -> Tensor:
         return self._gradients
 
     def make_finite(self) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
-from shoal.mechanisms.mechanism import GradientClip, Layers, Memory, altered
-from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, Told
+from shoal.mechanisms.mechanism import GradientClip, Layers, State, altered
+from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, StepMetrics
 from shoal.mechanisms.schedules import require_scale
 from shoal.mechanisms.update_clipping import into_ball, row_norms, shrinking, weighed_sum
 from shoal.precision import all_digits
@@ -28,7 +28,7 @@ from shoal.random.normals import Normals
 
 @dataclass(frozen=True)
 class AdaClip(GradientClip):
-    """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise` itself."""
+    """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise_multiplier` itself."""
 
     h1: float = 1e-5
     h2: float = 1e-3
@@ -38,12 +38,12 @@ class AdaClip(GradientClip):
 
     def __post_init__(self) -> None:
         for name in ("h1", "h2"):
-            require_scale(f"per_example.{name}", getattr(self, name))
+            require_scale(f"per_record.{name}", getattr(self, name))
         if self.h1 > self.h2:
-            raise ConfigError(f"per_example.h1 must be at most h2, got {self.h1} and {self.h2}")
+            raise ConfigError(f"per_record.h1 must be at most h2, got {self.h1} and {self.h2}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"per_example.{name} must be in [0, 1), got {getattr(self, name)}")
+                raise ConfigError(f"per_record.{name} must be in [0, 1), got {getattr(self, name)}")
 
     def sanitiser(
         self,
@@ -51,23 +51,23 @@ class AdaClip(GradientClip):
         layers: Layers,
         noise: float,
         batch: int,
-        memory: Memory,
+        state: State,
         t: int,
         total: int,
         draw: Source,
     ) -> Sanitiser:
         return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)
 
-    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
+    def least(self, state: State, t: int, total: int, size: int) -> float:
         return float(self.h1 * size**0.5)
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
         return float(self.start(torch.zeros(1, size)).spread()[0, 0])
 
     def unclipped(self) -> Self:
-        def unclipped_sum(self: Self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
+        def unclipped_sum(self: Self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
             moved = (gradients - at.mean.unsqueeze(1)) / at.spread().unsqueeze(1)
-            return (moved * real.unsqueeze(2)).sum(1)
+            return (moved * mask.unsqueeze(2)).sum(1)
 
         found: Self = altered(self, clipped_sum=unclipped_sum)
         return found
@@ -80,7 +80,7 @@ class AdaClip(GradientClip):
         """What K clients with params [K, P] begin a round with."""
         return Coordinates(torch.zeros_like(params), torch.full_like(params, math.sqrt(self.h1 * self.h2)))
 
-    def clipped_sum(self, at: Coordinates, gradients: Tensor, real: Tensor) -> Tensor:
+    def clipped_sum(self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
         """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up.
 
         A coordinate that is too great for a float after the division counts as 0.
@@ -88,7 +88,7 @@ class AdaClip(GradientClip):
         spread = at.spread()
         moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
         moved.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
-        factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(real.shape) * real
+        factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(mask.shape) * mask
         with all_digits(moved):
             return weighed_sum(moved, factors).to(moved.dtype)
 
@@ -119,7 +119,7 @@ class AdaptiveCoordinates:
     def __init__(self, clip: AdaClip, noise: float, batch: float, source: Normals, params: Tensor) -> None:
         self.clip, self.noise, self.batch, self.source = clip, noise, batch, source
         self.at = clip.start(params)
-        self.told = Told.nothing(params)
+        self.metrics = StepMetrics.nothing(params)
 
     @property
     def values(self) -> tuple[object, ...]:
@@ -130,19 +130,19 @@ class AdaptiveCoordinates:
         self.source.begin(other.source)
         self.at.mean.copy_(other.at.mean)
         self.at.scale.copy_(other.at.scale)
-        self.told.clear()
+        self.metrics.clear()
 
-    def spoilt(self, tape: Gradients) -> Tensor:
+    def non_finite(self, tape: Gradients) -> Tensor:
         return ~tape.squares().sum(0).isfinite()
 
-    def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
-        self.told.spoilt += self.spoilt(tape).sum()
-        noisy = total = self.clip.clipped_sum(self.at, tape.examples(), real)
+    def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
+        self.metrics.non_finite += self.non_finite(tape).sum()
+        noisy = total = self.clip.clipped_sum(self.at, tape.records(), mask)
         if self.noise:
             noisy = torch.zeros_like(total)
-            self.source.add(noisy, self.noise * moving, total)
+            self.source.add(noisy, self.noise * active, total)
         gradient = self.clip.gradient(self.at, noisy, self.noise, self.batch)
-        return _Vectors(gradient * moving.unsqueeze(1))
+        return _Vectors(gradient * active.unsqueeze(1))
 
 
 @dataclass

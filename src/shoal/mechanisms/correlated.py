@@ -29,7 +29,7 @@ from shoal.accounting.events import Event, Unbounded
 from shoal.accounting.theorems import Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.gaussian import Gaussian, gaussian_like
-from shoal.mechanisms.mechanism import Memory, Round, UpdateMechanism
+from shoal.mechanisms.mechanism import Round, State, UpdateMechanism
 from shoal.mechanisms.sampling import Clients
 from shoal.random.secure_streams import FINEST, SecureGenerator, charged, grid, on_grid
 
@@ -59,17 +59,17 @@ class Correlated(Gaussian):
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"per_round.momentum must be in [0, 1), got {self.momentum}")
 
-    def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
+    def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, where the sum is already."""
         secure = isinstance(generator, SecureGenerator) and z > 0
         like = total.double() if secure else total
-        past = memory.get(PAST, like.new_zeros(0, like.numel())).to(like)
+        past = state.get(PAST, like.new_zeros(0, like.numel())).to(like)
         back = torch.as_tensor(self.coefficients()[1 : len(past) + 1]).to(like) @ past * -bound
         if isinstance(generator, SecureGenerator) and secure:
             added = _on_fine_grid(back, z * bound, grid(bound), generator)
         else:
             added = back + gaussian_like(like, z * bound, generator)
-        memory[PAST] = torch.cat([added.unsqueeze(0) / bound, past])[: self.bands - 1]
+        state[PAST] = torch.cat([added.unsqueeze(0) / bound, past])[: self.bands - 1]
         return (total + added).to(total.dtype)
 
     def coefficients(self) -> Array:

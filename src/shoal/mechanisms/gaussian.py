@@ -1,7 +1,7 @@
 """Gaussian noise: how much, where the numbers come from, and what it is worth.
 
-The scale is always `noise` x the sensitivity that a clip carries with it (never a bare sigma), so that what
-is added and what is accounted cannot drift apart.
+The scale is always `noise_multiplier` x the sensitivity that a clip carries with it (never a bare sigma), so that
+what is added and what is accounted cannot drift apart.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shoal.mechanisms.mechanism import (
     NO_NOISE,
     RAW,
     GradientClip,
-    Memory,
     Round,
     RoundNoise,
+    State,
     StepMechanism,
 )
 from shoal.mechanisms.schedules import Schedule, parse
@@ -51,20 +51,20 @@ class Gaussian(RoundNoise):
     secure aggregation, which shows the server nothing but the sum. A simulation adds it to the sum either way.
     """
 
-    noise: str | float = 1.0
+    noise_multiplier: str | float = 1.0
     at: Literal["server", "shared"] = field(default="server", kw_only=True)
 
     def __post_init__(self) -> None:
-        if min(parse(self.noise).values(100)) < 0:
-            raise ConfigError(f"per_round.noise must be >= 0, got {self.noise}")
+        if min(parse(self.noise_multiplier).values(100)) < 0:
+            raise ConfigError(f"per_round.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
-        return parse(self.noise)
+        return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int) -> float:
-        return multiplier("per_round.noise", self.noise, t, total)
+        return multiplier("per_round.noise_multiplier", self.noise_multiplier, t, total)
 
-    def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
+    def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum with this round's noise of z x bound; this one remembers nothing."""
         return add_to_sum(total, z * bound, bound, generator)
 
@@ -93,7 +93,7 @@ class Gaussian(RoundNoise):
         turn = round.clients.turns(round.setting.clients)
         cost = cyclic.price(self, *round.when, turn, round.again, rounding)
         cost *= (z / round.counted(z)) ** 2
-        copies = round.setting.multiplicity if unit == "example" else 1
+        copies = round.setting.multiplicity if unit == "record" else 1
         return events.Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
 
     def coefficients(self) -> npt.NDArray[np.float64]:
@@ -109,31 +109,32 @@ class Gaussian(RoundNoise):
 class StepNoise(StepMechanism):
     """Boundary `per_step`: noise in every local step, on the sum of the batch's clipped gradients.
 
-    004 says three things of its scale, with sigma = `noise`, S the sensitivity and B the batch: on the mean of the
-    batch N(0, (sigma S)^2) (`algorithm1`), on each record and then averaged (`per-example`), or as DP-SGD does it,
-    N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise whatever the batch that was drawn.
+    Wei et al. (2023) say three things of its scale, with sigma = `noise_multiplier`, S the sensitivity and B the
+    batch: on the mean of the batch N(0, (sigma S)^2) (`algorithm1`), on each record and then averaged
+    (`per-example`), or as DP-SGD does it, N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise
+    whatever the batch that was drawn.
 
     Whoever sees the released model is taken to know who took part: the choice of clients protects a record only where
     nobody can tell, and a client's other records usually do. So the server, and someone who watches the local steps,
     see no more than that: one event for all three.
     """
 
-    noise: str | float = 1.0
+    noise_multiplier: str | float = 1.0
     placement: Literal["dp-sgd", "per-example", "algorithm1"] = "dp-sgd"
 
     def __post_init__(self) -> None:
-        if min(parse(self.noise).values(100)) < 0:
-            raise ConfigError(f"per_step.noise must be >= 0, got {self.noise}")
+        if min(parse(self.noise_multiplier).values(100)) < 0:
+            raise ConfigError(f"per_step.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
-        return parse(self.noise)
+        return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int, batch: float) -> float:
         times = {"dp-sgd": 1.0, "per-example": math.sqrt(batch), "algorithm1": batch}[self.placement]
-        return times * multiplier("per_step.noise", self.noise, t, total)
+        return times * multiplier("per_step.noise_multiplier", self.noise_multiplier, t, total)
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
-        clip = round.per_example
+        clip = round.per_record
         if clip is None:
             return Unbounded("gradients are not clipped: one record can move a step by any amount")
         if clip.unproven is not None:
@@ -143,9 +144,9 @@ class StepNoise(StepMechanism):
             return NO_NOISE
         if round.clients.in_turn:
             return IN_TURN
-        copies = round.setting.multiplicity if unit == "example" else 1
+        copies = round.setting.multiplicity if unit == "record" else 1
         rate = round.clients.rate(*round.when, round.setting.clients, copies)
-        if unit == "example":
+        if unit == "record":
             return self._of_a_record(round, rate, z)
         return self._of_a_client(round, rate, z, observer)
 
@@ -158,11 +159,11 @@ class StepNoise(StepMechanism):
         Where records are counted too, their noise makes that on gradients more than z, and so are the steps of its
         grid.
         """
-        setting, batch = round.setting, round.examples.batch
+        setting, batch = round.setting, round.records.batch
         z = self.multiplier(*round.when, batch)
         if not setting.secure or z == 0:
             return z
-        z /= 1 + 2.0**-9 + max(batch, round.examples.most(setting.sizes)) * 2.0**-23
+        z /= 1 + 2.0**-9 + max(batch, round.records.most(setting.sizes)) * 2.0**-23
         drawn = clip.update_noise(z, batch)
         share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn
         return z * min(share, 1 / (1 + clip.count_rounding(batch)))
@@ -175,7 +176,7 @@ class StepNoise(StepMechanism):
         found, copies = round.uses, round.setting.multiplicity
         if not found:
             return Unbounded("how many records a client has is not known, so neither is how often one is used")
-        worst, found = round.examples.event(rate, z, found)
+        worst, found = round.records.event(rate, z, found)
         if copies > 1:
             return OnClients(copies, worst)
         return worst if len(found) == 1 else BySize(worst, tuple(found))
@@ -185,11 +186,11 @@ class StepNoise(StepMechanism):
 
         Such noise was made for one record. The figure is true, and far too large to protect anybody.
         """
-        examples, sizes = round.examples, round.setting.sizes
-        if not sizes and (examples.varies or round.steps is None):
+        records, sizes = round.records, round.setting.sizes
+        if not sizes and (records.varies or round.steps is None):
             return Unbounded("how many records a client has is not known, nor how far all of them move a step")
-        most = examples.most(sizes)
-        steps = {round.steps or examples.steps(max(1, size), round.epochs) for size in sizes or (1,)}
+        most = records.most(sizes)
+        steps = {round.steps or records.steps(max(1, size), round.epochs) for size in sizes or (1,)}
         if len(steps) > 1 or (round.by_size and len(sizes) != 1):
             return Unbounded("clients of several sizes add noise of several amounts, which tell their sizes")
         if observer != "release":

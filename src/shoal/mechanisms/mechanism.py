@@ -2,12 +2,12 @@
 
 The engine, the accountant, the audit, the attacks and a federation ask a mechanism; none of them knows its class. To
 write one of your own, derive a frozen dataclass from the base class of its boundary and write what that one's
-docstring names; everything else has a default. Its fields are keys of the configuration (`per_update.clip`).
+docstring names; everything else has a default. Its fields are keys of the configuration (`per_update.clip_norm`).
 
     boundary        base class          ready to derive from
     clients         sampling.Clients
-    examples        sampling.Examples
-    per_example     GradientClip        example_clip.FactorClip: clips that multiply each layer by a factor
+    records         sampling.Records
+    per_record      GradientClip        record_clipping.FactorClip: clips that multiply each layer by a factor
     per_step        StepMechanism       noise.StepNoise
     per_update      UpdateMechanism     clip.Clipping: clips by a public bound
     per_round       RoundNoise          noise.Gaussian
@@ -24,15 +24,15 @@ import numpy as np
 from torch import Tensor
 
 from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
-from shoal.accounting.theorems import Neighbours, Observer, Unit
+from shoal.accounting.theorems import Adjacency, Observer, Unit
 from shoal.errors import ConfigError
-from shoal.mechanisms.sampling import Clients, Examples
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.sanitiser import Sanitiser, Source
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.random.secure_streams import FINE, charged
 
-Memory = MutableMapping[str, Tensor]
+State = MutableMapping[str, Tensor]
 """What is remembered from round to round; the bound of a clip that adapts is under `clip`."""
 Layers = Mapping[str, slice]
 """Where each layer's numbers lie in a flat vector, by the layer's name: together they are all of it."""
@@ -41,7 +41,7 @@ Draw = Callable[[int], np.random.Generator]
 Bound = float | Tensor
 """A clip's bound as a number, or as one that lies on a device."""
 
-NEIGHBOURS: dict[Unit, Neighbours] = {"client": "zero-out", "example": "replace-one"}
+ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one"}
 """A client contributes nothing, and its place among K stays. A record of a client is another one."""
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
@@ -61,15 +61,15 @@ class Mechanism:
 
     def with_noise(self, noise: Schedule) -> Self:
         """The same with other noise; of mechanisms that have a `noise_schedule`."""
-        return replace(self, noise=noise.written())  # type: ignore[type-var]
+        return replace(self, noise_multiplier=noise.written())  # type: ignore[type-var]
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """All that may change from round to round: its fields `clip` and `noise`."""
-        return tuple(parse(getattr(self, name)) for name in ("clip", "noise") if hasattr(self, name))
+        """All that may change from round to round: its fields `clip_norm` and `noise_multiplier`."""
+        return tuple(parse(getattr(self, name)) for name in ("clip_norm", "noise_multiplier") if hasattr(self, name))
 
     def scales(self) -> dict[str, str | float]:
         """The settings, by key, that a site's policy holds within its bounds on clips."""
-        return {f"{self.section}.clip": self.clip} if hasattr(self, "clip") else {}
+        return {f"{self.section}.clip_norm": self.clip_norm} if hasattr(self, "clip_norm") else {}
 
     def recounted(self, change: Callable[[float], float]) -> Self:
         """The same with other noise on its count, if it counts."""
@@ -80,14 +80,14 @@ class Mechanism:
 
 
 class GradientClip(Mechanism):
-    """Boundary `per_example`: what happens to one record's gradient inside its client.
+    """Boundary `per_record`: what happens to one record's gradient inside its client.
 
-    To write one that multiplies each layer of a gradient by a factor, derive from `example_clip.FactorClip` and write
-    `bound` (what noise is scaled to: by how much, at most, one record moves a batch's sum) and `factors`. Any other
-    writes `sanitiser`, `least`, `sensitivity_at_start`, `unclipped` and `replay`, and sets `unproven` to None.
+    To write one that multiplies each layer of a gradient by a factor, derive from `record_clipping.FactorClip` and
+    write `bound` (what noise is scaled to: by how much, at most, one record moves a batch's sum) and `factors`. Any
+    other writes `sanitiser`, `least`, `sensitivity_at_start`, `unclipped` and `replay`, and sets `unproven` to None.
     """
 
-    section: ClassVar[str] = "per_example"
+    section: ClassVar[str] = "per_record"
     unproven: ClassVar[str | None] = "nothing says how far one record can move a step"
     """Why nothing is proven by noise on what it clips; None where its bound holds, and is no secret of the data."""
     unproven_for_clients: ClassVar[str | None] = None
@@ -101,7 +101,7 @@ class GradientClip(Mechanism):
         layers: Layers,
         noise: float,
         batch: int,
-        memory: Memory,
+        state: State,
         t: int,
         total: int,
         draw: Source,
@@ -120,11 +120,11 @@ class GradientClip(Mechanism):
         """
         raise NotImplementedError
 
-    def public_bound(self, memory: Memory, t: int, total: int) -> float | None:
+    def public_bound(self, state: State, t: int, total: int) -> float | None:
         """The bound of round t, the same for all records; None where there is no such number."""
         return None
 
-    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
+    def least(self, state: State, t: int, total: int, size: int) -> float:
         """The bound of round t, or the least that it may be, for so many parameters."""
         raise NotImplementedError
 
@@ -144,7 +144,7 @@ class GradientClip(Mechanism):
         """By which share more than 1/2 one record moves a count that is rounded (secure mode)."""
         return 0.0
 
-    def adapt(self, memory: Memory, share: float) -> None:
+    def adapt(self, state: State, share: float) -> None:
         """Set the next round's bound, from the noisy share of gradients that were within it."""
 
     def most_share(self) -> float:
@@ -195,7 +195,7 @@ class UpdateMechanism(Mechanism):
     """
 
     section: ClassVar[str] = "per_update"
-    waits_for_cohort: ClassVar[bool] = False
+    needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
     unproven: ClassVar[str | None] = UNCLIPPED
     """Why nothing is proven by noise on what leaves; None where its bound holds, and is no secret of the data."""
@@ -204,15 +204,15 @@ class UpdateMechanism(Mechanism):
     draws_noise: ClassVar[bool] = False
     """Does it draw random numbers, which must never be drawn twice?"""
 
-    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+    def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
         """The norm, at most, of an update of round t as it leaves; `norms` are the cohort's, if it waits for them."""
         return math.inf
 
     def public_bound(self, t: int, total: int) -> float | None:
         """The bound of round t as far as it is known before the first; None where it follows from the data."""
-        return None if self.waits_for_cohort else self.bound({}, t, total, None)
+        return None if self.needs_cohort_norms else self.bound({}, t, total, None)
 
-    def leave(
+    def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
         """The updates [k, P] of a slice of clients as they enter the sum; may overwrite them.
@@ -253,7 +253,7 @@ class UpdateMechanism(Mechanism):
         return 0.0
 
     def adapt(
-        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+        self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
     ) -> None:
         """Set the next round's bound, from how many of the clients' norms were within this one's.
 
@@ -269,7 +269,7 @@ class UpdateMechanism(Mechanism):
     @property
     def leaves_raw(self) -> bool:
         """Is it applied by the server, which sees each update as it was trained?"""
-        return self.waits_for_cohort
+        return self.needs_cohort_norms
 
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
         """The norm, at most, that an honest update of so many parameters has as it leaves."""
@@ -317,7 +317,7 @@ class RoundNoise(Mechanism):
         """The noise of round t, in units of the bound."""
         raise NotImplementedError
 
-    def add(self, total: Tensor, z: float, bound: float, memory: Memory, generator: np.random.Generator) -> Tensor:
+    def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates with this round's noise of z x bound."""
         raise NotImplementedError
 
@@ -349,12 +349,12 @@ class Round:
     t: int
     again: bool
     clients: Clients
-    examples: Examples
+    records: Records
     steps: int | None
     epochs: int
     remembers: bool
     by_size: bool
-    per_example: GradientClip | None
+    per_record: GradientClip | None
     per_step: StepMechanism | None
     per_update: UpdateMechanism | None
     per_round: RoundNoise | None
@@ -382,7 +382,7 @@ class Round:
     @property
     def uses(self) -> list[Use]:
         """How often a client uses a record, by its size."""
-        return self.examples.uses(self.setting, self.steps, self.epochs)
+        return self.records.uses(self.setting, self.steps, self.epochs)
 
     def counted(self, noise: float) -> float:
         """What of noise on updates counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
@@ -403,7 +403,7 @@ class Round:
         noise = self.counted(noise)
         if noise == 0:
             return NO_NOISE
-        if unit == "example" and self.setting.multiplicity > 1:
+        if unit == "record" and self.setting.multiplicity > 1:
             # Its copies change that many updates of one round, whoever of them was sampled.
             return Gaussian(noise / self.setting.multiplicity)
         return self.clients.amplified(Gaussian(noise), self.rate, self.remembers)
@@ -417,9 +417,9 @@ class Round:
         noise = self.counted(noise)
         if noise == 0:
             return NO_NOISE
-        if unit == "example" and self.setting.multiplicity > 1:
+        if unit == "record" and self.setting.multiplicity > 1:
             return Gaussian(noise / self.setting.multiplicity)
-        change = noise if NEIGHBOURS[unit] == "replace-one" else noise / 2
+        change = noise if ADJACENCIES[unit] == "replace-one" else noise / 2
         return TwoLevel(self.rate, 1.0, 1, change, local="none", participation="visible")
 
 

@@ -1,4 +1,4 @@
-"""What happens to one record's gradient inside its client (boundary `per_example`).
+"""What happens to one record's gradient inside its client (boundary `per_record`).
 
 A batch's gradient is sum_b factor_b g_b, so that one record moves it by at most the `sensitivity`, in whose units
 the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B, in float64, where no
@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from shoal.mechanisms.mechanism import Bound, GradientClip, Layers, Memory, altered
-from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, Told
+from shoal.mechanisms.mechanism import Bound, GradientClip, Layers, State, altered
+from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, StepMetrics
 from shoal.mechanisms.schedules import require_scales, scale_in
 from shoal.mechanisms.update_clipping import Quantile, shrinking
 from shoal.random.normals import Normals, Product
@@ -33,7 +33,7 @@ class FactorClip(GradientClip):
 
     unproven: ClassVar[str | None] = None
 
-    def bound(self, memory: Memory, t: int, total: int) -> float:
+    def bound(self, state: State, t: int, total: int) -> float:
         """What noise is scaled to in round t: what one record may move the sum of a batch by, but for `excess`."""
         raise NotImplementedError
 
@@ -54,23 +54,23 @@ class FactorClip(GradientClip):
         """What the noise is scaled to, for each client: [K]."""
         return squares.new_ones(squares.shape[1]) * bound
 
-    def count(self, squares: Tensor, real: Tensor, bound: Bound) -> Tensor:
+    def count(self, squares: Tensor, mask: Tensor, bound: Bound) -> Tensor:
         """Of each client [K], how many more records than half of its batch are below the bound, if it `counts`.
 
         `real` [K, B] is 0 where a batch is only filled up.
         """
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
-        return (below * real).sum(1)
+        return (below * mask).sum(1)
 
     def count_scale(self, batch: float) -> float:
         """The noise on the count of a batch."""
         return 0.0
 
-    def public_bound(self, memory: Memory, t: int, total: int) -> float:
-        return self.bound(memory, t, total)
+    def public_bound(self, state: State, t: int, total: int) -> float:
+        return self.bound(state, t, total)
 
-    def least(self, memory: Memory, t: int, total: int, size: int) -> float:
-        return self.bound(memory, t, total)
+    def least(self, state: State, t: int, total: int, size: int) -> float:
+        return self.bound(state, t, total)
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
         return self.bound({}, 0, 1) * self.excess(layers)
@@ -81,7 +81,7 @@ class FactorClip(GradientClip):
         layers: Layers,
         noise: float,
         batch: int,
-        memory: Memory,
+        state: State,
         t: int,
         total: int,
         draw: Source,
@@ -90,13 +90,13 @@ class FactorClip(GradientClip):
         return ClippedByFactors(
             self,
             layers,
-            params.new_tensor(self.bound(memory, t, total)),
+            params.new_tensor(self.bound(state, t, total)),
             params.new_tensor(noise) if noise else None,
             batch,
             draw("step noise", params),
             draw("step count", params[:, :1]) if self.counts else None,
             torch.zeros_like(params) if noise else None,
-            Told.nothing(params),
+            StepMetrics.nothing(params),
         )
 
     def unclipped(self) -> Self:
@@ -115,7 +115,7 @@ class FactorClip(GradientClip):
         return torch.cat([vectors[:, place] * factor.unsqueeze(1) for place, factor in places], dim=1)
 
 
-class ExampleClipping(FactorClip):
+class RecordClipping(FactorClip):
     """What the clips of the papers share: a bound C, on the whole gradient or on its layers.
 
     `flat`: the whole gradient has norm C at most. `split`: each of M layers C/sqrt(M), so that the whole has C too.
@@ -142,21 +142,21 @@ class ExampleClipping(FactorClip):
 
 
 @dataclass(frozen=True)
-class ExampleClip(ExampleClipping):
+class RecordClip(RecordClipping):
     """A public bound, constant or on a schedule over the rounds."""
 
-    clip: str | float = 1.0
+    clip_norm: str | float = 1.0
     layers: Scope = "flat"
 
     def __post_init__(self) -> None:
-        require_scales("per_example.clip", self.clip)
+        require_scales("per_record.clip_norm", self.clip_norm)
 
-    def bound(self, memory: Memory, t: int, total: int) -> float:
-        return scale_in("per_example.clip", self.clip, t, total)
+    def bound(self, state: State, t: int, total: int) -> float:
+        return scale_in("per_record.clip_norm", self.clip_norm, t, total)
 
 
 @dataclass(frozen=True)
-class MaxClip(ExampleClip):
+class MaxClip(RecordClip):
     """Fed-alphaCDP (004): noise is scaled to the greatest clipped norm in the batch, over records and layers."""
 
     layers: Scope = "each"
@@ -170,12 +170,12 @@ class MaxClip(ExampleClip):
         clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
         return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
 
-    def presumed(self) -> ExampleClip:
-        return ExampleClip(self.clip, self.layers)
+    def presumed(self) -> RecordClip:
+        return RecordClip(self.clip_norm, self.layers)
 
 
 @dataclass(frozen=True)
-class QuantileExampleClip(Quantile, ExampleClipping):
+class QuantileRecordClip(Quantile, RecordClipping):
     """The bound follows a quantile of the gradients' norms, found with noise (Andrew et al. 2021, in each step).
 
     In every step each client counts, with noise, the records whose norm is below the bound; the mean of these
@@ -183,19 +183,19 @@ class QuantileExampleClip(Quantile, ExampleClipping):
     """
 
     layers: Scope = "flat"
-    section: ClassVar[str] = "per_example"
+    section: ClassVar[str] = "per_record"
     unproven_for_clients: ClassVar[str | None] = (
         "the clip of gradients follows counts, with noise that is made for one record"
     )
 
-    def bound(self, memory: Memory, t: int, total: int) -> float:
-        return float(memory.get("clip", self.initial))
+    def bound(self, state: State, t: int, total: int) -> float:
+        return float(state.get("clip", self.initial_clip_norm))
 
-    def adapt(self, memory: Memory, share: float) -> None:
-        self.move(memory, share)
+    def adapt(self, state: State, share: float) -> None:
+        self.move(state, share)
 
     def most_share(self) -> float:
-        return 0.5 + 10 * self.count_noise
+        return 0.5 + 10 * self.count_noise_multiplier
 
 
 @dataclass
@@ -214,7 +214,7 @@ class ClippedByFactors:
     source: Normals
     count: Normals | None
     sums: Tensor | None
-    told: Told
+    metrics: StepMetrics
 
     @property
     def values(self) -> tuple[object, ...]:
@@ -228,26 +228,26 @@ class ClippedByFactors:
         self.source.begin(other.source)
         if self.count is not None and other.count is not None:
             self.count.begin(other.count)
-        self.told.clear()
+        self.metrics.clear()
 
-    def spoilt(self, tape: Gradients) -> Tensor:
+    def non_finite(self, tape: Gradients) -> Tensor:
         return ~tape.squares().sum(0).isfinite()
 
-    def __call__(self, tape: Gradients, real: Tensor, moving: Tensor) -> Step:
+    def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
         squares = tape.squares()
         factors = self.clip.factors(squares, self.bound, {name: self.layers[name] for name in tape.layers})
         scales = None
         if self.noise is not None:
-            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * moving
-        self.told.spoilt += (~squares.sum(0).isfinite()).sum()
-        self.told.records += real.sum()
-        self.told.clipped += ((factors < 1).any(0) * real).sum()
-        self.told.steps += moving
+            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * active
+        self.metrics.non_finite += (~squares.sum(0).isfinite()).sum()
+        self.metrics.records += mask.sum()
+        self.metrics.clipped += ((factors < 1).any(0) * mask).sum()
+        self.metrics.steps += active
         if self.count is not None:
-            counts = self.clip.count(squares, real, self.bound).unsqueeze(1)
+            counts = self.clip.count(squares, mask, self.bound).unsqueeze(1)
             noisy = torch.zeros_like(counts)
-            self.count.add(noisy, moving * (self.clip.count_scale(self.batch) * (scales is not None)), counts)
-            self.told.shares += moving * (noisy.squeeze(1) / self.batch + 0.5)
+            self.count.add(noisy, active * (self.clip.count_scale(self.batch) * (scales is not None)), counts)
+            self.metrics.shares += active * (noisy.squeeze(1) / self.batch + 0.5)
         return _Noisy(tape, factors, scales, self.batch, self.source, self.sums)
 
 
@@ -271,6 +271,6 @@ class _Noisy:
     def _summed(self, sums: Tensor, scale: float) -> list[Product]:
         """The batch's clipped gradients, but for products that whoever draws the noise adds with it."""
         if self.source.fuses:
-            return self.tape.accumulate_but(self.source.takes, sums, scale, self.factors)
+            return self.tape.accumulate_except(self.source.takes, sums, scale, self.factors)
         self.tape.accumulate(sums, scale, self.factors)
         return []

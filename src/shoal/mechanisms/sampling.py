@@ -4,7 +4,7 @@ What is sampled, and how, decides what an accountant may claim: Poisson sampling
 not, fixed-size sampling only under replace-one. So each scheme is one class that draws, and says what that is worth.
 
 The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
-`replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass below `Clients` or `Examples` whose
+`replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass below `Clients` or `Records` whose
 field `sampling` has a new word for its default; it must write `draw`. What it does not say of itself is charged as if
 nothing were sampled, which is never too little.
 """
@@ -236,7 +236,7 @@ class CyclicClients(Clients):
 
 
 @dataclass(frozen=True)
-class Examples(_Scheme):
+class Records(_Scheme):
     """Boundary `examples`: which of a client's records enter each local step, in batches of `batch`.
 
     With `rate` each record enters a Poisson batch with that probability, whatever its client's size: a small client
@@ -249,8 +249,8 @@ class Examples(_Scheme):
     rate: float | None = None
     nominal_records: int | None = None
 
-    schemes: ClassVar[dict[str, type[Examples]]] = {}
-    section: ClassVar[str] = "examples"
+    schemes: ClassVar[dict[str, type[Records]]] = {}
+    section: ClassVar[str] = "records"
     varies: ClassVar[bool] = False
     """Do batches differ in size by chance?"""
     repeats: ClassVar[bool] = False
@@ -260,16 +260,16 @@ class Examples(_Scheme):
         if (self.rate is None) != (self.nominal_records is None):
             given, missing = ("rate", "nominal_records") if self.rate is not None else ("nominal_records", "rate")
             raise ConfigError(
-                f"examples.{given} needs examples.{missing}: sums are divided by rate x nominal_records, both public"
+                f"records.{given} needs records.{missing}: sums are divided by rate x nominal_records, both public"
             )
         if self.rate is not None and self.nominal_records is not None:
             self._refuse_rate(self.rate, self.nominal_records)
             object.__setattr__(self, "batch", max(1, round(self.rate * self.nominal_records)))
         if self.batch < 1:
-            raise ConfigError(f"examples.batch must be >= 1, got {self.batch}")
+            raise ConfigError(f"records.batch must be >= 1, got {self.batch}")
 
     def _refuse_rate(self, rate: float, records: int) -> None:
-        raise ConfigError(f"examples.rate is for examples.sampling=poisson, got {self.sampling}")
+        raise ConfigError(f"records.rate is for records.sampling=poisson, got {self.sampling}")
 
     def of_batch(self, batch: int) -> Self:
         """The same by batches of this size, and by no rate."""
@@ -331,7 +331,7 @@ class Examples(_Scheme):
 
 
 @dataclass(frozen=True)
-class PoissonExamples(Examples):
+class PoissonRecords(Records):
     """Each record by itself with probability batch/n, or `rate`."""
 
     sampling: str = "poisson"
@@ -339,9 +339,9 @@ class PoissonExamples(Examples):
 
     def _refuse_rate(self, rate: float, records: int) -> None:
         if not 1 / MOST_STEPS <= rate <= 1:
-            raise ConfigError(f"examples.rate must be from {1 / MOST_STEPS:g} to 1, got {rate}")
+            raise ConfigError(f"records.rate must be from {1 / MOST_STEPS:g} to 1, got {rate}")
         if records < 1:
-            raise ConfigError(f"examples.nominal_records must be >= 1, got {records}")
+            raise ConfigError(f"records.nominal_records must be >= 1, got {records}")
 
     def share(self, records: int) -> float:
         return super().share(records) if self.rate is None else self.rate
@@ -364,7 +364,7 @@ class PoissonExamples(Examples):
 
 
 @dataclass(frozen=True)
-class ExamplesWithReplacement(Examples):
+class RecordsWithReplacement(Records):
     """`batch` draws from a client's records."""
 
     sampling: str = "with-replacement"
@@ -381,7 +381,7 @@ class ExamplesWithReplacement(Examples):
 
 
 @dataclass(frozen=True)
-class ShuffledExamples(Examples):
+class ShuffledRecords(Records):
     """A new order every epoch, cut into batches, of which the last may be smaller: nothing is amplified."""
 
     sampling: str = "shuffled"
@@ -411,7 +411,7 @@ class ShuffledExamples(Examples):
 
 
 @dataclass(frozen=True)
-class ExamplesInOrder(ShuffledExamples):
+class RecordsInOrder(ShuffledRecords):
     """The records as they lie, cut into batches: a known order is no worse than an unknown one."""
 
     sampling: str = "fixed-order"

@@ -31,7 +31,7 @@ class Prune(UpdateMechanism):
         if not 0 <= self.share < 1:
             raise ConfigError(f"per_update.share must be in [0, 1), got {self.share}")
 
-    def leave(
+    def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
         dropped = int(self.share * updates.shape[1])
@@ -57,7 +57,7 @@ class RandomNoise(UpdateMechanism):
         if self.scale < 0:
             raise ConfigError(f"per_update.scale must be >= 0, got {self.scale}")
 
-    def leave(
+    def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
         return add_to_updates(updates, self.scale, [draw(row) for row in range(len(updates))])
@@ -72,7 +72,7 @@ class Select(UpdateMechanism):
     fraction: float = 0.1
     threshold: float = 0.0
     cap: float = 0.001
-    noise: float = 0.0
+    noise_multiplier: float = 0.0
 
     draws_noise: ClassVar[bool] = True
     unproven: ClassVar[str | None] = "which coordinates are sent depends on the data, without noise"
@@ -80,14 +80,17 @@ class Select(UpdateMechanism):
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"per_update.fraction must be in (0, 1], got {self.fraction}")
-        if self.threshold < 0 or self.noise < 0:
-            raise ConfigError(f"per_update.threshold and noise must be >= 0, got {self.threshold}, {self.noise}")
+        if self.threshold < 0 or self.noise_multiplier < 0:
+            raise ConfigError(
+                f"per_update.threshold and noise_multiplier must be >= 0, got {self.threshold} and "
+                f"{self.noise_multiplier}"
+            )
         require_scale("per_update.cap", self.cap)
-        for name in ("threshold", "noise"):
+        for name in ("threshold", "noise_multiplier"):
             if getattr(self, name):
                 require_scale(f"per_update.{name}", getattr(self, name))
 
-    def leave(
+    def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
         sent = torch.zeros_like(updates)
@@ -99,7 +102,7 @@ class Select(UpdateMechanism):
             chosen = generator.choice(over, size=min(wanted, len(over)), replace=False)
             places = torch.from_numpy(chosen).to(update.device)
             values = update[places].clamp(-held, held)
-            sent[row, places] = values + gaussian_like(values, self.noise * self.cap, generator)
+            sent[row, places] = values + gaussian_like(values, self.noise_multiplier * self.cap, generator)
         return sent
 
     def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:

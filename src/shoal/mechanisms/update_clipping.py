@@ -26,8 +26,8 @@ from shoal.mechanisms.mechanism import (
     RAW,
     Draw,
     Layers,
-    Memory,
     Round,
+    State,
     UpdateMechanism,
     altered,
     refuse_unheld_noise,
@@ -59,7 +59,7 @@ class Clipping(UpdateMechanism):
 
     unproven: ClassVar[str | None] = None
 
-    def leave(
+    def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
         return self.clipped(updates, norms, bound, layers)
@@ -86,25 +86,25 @@ class Clipping(UpdateMechanism):
 class Clip(Clipping):
     """A public bound, constant or falling (000 Algorithm 6: `decay:from:rate:low`)."""
 
-    clip: str | float = 1.0
+    clip_norm: str | float = 1.0
 
     def __post_init__(self) -> None:
-        require_scales("per_update.clip", self.clip)
+        require_scales("per_update.clip_norm", self.clip_norm)
 
-    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return scale_in("per_update.clip", self.clip, t, total)
+    def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        return scale_in("per_update.clip_norm", self.clip_norm, t, total)
 
 
 @dataclass(frozen=True)
 class MedianClip(Clipping):
     """001 Algorithm 1: the median of the cohort's norms. It is released, through the noise's scale, as it is."""
 
-    waits_for_cohort: ClassVar[bool] = True
+    needs_cohort_norms: ClassVar[bool] = True
     unproven: ClassVar[str | None] = (
         "the clip is the median of the clients' norms, taken without noise: it depends on their data"
     )
 
-    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
+    def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
         if norms is None or not len(norms):
             return 0.0
         return min(max(float(norms.median()), LEAST_SCALE), MOST_SCALE)
@@ -118,59 +118,64 @@ class Quantile:
     """A bound that follows a quantile of norms, found with noise (Andrew et al. 2021), on either boundary.
 
         b~ <- (1/m) (sum_k (1[norm_k <= C] - 1/2) + N(0, sigma_b^2)) + 1/2
-        C  <- C exp(-rate (b~ - quantile))
+        C  <- C exp(-lr (b~ - quantile))
 
-    Counting costs little: with `noise` z in all, sigma_b = `count_noise` x m, the updates get
+    Counting costs little: with `noise` z in all, sigma_b = `count_noise_multiplier` x m, the updates get
     z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), and the round is one Gaussian of noise z.
     """
 
-    initial: float = 1.0
+    initial_clip_norm: float = 1.0
     quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 0.05
+    clip_norm_lr: float = 0.2
+    count_noise_multiplier: float = 0.05
     section: ClassVar[str]
     counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_scale(f"{self.section}.initial", self.initial)
+        require_scale(f"{self.section}.initial_clip_norm", self.initial_clip_norm)
         if not 0 < self.quantile < 1:
             raise ConfigError(f"{self.section}.quantile must be in (0, 1), got {self.quantile}")
-        if self.rate < 0:
-            raise ConfigError(f"{self.section}.rate must be >= 0, got {self.rate}")
-        if not 0 < self.count_noise < math.inf:
-            raise ConfigError(f"{self.section}.count_noise must be > 0 and finite, got {self.count_noise}")
+        if self.clip_norm_lr < 0:
+            raise ConfigError(f"{self.section}.clip_norm_lr must be >= 0, got {self.clip_norm_lr}")
+        if not 0 < self.count_noise_multiplier < math.inf:
+            raise ConfigError(
+                f"{self.section}.count_noise_multiplier must be > 0 and finite, got {self.count_noise_multiplier}"
+            )
 
     def scales(self) -> dict[str, str | float]:
-        return {f"{self.section}.initial": self.initial}
+        return {f"{self.section}.initial_clip_norm": self.initial_clip_norm}
 
     def update_noise(self, noise: float, cohort: float) -> float:
         """z_delta: the noise on the updates, so that with the count's it is `noise` in all."""
         if noise == 0:
             return 0.0
-        spent = noise**-2 - (2 * self.count_noise * cohort) ** -2
+        spent = noise**-2 - (2 * self.count_noise_multiplier * cohort) ** -2
         if spent <= 0:
             raise ConfigError(
-                f"{self.section}.count_noise {self.count_noise} x {cohort:g} is too little noise for the count "
-                f"of {cohort:g} beside a total noise of {noise:g}: raise it over {noise / 2 / cohort:g}"
+                f"{self.section}.count_noise_multiplier {self.count_noise_multiplier} x {cohort:g} is too little "
+                f"noise for the count of {cohort:g} beside a total noise of {noise:g}: raise it over "
+                f"{noise / 2 / cohort:g}"
             )
         return float(spent**-0.5)
 
     def count_scale(self, cohort: float) -> float:
         """sigma_b."""
-        return self.count_noise * cohort
+        return self.count_noise_multiplier * cohort
 
     def count_rounding(self, cohort: float) -> float:
         """A client, or a record, moves a count by 1/2, and rounding by a step of its grid."""
-        return 2.002 * self.count_noise * cohort / STEPS
+        return 2.002 * self.count_noise_multiplier * cohort / STEPS
 
     def recounted(self, change: Callable[[float], float]) -> Self:
-        return replace(self, count_noise=change(self.count_noise))
+        return replace(self, count_noise_multiplier=change(self.count_noise_multiplier))
 
-    def move(self, memory: Memory, share: float) -> None:
-        """C <- C exp(-rate (share - quantile)), kept from LEAST_SCALE to MOST_SCALE."""
-        power = math.log(float(memory.get("clip", self.initial))) - self.rate * (share - self.quantile)
+    def move(self, state: State, share: float) -> None:
+        """C <- C exp(-lr (share - quantile)), kept from LEAST_SCALE to MOST_SCALE."""
+        power = math.log(float(state.get("clip", self.initial_clip_norm))) - self.clip_norm_lr * (
+            share - self.quantile
+        )
         moved = math.exp(min(max(power, -FARTHEST), FARTHEST))
-        memory["clip"] = torch.tensor(min(max(moved, LEAST_SCALE), MOST_SCALE), dtype=torch.float64)
+        state["clip"] = torch.tensor(min(max(moved, LEAST_SCALE), MOST_SCALE), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -179,20 +184,20 @@ class QuantileClip(Quantile, Clipping):
 
     section: ClassVar[str] = "per_update"
 
-    def bound(self, memory: Memory, t: int, total: int, norms: Tensor | None) -> float:
-        return float(memory.get("clip", self.initial))
+    def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        return float(state.get("clip", self.initial_clip_norm))
 
     def adapt(
-        self, memory: Memory, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+        self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
     ) -> None:
         scale = self.count_scale(cohort) if noise else 0.0
-        self.move(memory, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
+        self.move(state, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
 
     def for_cohort(self, before: float, cohort: float) -> Self:
-        return replace(self, count_noise=self.count_noise * before / cohort)
+        return replace(self, count_noise_multiplier=self.count_noise_multiplier * before / cohort)
 
     def audited(self) -> Self:
-        return replace(self, initial=1.0)
+        return replace(self, initial_clip_norm=1.0)
 
 
 @dataclass(frozen=True)
@@ -202,26 +207,26 @@ class NoisyClip(Clip):
     `at` says where: at the `client`, before the update leaves it, or at the `server`, which then sees it raw.
     """
 
-    noise: str | float = 1.0
+    noise_multiplier: str | float = 1.0
     at: Literal["server", "client"] = "server"
     draws_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(parse(self.noise).values(100)) < 0:
-            raise ConfigError(f"per_update.noise must be >= 0, got {self.noise}")
+        if min(parse(self.noise_multiplier).values(100)) < 0:
+            raise ConfigError(f"per_update.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
-        return parse(self.noise)
+        return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int) -> float:
-        return multiplier("per_update.noise", self.noise, t, total)
+        return multiplier("per_update.noise_multiplier", self.noise_multiplier, t, total)
 
     def refuse_unfit(self, t: int, total: int) -> None:
         noise = self.multiplier(t, total) * self.bound({}, t, total, None)
-        refuse_unheld_noise("per_update.noise x per_update.clip", noise, t, total)
+        refuse_unheld_noise("per_update.noise_multiplier x per_update.clip_norm", noise, t, total)
 
-    def leave(
+    def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
         scale = self.multiplier(t, total) * bound
@@ -239,7 +244,7 @@ class NoisyClip(Clip):
             return self._released(round, unit, own)
         if self.at == "server":
             return RAW
-        if unit == "example" and round.setting.multiplicity > 1:
+        if unit == "record" and round.setting.multiplicity > 1:
             return Unbounded("the record lies on several clients, and the server sees each one's update")
         return round.shown(unit, own)
 
@@ -263,7 +268,7 @@ class NoisyClip(Clip):
         return bound * (1 + ROUNDING + self.multiplier(t, total) * (math.sqrt(parameters) + 10))
 
     def for_cohort(self, before: float, cohort: float) -> Self:
-        return self.with_noise(parse(self.noise).scaled(math.sqrt(before / cohort)))
+        return self.with_noise(parse(self.noise_multiplier).scaled(math.sqrt(before / cohort)))
 
 
 def into_ball(vectors: Tensor, radius: float) -> Tensor:

@@ -24,7 +24,7 @@ EXAMPLES = 3
 
 
 def check(
-    model: nn.Module, input_shape: Shape, classes: int, *, example_level: bool, noisy_updates: bool = False
+    model: nn.Module, input_shape: Shape, classes: int, *, record_level: bool, noisy_updates: bool = False
 ) -> None:
     """Check that a model fits the data and the privacy asked for; copies are run, on the CPU.
 
@@ -47,7 +47,7 @@ def check(
         raise ModelError(f"model {name} has parameters of {odd}; training is in torch.float32: give model.float()")
     if count(model) == 0:
         raise ModelError(f"model {name} has no parameters to train")
-    if example_level:
+    if record_level:
         _refuse_mixing_layers(model, "mixes the examples of a batch, so that example-level privacy cannot hold")
     elif noisy_updates:
         _refuse_mixing_layers(model, "keeps running statistics, which noise would spoil (a variance below 0)")
@@ -60,9 +60,9 @@ def check(
         )
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
-    if example_level or noisy_updates:
+    if record_level or noisy_updates:
         before, after = (_run(model, each, input_shape, shake=True) for each in (batch, changed))
-        if example_level:
+        if record_level:
             _refuse_mixing(model, before, after)
         _refuse_statistics(model, before, after)
 

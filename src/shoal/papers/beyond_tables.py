@@ -14,7 +14,7 @@ from shoal.papers.table import Cell, Table
 from shoal.papers.work import Run
 
 EPSILONS = {100: (1, 2, 4, 8), 1000: (0.25, 0.5, 1, 2, 8), 10_000: (0.15, 0.25, 0.5, 2, 8)}
-CLIENT, RECORD = ("client", "release"), ("example", "server")
+CLIENT, RECORD = ("client", "release"), ("record", "server")
 RECORDS = 60_000
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 RECIPES = {  # data, sites, epsilon: rounds, lr, clip, server momentum
@@ -35,12 +35,12 @@ RECIPES = {  # data, sites, epsilon: rounds, lr, clip, server momentum
 
 def cyclic(epsilon: float) -> dict[str, Any]:
     """examples/dp-ftrl-1000.toml"""
-    shared = ("model", "rounds", "data.", "examples.", "local.", "server.", "budget.")
+    shared = ("model", "rounds", "data.", "records.", "local.", "server.", "budget.")
     same = {key: value for key, value in geyer_tables.proven(1000).items() if key.startswith(shared)}
     return same | {
         "algorithm": "dp-ftrl",
         "clients.cohort": 100,
-        "per_update.clip": 4.0,
+        "per_update.clip_norm": 4.0,
         "per_round.bands": 10,
         "per_round.momentum": 0.8,
         "budget.epsilon": epsilon,
@@ -79,17 +79,17 @@ def disjoint(data: str, sites: int, epsilon: float) -> dict[str, Any]:
         "data.features": "hog2",
         "data.partition": "iid",
         "data.clients": sites,
-        "examples.sampling": "fixed-order",
-        "examples.batch": RECORDS // sites,
+        "records.sampling": "fixed-order",
+        "records.batch": RECORDS // sites,
         "local.steps": 1,
         "local.lr": lr,
         "local.momentum": 0.0,
-        "per_example.clip": clip,
+        "per_record.clip_norm": clip,
         "server.momentum": momentum,
         "server.average": 0.5,
         "budget.epsilon": epsilon,
         "budget.delta": 1e-5,
-        "budget.unit": "example",
+        "budget.unit": "record",
         "budget.observer": "server",
         "budget.calibrate": True,
     }
@@ -101,7 +101,7 @@ def example() -> Table:
     for data, sites, epsilon in RECIPES:
         given = disjoint(data, sites, epsilon)
         small = {"data.name": "digits", "data.features": "none", "model": "linear", "rounds": 10}
-        small |= {"examples.batch": 1437 // sites, "local.lr": 5.0}
+        small |= {"records.batch": 1437 // sites, "local.lr": 5.0}
         work = Run(given, small)
         cells.append(Cell(f"{NAMES[data]} {sites} sites", f"epsilon {epsilon:g}", work, proves=RECORD))
     return Table("beyond-example", ("mnist", "fashion-mnist"), 10, tuple(cells))

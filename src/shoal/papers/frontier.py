@@ -59,7 +59,7 @@ RECORD = (
 )
 PANELS = (
     ("Client level; observer: released models", ("client", "release"), CLIENT),
-    ("Record level; observer: server", ("example", "server"), RECORD),
+    ("Record level; observer: server", ("record", "server"), RECORD),
 )
 
 

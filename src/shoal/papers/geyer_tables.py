@@ -36,18 +36,22 @@ def as_printed(clients: int, lr: float = 0.1) -> dict[str, Any]:
         "data.clients": clients,
         "data.records": 600,
         "clients.cohort": cohort,
-        "examples.sampling": "fixed-order",
-        "examples.batch": 50,
+        "records.sampling": "fixed-order",
+        "records.batch": 50,
         "local.epochs": 4,
         "local.lr": lr,
-        "per_round.noise": noise,
+        "per_round.noise_multiplier": noise,
         "budget.delta": delta,
     }
 
 
 def not_private() -> dict[str, Any]:
     """The same without privacy."""
-    same = {key: value for key, value in as_printed(100).items() if key not in ("clients.cohort", "per_round.noise")}
+    same = {
+        key: value
+        for key, value in as_printed(100).items()
+        if key not in ("clients.cohort", "per_round.noise_multiplier")
+    }
     return same | {"algorithm": "fedavg", "rounds": 380, "clients.sampling": "all"}
 
 
@@ -68,13 +72,13 @@ def proven(clients: int, epsilon: float = 8.0) -> dict[str, Any]:
         "data.records": 600,
         "data.features": "hog2",
         **(sampling if clients == 10_000 else {"clients.sampling": "all"}),
-        "examples.sampling": "fixed-order",
-        "examples.batch": 600,
+        "records.sampling": "fixed-order",
+        "records.batch": 600,
         "local.epochs": 5,
         "local.lr": 50.0,
-        "per_update.initial": {100: (4.0, 4.0), 1000: (4.0, 2.0), 10_000: (8.0, 4.0)}[clients][little],
-        "per_update.rate": 0.0,
-        "per_update.count_noise": 1.0,
+        "per_update.initial_clip_norm": {100: (4.0, 4.0), 1000: (4.0, 2.0), 10_000: (8.0, 4.0)}[clients][little],
+        "per_update.clip_norm_lr": 0.0,
+        "per_update.count_noise_multiplier": 1.0,
         "server.momentum": 0.5 if little and clients == 100 else 0.8,
         "server.average": 0.5,
         "budget.epsilon": epsilon,
@@ -91,7 +95,7 @@ def run(config: dict[str, Any]) -> Run:
         "rounds": 8,
         "data.clients": clients,
         "data.records": 60,
-        "examples.batch": 10,
+        "records.batch": 10,
     }
     if "clients.cohort" in config:
         small["clients.cohort"] = cohort

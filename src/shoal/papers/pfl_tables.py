@@ -63,19 +63,19 @@ def pfl(
         "data.features": features,
         "data.scale": "unit" if features == "scattering" else "standard",
         "clients.sampling": "all",
-        "examples.batch": BATCH,
+        "records.batch": BATCH,
         "local.epochs": epochs,
         "local.lr": lr,
         "local.momentum": momentum,
     }
     if noise is not None:
-        config["per_step.noise"] = noise
+        config["per_step.noise_multiplier"] = noise
     small = {
         "data.name": "digits",
         "data.scale": "unit",
         "data.features": "none",
         "model": quick,
-        "examples.batch": 16,
+        "records.batch": 16,
     }
     return Run(config, small)
 
@@ -85,8 +85,8 @@ def claim_of(data: str, epsilon: str, noise: float, clients: int = 10) -> Claim:
     records = RECORDS[data] * (1.0 if clients == 1 else 0.1)
     proven = partial(own_data, noise, math.ceil(records / BATCH))
     if clients == 1:
-        return Claim("example", "server", float(epsilon), add_or_remove=proven)
-    return Claim("example", "server", float(epsilon), amended=("disjoint data, under add-or-remove", proven))
+        return Claim("record", "server", float(epsilon), add_or_remove=proven)
+    return Claim("record", "server", float(epsilon), amended=("disjoint data, under add-or-remove", proven))
 
 
 @cache

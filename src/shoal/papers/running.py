@@ -25,6 +25,7 @@ from threading import Thread
 
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.papers.table import Cell, Job, Line, Table, unfinished_folder
+from shoal.renamed import current
 from shoal.training.engine_settings import cores
 
 KEPT = Path("docs/results")
@@ -64,7 +65,7 @@ def read_lines(path: Path) -> list[Line]:
     lines = []
     for number, text in enumerate(written, 1):
         try:
-            lines.append(dict(json.loads(text)))
+            lines.append(current(dict(json.loads(text))))
         except (ValueError, TypeError):
             if number < len(written):
                 raise RunError(f"line {number} of {path} is not valid JSON; correct or remove it") from None

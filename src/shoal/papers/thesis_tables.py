@@ -38,7 +38,7 @@ def fedavg(model: str, split: str) -> dict[str, Any]:
         "data.partition": split,
         "data.clients": 100,
         "clients.cohort": 10,
-        "examples.batch": 10,
+        "records.batch": 10,
         "local.epochs": 10,
         "local.lr": 0.03,
     }
@@ -52,7 +52,7 @@ def central(noise: float, epochs: int) -> dict[str, Any]:
         "rounds": epochs,
         "data.name": "mnist",
         "data.clients": 1,
-        "per_step.noise": noise,
+        "per_step.noise_multiplier": noise,
     }
 
 
@@ -60,7 +60,7 @@ def central(noise: float, epochs: int) -> dict[str, Any]:
 def add_or_remove(noise: float, epochs: int) -> float:
     """What PLD proves of central DP-SGD under add-or-remove, which is what the thesis means."""
     event = Repeat(Sampled("poisson", 0.01, Gaussian(noise)), 100 * epochs)
-    epsilon = prove("example", "release", event, 1e-5, neighbours="add-remove").epsilon
+    epsilon = prove("record", "release", event, 1e-5, adjacency="add-or-remove").epsilon
     assert epsilon is not None
     return epsilon
 
@@ -69,7 +69,7 @@ def add_or_remove(noise: float, epochs: int) -> float:
 def poisson_clients(noise: float, rate: float, rounds: int, delta: float) -> float:
     """What PLD proves under Poisson sampling of clients, which the thesis accounts for; it samples a fixed number."""
     event = Repeat(Sampled("poisson", rate, Gaussian(noise)), rounds)
-    epsilon = prove("client", "release", event, delta, neighbours="add-remove").epsilon
+    epsilon = prove("client", "release", event, delta, adjacency="add-or-remove").epsilon
     assert epsilon is not None
     return epsilon
 
@@ -92,14 +92,14 @@ def federated(
         "data.clients": clients,
         "data.records": 600,
         "clients.cohort": cohort,
-        "examples.batch": 100,
+        "records.batch": 100,
         "local.lr": 0.02,
         "budget.delta": delta,
     }
     if name != "trusted-curator":
-        config["per_step.noise"] = noise
+        config["per_step.noise_multiplier"] = noise
     if name != "end-to-end":
-        config["per_round.noise"] = recovered(noise)
+        config["per_round.noise_multiplier"] = recovered(noise)
     return config
 
 
@@ -111,13 +111,15 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
         "model": "digits-cnn" if config["model"] == "thesis-cnn" else "digits-mlp",
         "rounds": 5 if clients > 1 else 2,
         "data.clients": clients,
-        "examples.batch": 10 if clients > 1 else 60,
+        "records.batch": 10 if clients > 1 else 60,
     }
     if clients > 1:
         changes["clients.cohort"] = min(config["clients.cohort"], clients // 2)
     if "data.records" in config:
         changes |= {"data.records": 60, "local.lr": 0.1}
-    changes |= {key: config[key] / 10 for key in ("per_step.noise", "per_round.noise") if key in config}
+    changes |= {
+        key: config[key] / 10 for key in ("per_step.noise_multiplier", "per_round.noise_multiplier") if key in config
+    }
     return changes
 
 
@@ -141,7 +143,7 @@ def table42() -> Table:
     cells = []
     for noise, epochs, epsilon in ((8.0, 51, 0.5), (4.0, 247, 2.0), (2.0, 730, 8.0)):
         row = f"sigma {noise:g}"
-        claim = Claim("example", "release", epsilon, add_or_remove=partial(add_or_remove, noise, epochs))
+        claim = Claim("record", "release", epsilon, add_or_remove=partial(add_or_remove, noise, epochs))
         cells.append(Cell(row, "MNIST", run(central(noise, epochs)), claim=claim))
         cells.append(
             Cell(row, "MNIST", Account("rounds", recipes.central_epochs, (noise, epsilon)), measures=("rounds",))
@@ -178,7 +180,7 @@ def compared(name: str, minutes: float) -> Table:
             if row == "trusted curator" and clients < 10_000:  # with those it agrees as stated
                 own = config | {"local.lr": 0.1}
                 cells.append(Cell(row, split, run(own), change="lr 0.1", claim=claim))
-                decaying = own | {"per_update.clip": DECAYING}
+                decaying = own | {"per_update.clip_norm": DECAYING}
                 cells.append(Cell(row, split, run(decaying), change="lr 0.1, decaying clip", claim=claim))
         cells += _deltas(name, row, noise, cohort / clients, rounds, delta)
     return Table(name, ("mnist",), minutes, tuple(cells))
@@ -204,7 +206,7 @@ def figure44() -> Table:
     """Which thresholds were drawn is not stated: these are ours."""
     clips = {"clip 1": 1.0, "clip 2": 2.0, "clip 4": 4.0, "clip 8": 8.0, "clip 8, decaying": "decay:8:0.005:1"}
     plain = federated("end-to-end", 100, 10, 4.0, 635, 1e-3, "iid")
-    cells = [Cell(row, "IID", run(plain | {"per_example.clip": clip})) for row, clip in clips.items()]
+    cells = [Cell(row, "IID", run(plain | {"per_record.clip_norm": clip})) for row, clip in clips.items()]
     return Table("thesis-figure4.4", ("mnist",), 3, tuple(cells), plots=("accuracy",))
 
 

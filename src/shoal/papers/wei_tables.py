@@ -64,15 +64,15 @@ def config(
         "data.clients": clients,
         "data.records": records,
         "clients.cohort": round(share * clients),
-        "examples.batch": batch,
+        "records.batch": batch,
         "local.steps": 100,
         "local.lr": 0.05,
     }
     if algorithm == "fed-sdp":
-        given |= {"per_update.noise": noise or 6.0, "per_update.clip": float(clip)}
+        given |= {"per_update.noise_multiplier": noise or 6.0, "per_update.clip_norm": float(clip)}
     elif algorithm in ("fed-cdp", "fed-alpha-cdp", "fed-alpha-cdp-sigma"):
         default = "linear:15:4.85" if algorithm == "fed-alpha-cdp-sigma" else 6.0
-        given |= {"per_step.noise": noise or default, "per_example.clip": float(clip)}
+        given |= {"per_step.noise_multiplier": noise or default, "per_record.clip_norm": float(clip)}
     return given
 
 
@@ -100,9 +100,9 @@ def run(given: dict[str, Any], at: int | None = None, target: float | None = Non
 def claim_of(method: str, column: str = "MNIST") -> Claim | None:
     """What Table 6 states for these rounds."""
     if method.startswith("Fed-alphaCDP"):
-        return Claim("example", "release", published("alphacdp-table6")["epsilon"]["Fed-alphaCDP"][column], L2_MAX)
+        return Claim("record", "release", published("alphacdp-table6")["epsilon"]["Fed-alphaCDP"][column], L2_MAX)
     epsilon = published("alphacdp-table6")["epsilon"].get(method)
-    return Claim("client" if method == "Fed-SDP" else "example", "release", epsilon[column]) if epsilon else None
+    return Claim("client" if method == "Fed-SDP" else "record", "release", epsilon[column]) if epsilon else None
 
 
 def table4() -> Table:

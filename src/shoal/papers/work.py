@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from shoal.papers.table import Job, Line, unfinished_folder
+from shoal.renamed import earlier_key, earlier_word
 
 EVALUATIONS = 20  # of a long run; each costs as much as a round
 EVERY_ROUND = 100  # runs up to this long are evaluated in every round, since some figures need a certain one
@@ -40,7 +41,8 @@ class Run:
 
     def key(self, quick: bool) -> str:
         """A digest of the configuration."""
-        return _digest(self.settings(quick))
+        settings = self.settings(quick).items()
+        return _digest({earlier_key(name): earlier_word(value) for name, value in settings})
 
     def needs(self, quick: bool) -> str:
         """The data set."""
@@ -164,7 +166,9 @@ class Leak:
 
     def key(self, quick: bool) -> str:
         """A digest of attack, method and data set."""
-        given = [self.attack, self.algorithm, *self.changes, self.needs(quick), self.kind]
+        changes = (word.partition("=") for word in self.changes)
+        given = [self.attack, self.algorithm, *(earlier_key(key) + dot + value for key, dot, value in changes)]
+        given += [self.needs(quick), self.kind]
         return _digest({"attack": given})
 
     def needs(self, quick: bool) -> str:

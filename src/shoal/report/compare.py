@@ -226,7 +226,7 @@ def _results(run: Run) -> dict[str, dict[str, Any]]:
         "Accuracy": _optional(run.accuracy, percent),
         PLAIN.capitalize(): _optional(run.plain_accuracy, percent),
         client: _optional(run.epsilon("client", "release"), _epsilon, "none"),
-        "ε a record": _optional(run.epsilon("example", "release"), _epsilon, "none"),
+        "ε a record": _optional(run.epsilon("record", "release"), _epsilon, "none"),
         "δ": _optional(delta, plain),
         "ε published": _optional(published, lambda value: plain(value, 3)),
         "Rounds": _cell(f"{run.done:,}", run.done),

@@ -8,11 +8,11 @@ from typing import Any
 from shoal.report.run_reader import Run, number
 from shoal.report.series import Plot, build, column, figure, in_bytes
 
-UNITS = {"client": "a client", "example": "a record"}
+UNITS = {"client": "a client", "record": "a record"}
 OBSERVERS = {
     "release": "released models",
     "server": "server",
-    "inside": "client process",  # sees every noisy local step, but not which records each one sampled
+    "client-process": "client process",  # sees every noisy local step, but not which records each one sampled
 }
 
 
@@ -26,7 +26,7 @@ def whose(claim: Mapping[str, Any]) -> str:
 PLAIN = "no clip, no noise"
 
 _KNOWN = {"round", "accuracy", "loss", "clip", "noise", "clipped", "snr", "v_c", "u_s", "bytes_sent", "clients"}
-_KNOWN |= {"expected_clients", "bad_updates", "seconds", "proven", "clipped_records", "example_clip", "step_noise"}
+_KNOWN |= {"expected_clients", "bad_updates", "seconds", "proven", "clipped_records", "record_clip", "step_noise"}
 _MOST_OTHERS = 8
 
 
@@ -81,7 +81,7 @@ def plots_of(run: Run) -> list[Plot]:
             "steps",
             "Clip norm and noise of a local step",
             [
-                ("clip norm", column(lines, "example_clip"), 1, False),
+                ("clip norm", column(lines, "record_clip"), 1, False),
                 ("noise", column(lines, "step_noise"), 2, False),
             ],
             note="The clip norm of a record's gradient, and the standard deviation of the noise on a batch's sum.",
@@ -177,7 +177,7 @@ def observers_in_words(observers: Sequence[str]) -> str:
 def _clip_and_noise(run: Run) -> Plot | None:
     clip, noise = column(run.metrics, "clip"), column(run.metrics, "noise")
     drawn_on_sum = any(noise.values())
-    on_updates = run.flat_config().get("per_update.noise")
+    on_updates = run.flat_config().get("per_update.noise_multiplier")
     note = "The clip norm of an update"
     if drawn_on_sum:
         note += ", and the standard deviation of the noise on their sum"

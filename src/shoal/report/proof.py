@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
 from shoal.accounting.hash_chain import Verification
 from shoal.accounting.ledger import FILE, Record
-from shoal.accounting.theorems import ADJACENCY, Neighbours
+from shoal.accounting.theorems import Adjacency
 from shoal.errors import LedgerError
 
 CHECKPOINT = "checkpoint/state.safetensors"
@@ -126,20 +126,20 @@ def _charged(record: Record, unit: Unit, observer: Observer) -> Proven:
     """What follows from everything that was charged, committed or not."""
     opened = record.opened or {}
     delta = (opened.get("budget") or {}).get("delta")
-    neighbours = _neighbours(record, unit, observer)
-    if neighbours is None or not isinstance(delta, float):
+    adjacency = _neighbours(record, unit, observer)
+    if adjacency is None or not isinstance(delta, float):
         return Proven(unit, observer, None, None, None, _TOO_LITTLE)
     event = record.charged_event(unit, observer)
-    found = prove(unit, observer, event, delta, neighbours=neighbours, clients=opened.get("clients"))
+    found = prove(unit, observer, event, delta, adjacency=adjacency, clients=opened.get("clients"))
     found = of_research(found) if opened.get("random") == "research" else found
     return replace(found, simulated=unit == "client" and bool(opened.get("simulated")))
 
 
-def _neighbours(record: Record, unit: Unit, observer: Observer) -> Neighbours | None:
+def _neighbours(record: Record, unit: Unit, observer: Observer) -> Adjacency | None:
     """The one adjacency of all charges for this unit and observer."""
     charges = [charge for intent in record.charged for charge in intent.charges]
     named = {each.adjacency for each in charges if (each.unit, each.observer) == (unit, observer)} - {None}
-    found = [neighbours for neighbours in get_args(Neighbours) if named == {ADJACENCY[neighbours]}]
+    found = [adjacency for adjacency in get_args(Adjacency) if named == {adjacency}]
     return found[0] if found else None
 
 

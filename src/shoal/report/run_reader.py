@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from shoal.accounting.hash_chain import Verification
 from shoal.errors import RunError
+from shoal.renamed import current
 from shoal.report.proof import Proof, proof_of
 
 State = Literal["finished", "running", "stopped"]
@@ -245,7 +246,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 with suppress(ValueError, RecursionError):
-                    read = json.loads(line)
+                    read = current(json.loads(line))
                     if isinstance(read, dict) and isinstance(read.get("round"), int):
                         found.append(read)
     except OSError:
@@ -264,7 +265,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
     """The result.json in a run's folder; None where there is none that can be read."""
     path = path / RESULT
     try:
-        read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        read = current(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
     except (OSError, ValueError):
         return None
     return read if isinstance(read, dict) and isinstance(read.get("rounds"), int) else None
@@ -273,7 +274,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
 def _read_audit(path: Path) -> list[dict[str, Any]]:
     """The rows of `shoal audit --run`, one a claim."""
     try:
-        read = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        read = current(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
     except (OSError, ValueError):
         return []
     rows = read.get("rows") if isinstance(read, dict) else None

@@ -13,7 +13,8 @@ from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
 from shoal.algorithms.charges import PAIRS, whole_run
 from shoal.config import Config, configure
 from shoal.errors import ConfigError
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
+from shoal.renamed import current
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.plan import Plan
 
@@ -30,7 +31,7 @@ THEIR_ROWS = (
 
 OTHER_ROWS = (
     "the cells hold out different rows, and a private selection does not protect records that score another cell; "
-    "use the same data.name, data.label, data.client and data.test_fraction in all cells"
+    "use the same data.name, data.label, data.client_column and data.test_fraction in all cells"
 )
 
 
@@ -41,7 +42,7 @@ def charged(run: Path) -> dict[Pair, Event]:
     def take(line: hash_chain.Line) -> None:
         if line.kind != "intent":
             return
-        charges = {(charge["unit"], charge["observer"]): charge["event"] for charge in line.body["charges"]}
+        charges = {(charge["unit"], charge["observer"]): charge["event"] for charge in current(line.body["charges"])}
         for pair, found in events.items():
             found.append(from_json(charges[pair]) if pair in charges else Unbounded("a ledger lacks a charge"))
 
@@ -74,12 +75,12 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
     for unit, observer in PAIRS:
         reason = _shared_noise(configs) or (other_clients if unit == "client" else None)
         if reason is not None:
-            found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
+            found.append(nothing(unit, observer, reason, ADJACENCIES[unit]))
             continue
         event: Event = Compose(tuple(run[unit, observer] for run in spent))
         if other_clients or _other_rows(configs):  # a record's client has another size in every cell
             event = apart(event)
-        found.append(prove(unit, observer, event, delta, neighbours=NEIGHBOURS[unit], clients=clients))
+        found.append(prove(unit, observer, event, delta, adjacency=ADJACENCIES[unit], clients=clients))
     return _mark_simulated(found, configs)
 
 
@@ -99,12 +100,12 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
     found = []
     for unit, observer in PAIRS:
         if (reason := shared or _unprotected(configs, unit, observer)) is not None:
-            found.append(nothing(unit, observer, reason, NEIGHBOURS[unit]))
+            found.append(nothing(unit, observer, reason, ADJACENCIES[unit]))
             continue
         costs = [each[unit, observer] for each in events]
-        answer = selection.epsilon(costs, plan.selection.trials, delta, NEIGHBOURS[unit])
+        answer = selection.epsilon(costs, plan.selection.trials, delta, ADJACENCIES[unit])
         answer = replace(answer, because=answer.because or ALONE)
-        found.append(claim(unit, observer, answer, NEIGHBOURS[unit], configs[0].data.clients))
+        found.append(claim(unit, observer, answer, ADJACENCIES[unit], configs[0].data.clients))
     return _mark_simulated(found, configs)
 
 
@@ -165,7 +166,9 @@ def _scored_by_clients(configs: Sequence[Config]) -> str | None:
 
 def _other_rows(configs: Sequence[Config]) -> str | None:
     """Why a record may be trained on in one cell and score another."""
-    held_out = {(data.name, data.label, data.client, data.test_fraction) for data in (each.data for each in configs)}
+    held_out = {
+        (data.name, data.label, data.client_column, data.test_fraction) for data in (each.data for each in configs)
+    }
     return None if len(held_out) < 2 else OTHER_ROWS
 
 
@@ -174,6 +177,6 @@ def _other_clients(configs: Sequence[Config]) -> str | None:
     splits = set()
     for config in configs:
         data = replace(config.data, scale="unit", features="none")
-        owned = (data.name, data.label, data.client, "column")
+        owned = (data.name, data.label, data.client_column, "column")
         splits.add(owned if data.partition == "column" else (data, config.seed))
     return None if len(splits) < 2 else "the cells split the data over clients in different ways"

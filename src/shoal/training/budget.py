@@ -20,16 +20,15 @@ from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import ADJACENCY
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, LedgerError
-from shoal.mechanisms.mechanism import NEIGHBOURS
+from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.setting import Setting
 
 MOST_CLIENTS = 20
 """Clients for which it is told what a record of theirs costs: those where it costs most."""
-_RECORD: tuple[Unit, Observer] = ("example", "release")
+_RECORD: tuple[Unit, Observer] = ("record", "release")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Limit:
     def budget(self) -> Budget | None:
         if self.epsilon is None:
             return None
-        return Budget(self.epsilon, self.delta, neighbours=NEIGHBOURS[self.unit])
+        return Budget(self.epsilon, self.delta, adjacency=ADJACENCIES[self.unit])
 
 
 class Spending:
@@ -53,7 +52,7 @@ class Spending:
     def __init__(self, algorithm: Algorithm, setting: Setting, limit: Limit, ledger: Ledger) -> None:
         self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
         self._kept: tuple[Unit, Observer] | None = None
-        self._running = {pair: Running(NEIGHBOURS[pair[0]]) for pair in PAIRS}
+        self._running = {pair: Running(ADJACENCIES[pair[0]]) for pair in PAIRS}
         self._furthest = 0  # what was charged for the first time, in order; a round up to here is played again
         for intent in ledger.charged:
             self._count(intent)
@@ -117,7 +116,7 @@ class Spending:
                         "observer": observer,
                         "epsilon": epsilon,
                         "delta": self.limit.delta,
-                        "adjacency": ADJACENCY[NEIGHBOURS[unit]],
+                        "adjacency": ADJACENCIES[unit],
                     }
                 )
                 if unit == "client" and self._setting.simulated:
@@ -131,7 +130,7 @@ class Spending:
     def _prove(self, unit: Unit, who: Observer) -> Proven:
         spent = self._ledger.charged_event(unit, who)
         clients = self._setting.clients
-        found = prove(unit, who, spent, self.limit.delta, neighbours=NEIGHBOURS[unit], clients=clients)
+        found = prove(unit, who, spent, self.limit.delta, adjacency=ADJACENCIES[unit], clients=clients)
         if not self._setting.secure:
             found = of_research(found)
         return replace(found, simulated=unit == "client" and self._setting.simulated)
@@ -161,7 +160,7 @@ class Spending:
         return Compose(tuple(Repeat(Compose((each,)), count) for each, count in rounds))
 
     def _record_claim(self, spent: Event, accountant: str) -> Proven:
-        return prove(*_RECORD, spent, self.limit.delta, accountant, neighbours=NEIGHBOURS["example"])
+        return prove(*_RECORD, spent, self.limit.delta, accountant, adjacency=ADJACENCIES["record"])
 
     def _count(self, intent: Intent) -> None:
         self._furthest = max(self._furthest, intent.round)

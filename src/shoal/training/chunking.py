@@ -15,7 +15,7 @@ from shoal.gradients import Network
 CPU_SLICE_BYTES = 64 * 2**20
 
 
-class Slicer:
+class Chunker:
     """Cuts a cohort into slices of clients with about as many steps each.
 
     The greatest slice is chosen from what a client needs: its parameters, and its activations three times
@@ -34,7 +34,7 @@ class Slicer:
     ) -> None:
         self._workers = workers
         most = int(sizes.max(initial=1))
-        batch = min(math.ceil(algorithm.examples.share(most) * most), most)
+        batch = min(math.ceil(algorithm.records.share(most) * most), most)
         copies = 2 + bool(algorithm.local.momentum)
         if algorithm.per_step is not None and sample.device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where slices are small, they are hardly touched
@@ -42,9 +42,9 @@ class Slicer:
         budget = memory * 2**30 if memory else _default_budget(sample.device)
         if sample.device.type == "cpu":
             budget = min(budget / workers, max(CPU_SLICE_BYTES, 4 * self.client_bytes))
-        self.largest = max(1, int(budget // self.client_bytes)) if network.together else 1
+        self.largest = max(1, int(budget // self.client_bytes)) if network.batched else 1
 
-    def slices(self, clients: np.ndarray, sizes: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
+    def chunks(self, clients: np.ndarray, sizes: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
         """These clients, who hold so many records, in slices, or one by one."""
         if len(clients) == 0:
             return

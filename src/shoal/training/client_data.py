@@ -14,7 +14,7 @@ from shoal.data.partitions import Partition
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class ClientData:
     """Records on the device; clients are views into them, and have the numbers from `first` on."""
 
     dataset: Dataset
@@ -25,7 +25,7 @@ class Federation:
     first: int = 0
 
     @classmethod
-    def of(cls, dataset: Dataset, partition: Partition, device: torch.device, first: int = 0) -> Federation:
+    def of(cls, dataset: Dataset, partition: Partition, device: torch.device, first: int = 0) -> ClientData:
         return cls(dataset, partition, device, dataset.train_x.to(device), dataset.train_y.to(device), first)
 
     def __len__(self) -> int:

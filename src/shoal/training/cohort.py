@@ -21,7 +21,7 @@ from shoal.data.partitions import Partition
 from shoal.gradients import Layout
 from shoal.mechanisms.setting import Setting
 from shoal.random.streams import Streams
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 State = dict[str, Tensor]
 """What the method, the server's optimiser and the clients carry from one round to the next, by name."""
@@ -101,7 +101,7 @@ class Cohort(ABC):
         """What is public of the clients."""
 
     @abstractmethod
-    def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
+    def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Train these clients and sum their updates.
 
         Args:
@@ -122,7 +122,7 @@ class Cohort(ABC):
     def begin(self, run: Path, done: int) -> None:  # noqa: B027
         """A run begins in this folder, or goes on after `done` rounds."""
 
-    def ready(self, state: State, moment: Moment, stopped: Callable[[], bool]) -> bool:
+    def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
         """Is there somebody to train? Asked before a round is charged; may wait until `stopped`."""
         return True
 

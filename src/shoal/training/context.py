@@ -15,21 +15,21 @@ from shoal.errors import RunError
 from shoal.gradients import Network, network
 from shoal.kernels import triton
 from shoal.random.streams import Streams
-from shoal.training.chunking import Slicer
-from shoal.training.client_data import Federation
+from shoal.training.chunking import Chunker
+from shoal.training.client_data import ClientData
 from shoal.training.cuda_graphs import Graphs
 from shoal.training.engine_settings import Settings
 from shoal.training.workers import Workers
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class TrainingContext:
     """An algorithm, a model, clients with their records, random numbers, and the means to compute."""
 
     algorithm: Algorithm
     network: Network
-    federation: Federation
-    slicer: Slicer
+    federation: ClientData
+    chunker: Chunker
     workers: Workers
     streams: Streams
     graphs: Graphs | None = None
@@ -60,14 +60,14 @@ class Stage:
         """
         device = pick_device(settings.device)
         module = module.to(device)
-        federation = Federation.of(dataset, partition, device, first)
-        sample, per_example = federation.x[:3], algorithm.per_example is not None
-        net = network(module, sample, together=settings.together, per_example=per_example, kernels=settings.kernels)
-        workers = Workers(device, settings.threads, side_by_side=net.together)
-        slicer = Slicer(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
+        federation = ClientData.of(dataset, partition, device, first)
+        sample, per_record = federation.x[:3], algorithm.per_record is not None
+        net = network(module, sample, batched=settings.batched, per_record=per_record, kernels=settings.kernels)
+        workers = Workers(device, settings.threads, side_by_side=net.batched)
+        chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
-        graphs = Graphs() if settings.graphs and net.together and can_record else None
-        return cls(algorithm, net, federation, slicer, workers, streams, graphs, settings.kernels)
+        graphs = Graphs() if settings.graphs and net.batched and can_record else None
+        return cls(algorithm, net, federation, chunker, workers, streams, graphs, settings.kernels)
 
 
 def pick_device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ MOST_IN_A_CHARGE = 1_000_000  # rounds that one line of the ledger may charge
 class Settings:
     """Nothing here changes what is computed, but for rounding.
 
-    `memory`: GiB that slices of a cohort may take. `together`: many clients at once, else one after the other.
+    `memory`: GiB that slices of a cohort may take. `batched`: many clients at once, else one after the other.
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
     `kernels`: layers, and on a CPU noise, in the way that is fastest on their device, else by plain operations.
     `checkpoint_every`: rounds that are charged, released and committed together.
@@ -23,7 +23,7 @@ class Settings:
     device: str = "auto"
     memory: float | None = None
     threads: int | None = None
-    together: bool = True
+    batched: bool = True
     graphs: bool = True
     kernels: bool = True
     evaluate_every: int = 1

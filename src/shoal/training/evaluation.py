@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.data.dataset import Dataset
 from shoal.gradients import Layout
-from shoal.gradients.losses import example_losses
+from shoal.gradients.losses import record_losses
 from shoal.training.workers import Workers
 
 ROWS = 250  # evaluated at once
@@ -43,7 +43,7 @@ class Evaluation:
             with torch.inference_mode():
                 logits = _logits(self.module, x)
                 hits = (logits.argmax(1) == y).sum()
-                return float(hits), float(example_losses(logits, y).sum())
+                return float(hits), float(record_losses(logits, y).sum())
 
         parts = self.workers.map(part, range(0, len(self.y), ROWS))
         hits, losses = map(sum, zip(*parts, strict=True))

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.gradients import ExampleTape, Network, Tape
+from shoal.gradients import Network, RecordTape, Tape
 from shoal.random.normals import Product
-from shoal.training.client_data import Federation
-from shoal.training.context import Stage
-from shoal.training.round_index import Moment
-from shoal.training.sanitise import Sanitiser, Told, sanitiser
+from shoal.training.client_data import ClientData
+from shoal.training.context import TrainingContext
+from shoal.training.round_index import RoundIndex
+from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
 
 VELOCITY = "velocity."
 """Begins the names of what clients keep of their momentum, where they keep it."""
@@ -35,8 +35,8 @@ ALIGNED = 16
 
 
 def train(
-    stage: Stage, params: Tensor, clients: np.ndarray, moment: Moment, state: dict[str, Tensor]
-) -> tuple[Tensor, Told | None]:
+    context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
+) -> tuple[Tensor, StepMetrics | None]:
     """The updates of these clients after their local steps.
 
     Args:
@@ -49,16 +49,16 @@ def train(
     Returns:
         The updates [K, P], and what there is to report of their steps where records are clipped.
     """
-    plan = planned(stage, clients, moment)
-    inputs = _inputs(stage, plan, params)
-    with _drawing(stage, clients, moment):
-        steps = _first(stage, params, clients, moment, state)
-        steps = stage.graphs.play(steps, inputs) if stage.graphs else steps.play(inputs)
-        if steps.sanitiser and steps.sanitiser.told.spoilt:
-            steps = _first(stage, params, clients, moment, state).play_carefully(inputs)
-    if stage.algorithm.local.remembers and steps.velocity is not None:
+    plan = planned(context, clients, index)
+    inputs = _inputs(context, plan, params)
+    with _drawing(context, clients, index):
+        steps = _first(context, params, clients, index, state)
+        steps = context.graphs.play(steps, inputs) if context.graphs else steps.play(inputs)
+        if steps.sanitiser and steps.sanitiser.metrics.non_finite:
+            steps = _first(context, params, clients, index, state).play_carefully(inputs)
+    if context.algorithm.local.remembers and steps.velocity is not None:
         state.update({f"{VELOCITY}{client}": row.cpu() for client, row in zip(clients, steps.velocity, strict=True)})
-    return steps.client_params.sub_(params), steps.sanitiser.told if steps.sanitiser else None
+    return steps.client_params.sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,25 @@ class Plan:
         return np.where(self.batches >= 0, self.batches, self.own[:, None])
 
 
-def planned(stage: Stage, clients: np.ndarray, moment: Moment) -> Plan:
+def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Plan:
     """Each client's batches come from a stream of its own, so that they are the same in any slice, and at the
     client's own site in a real federation.
     """
-    examples, local = stage.algorithm.examples, stage.algorithm.local
+    sampler, local = context.algorithm.records, context.algorithm.local
     drawn, own = [], []
     for client in clients.tolist():
-        records = stage.federation.records(client)
+        records = context.federation.records(client)
         own.append(records[0] if len(records) else 0)
-        steps = local.steps or examples.steps(len(records), local.epochs)
-        generator = stage.streams.generator("examples", moment.t, moment.attempt, client)
-        positions = examples.draw(generator, len(records), steps)
+        steps = local.steps or sampler.steps(len(records), local.epochs)
+        generator = context.streams.generator("examples", index.t, index.attempt, client)
+        positions = sampler.draw(generator, len(records), steps)
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
-    if stage.streams.mode == "secure" and examples.varies:
+    if context.streams.mode == "secure" and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one record more would change the last digits
         # of everybody's gradient, and with them which way a ReLU goes.
-        width = max(width, *(examples.widest(len(stage.federation.records(k))) for k in clients.tolist()))
-    elif stage.graphs and examples.varies:
+        width = max(width, *(sampler.widest(len(context.federation.records(k))) for k in clients.tolist()))
+    elif context.graphs and sampler.varies:
         width = _rounded_up(width)
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
     for place, rows in enumerate(drawn):
@@ -111,36 +111,40 @@ def _rounded_up(width: int) -> int:
     return -(-width // stride) * stride
 
 
-def _inputs(stage: Stage, plan: Plan, params: Tensor) -> Inputs:
+def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
     """The plan on the device; without clips a batch's n records weigh 1/n each, and padding nothing."""
     device = params.device
     records = torch.from_numpy(plan.padded).to(device)
     mask = torch.from_numpy(plan.batches >= 0).to(device, params.dtype)
     active = torch.from_numpy(np.arange(len(records))[:, None] < plan.steps).to(device, params.dtype)
-    weights = mask if stage.algorithm.per_example else mask / mask.sum(-1, keepdim=True).clamp(min=1)
+    weights = mask if context.algorithm.per_record else mask / mask.sum(-1, keepdim=True).clamp(min=1)
     return records, mask, weights, active
 
 
 @contextmanager
-def _drawing(stage: Stage, clients: np.ndarray, moment: Moment) -> Iterator[None]:
+def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Iterator[None]:
     """Layers that draw (Dropout) draw from a seed of this slice; nobody else's random numbers are touched."""
-    if stage.network.together:
+    if context.network.batched:
         yield
         return
-    device = stage.federation.device
+    device = context.federation.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(stage.streams.number("dropout", moment.t, moment.attempt, int(clients[0])))
+        torch.manual_seed(context.streams.number("dropout", index.t, index.attempt, int(clients[0])))
         yield
 
 
-def _first(stage: Stage, params: Tensor, clients: np.ndarray, moment: Moment, state: dict[str, Tensor]) -> LocalSteps:
+def _first(
+    context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
+) -> LocalSteps:
     """Before the first step: everyone has the model."""
-    local = stage.algorithm.local
+    local = context.algorithm.local
     client_params = aligned(params.expand(len(clients), -1))
     velocity = _velocity(client_params, clients, state) if local.momentum else None
-    clipping = sanitiser(stage, client_params, clients, moment, state)
-    lr = local.rate(moment.t, moment.total)
-    return LocalSteps(stage.network, stage.federation, params, client_params, velocity, clipping, lr, local.momentum)
+    clipping = sanitiser(context, client_params, clients, index, state)
+    lr = local.rate(index.t, index.total)
+    return LocalSteps(
+        context.network, context.federation, params, client_params, velocity, clipping, lr, local.momentum
+    )
 
 
 def _velocity(client_params: Tensor, clients: np.ndarray, state: dict[str, Tensor]) -> Tensor:
@@ -156,7 +160,7 @@ class LocalSteps:
     """SGD of K clients from one model [P], each with parameters (and a velocity) of its own, [K, P]."""
 
     network: Network
-    federation: Federation
+    federation: ClientData
     params: Tensor
     client_params: Tensor
     velocity: Tensor | None
@@ -180,7 +184,7 @@ class LocalSteps:
         assert self.sanitiser is not None
         for records, mask, weights, active in zip(*inputs, strict=True):
             tape = self.network.backward(self.client_params, *self.federation.rows(records), weights)
-            without = Without(tape, self.sanitiser.spoilt(tape))  # type: ignore[arg-type]
+            without = Without(tape, self.sanitiser.non_finite(tape))  # type: ignore[arg-type]
             self._move(without, mask * ~without.dropped, active)
         return self
 
@@ -221,7 +225,7 @@ class LocalSteps:
 class Without:
     """A tape without some of its records: to have no norm is to be clipped to nothing."""
 
-    def __init__(self, tape: ExampleTape, dropped: Tensor) -> None:
+    def __init__(self, tape: RecordTape, dropped: Tensor) -> None:
         self._tape, self.dropped, self.layers = tape, dropped, tape.layers
         self._squares = tape.squares().masked_fill(dropped, float("inf"))
         tape.make_finite()
@@ -232,13 +236,13 @@ class Without:
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         self._tape.accumulate(into, scale, factors)
 
-    def accumulate_but(
+    def accumulate_except(
         self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
     ) -> list[Product]:
-        return self._tape.accumulate_but(left, into, scale, factors)
+        return self._tape.accumulate_except(left, into, scale, factors)
 
-    def examples(self) -> Tensor:
-        return self._tape.examples().masked_fill(self.dropped.unsqueeze(2), 0.0)
+    def records(self) -> Tensor:
+        return self._tape.records().masked_fill(self.dropped.unsqueeze(2), 0.0)
 
     def make_finite(self) -> None:
         """It is already."""

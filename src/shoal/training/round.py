@@ -22,14 +22,16 @@ from shoal.mechanisms.update_clipping import weighed_sum
 from shoal.random.secure_streams import grid, toward_zero
 from shoal.training import server
 from shoal.training.cohort import Cohort, Population, State, Sum
-from shoal.training.context import Stage
+from shoal.training.context import TrainingContext
 from shoal.training.finite import finite_or_zero
 from shoal.training.local_training import train
-from shoal.training.round_index import Moment
-from shoal.training.sanitise import Told
+from shoal.training.round_index import RoundIndex
+from shoal.training.sanitise import StepMetrics
 
 
-def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> tuple[Tensor, State, dict[str, Any]]:
+def play_round(
+    cohort: Cohort, params: Tensor, state: State, index: RoundIndex
+) -> tuple[Tensor, State, dict[str, Any]]:
     """Play round t; it must have been charged before.
 
     Args:
@@ -42,7 +44,7 @@ def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> 
         The new model, what the next round takes over, and the round's metrics.
     """
     algorithm, streams = cohort.algorithm, cohort.streams
-    t, rounds, attempt = moment.t, moment.total, moment.attempt
+    t, rounds, attempt = index.t, index.total, index.attempt
     state = dict(state)
 
     # clients: who takes part, and how many are expected to, which is public
@@ -50,9 +52,9 @@ def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> 
     clients = algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count)
     expected = algorithm.clients.expected(t, rounds, count)
 
-    # examples, local, per_example, per_step: each client trains on its own records
+    # examples, local, per_record, per_step: each client trains on its own records
     # per_update: its update is checked, and clipped as it leaves; the server sees the sum
-    total = cohort.train(clients, params, state, moment)
+    total = cohort.train(clients, params, state, index)
 
     # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
     by_size = algorithm.aggregate.weights == "size" and total.weight > 0
@@ -71,14 +73,14 @@ def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> 
     update = total.update.div_(denominator).to(params.dtype)
 
     # server: its step, after which everyone sees the model
-    params = server.step(algorithm.server, params, update, state, moment)
+    params = server.step(algorithm.server, params, update, state, index)
 
     # adapt: the next round's clips
     if per_update is not None:
         generator = streams.generator("count noise", t, attempt)
         per_update.adapt(state, total.below, total.clients, expected, noise, generator)
-    if algorithm.per_example is not None:
-        algorithm.per_example.adapt(state, total.shares / expected + 0.5)
+    if algorithm.per_record is not None:
+        algorithm.per_record.adapt(state, total.shares / expected + 0.5)
 
     metrics: dict[str, Any] = {"clients": total.clients, "expected_clients": expected}
     if math.isfinite(total.clip_norm):
@@ -89,17 +91,17 @@ def play_round(cohort: Cohort, params: Tensor, state: State, moment: Moment) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class SimulatedCohort(Stage, Cohort):
+class SimulatedCohort(TrainingContext, Cohort):
     """Clients whose records are in this process, trained many at once."""
 
-    def train(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Sum:
-        total = self.sum(clients, params, state, moment)
+    def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
+        total = self.sum(clients, params, state, index)
         exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
         total.update = total.update.to(exact)
-        total.metrics = total.summary() | self._step_metrics(total, state, moment)
+        total.metrics = total.summary() | self._step_metrics(total, state, index)
         return total
 
-    def sum(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> PartialSum:
+    def sum(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> PartialSum:
         """The sum over these clients in float64; those of several processes add up to the cohort's.
 
         In secure mode nobody's update may depend on who else came, not even in its last digits, which decide which
@@ -107,26 +109,26 @@ class SimulatedCohort(Stage, Cohort):
         """
         per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
         each = partial(self.workers.map, steady=secure and self.population.clients > 1)
-        learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, moment=moment)
-        slices: Iterable[Any] = self.slicer.slices(clients, self.federation.sizes(clients), one_by_one=secure)
+        learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, index=index)
+        chunks: Iterable[Any] = self.chunker.chunks(clients, self.federation.sizes(clients), one_by_one=secure)
         norms = None
-        if per_update is not None and per_update.waits_for_cohort:  # its bound comes of everybody's norms
-            slices, learn = list(each(learn, slices)), lambda trained: trained
-            norms = torch.cat([part.norms for part in slices]) if slices else None
-        clip_norm = math.inf if per_update is None else per_update.bound(state, moment.t, moment.total, norms)
+        if per_update is not None and per_update.needs_cohort_norms:  # its bound comes of everybody's norms
+            chunks, learn = list(each(learn, chunks)), lambda trained: trained
+            norms = torch.cat([part.norms for part in chunks]) if chunks else None
+        clip_norm = math.inf if per_update is None else per_update.bound(state, index.t, index.total, norms)
 
         total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
-        for part in each(lambda part: self._sum(learn(part), clip_norm, moment), slices):
+        for part in each(lambda part: self._sum(learn(part), clip_norm, index), chunks):
             total += part
         return total
 
-    def updates(self, clients: np.ndarray, params: Tensor, state: State, moment: Moment) -> Updates:
+    def updates(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Updates:
         """Local training of a slice of the clients, and the check of what comes of it."""
-        updates, told = train(self, params, clients, moment, state)
+        updates, metrics = train(self, params, clients, index, state)
         updates, norms, bad = finite_or_zero(updates)
-        return Updates(clients, updates, norms, int(bad.sum()), told)
+        return Updates(clients, updates, norms, int(bad.sum()), metrics)
 
-    def _sum(self, part: Updates, clip_norm: float, moment: Moment) -> PartialSum:
+    def _sum(self, part: Updates, clip_norm: float, index: RoundIndex) -> PartialSum:
         """What a slice of the clients adds to the sum."""
         raw = part.updates.sum(0)
         weights = np.ones(len(part.clients))
@@ -135,7 +137,7 @@ class SimulatedCohort(Stage, Cohort):
         if self.algorithm.per_update is None and (weights == weights[0]).all():
             update = raw * float(weights[0])
         else:
-            left = leaving(self, part, clip_norm, moment)
+            left = protected_updates(self, part, clip_norm, index)
             update = weighed_sum(left[None], torch.as_tensor(weights, dtype=left.dtype, device=left.device)[None])[0]
         return PartialSum(
             update,
@@ -146,21 +148,21 @@ class SimulatedCohort(Stage, Cohort):
             raw=raw,
             square=float(part.norms.double().square().sum()),
             bad=part.bad,
-            records=float(part.told.records) if part.told else 0.0,
-            clipped_records=float(part.told.clipped) if part.told else 0.0,
+            records=float(part.metrics.records) if part.metrics else 0.0,
+            clipped_records=float(part.metrics.clipped) if part.metrics else 0.0,
         )
 
-    def _step_metrics(self, total: PartialSum, state: State, moment: Moment) -> dict[str, float]:
+    def _step_metrics(self, total: PartialSum, state: State, index: RoundIndex) -> dict[str, float]:
         """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
-        per_example, per_step = self.algorithm.per_example, self.algorithm.per_step
-        if per_example is None:
+        per_record, per_step = self.algorithm.per_record, self.algorithm.per_step
+        if per_record is None:
             return {}
         metrics = {"clipped_records": total.clipped_records / max(total.records, 1.0)}
-        t, rounds, batch = moment.t, moment.total, self.algorithm.examples.batch
-        if (clip_norm := per_example.public_bound(state, t, rounds)) is not None:
-            metrics["example_clip"] = clip_norm
-            if per_step is not None and per_example.unproven is None:
-                noise = per_example.update_noise(per_step.multiplier(t, rounds, batch), batch)
+        t, rounds, batch = index.t, index.total, self.algorithm.records.batch
+        if (clip_norm := per_record.public_bound(state, t, rounds)) is not None:
+            metrics["record_clip"] = clip_norm
+            if per_step is not None and per_record.unproven is None:
+                noise = per_record.update_noise(per_step.multiplier(t, rounds, batch), batch)
                 metrics["step_noise"] = noise * clip_norm
         return metrics
 
@@ -180,17 +182,17 @@ class SimulatedCohort(Stage, Cohort):
         self.workers.close()
 
 
-def leaving(cohort: Cohort, part: Updates, clip_norm: float, moment: Moment) -> Tensor:
+def protected_updates(cohort: Cohort, part: Updates, clip_norm: float, index: RoundIndex) -> Tensor:
     """Boundary `per_update`: the updates [K, P] as they enter the sum; those trained may be overwritten."""
 
     def draw(row: int) -> np.random.Generator:
-        return cohort.streams.generator("update noise", moment.t, moment.attempt, int(part.clients[row]))
+        return cohort.streams.generator("update noise", index.t, index.attempt, int(part.clients[row]))
 
     per_update = cohort.algorithm.per_update
     if per_update is None:
         return part.updates
     layers = cohort.layout.named_layers
-    left = per_update.leave(part.updates, part.norms, clip_norm, moment.t, moment.total, draw, layers)
+    left = per_update.apply(part.updates, part.norms, clip_norm, index.t, index.total, draw, layers)
     if cohort.streams.mode != "secure":
         return left
     return (toward_zero(left, grid(clip_norm)) if cohort.algorithm.per_round is not None else left).double()
@@ -204,14 +206,14 @@ class Updates:
     updates: Tensor
     norms: Tensor
     bad: int = 0
-    told: Told | None = None
+    metrics: StepMetrics | None = None
 
     @property
     def shares(self) -> Tensor:
         """Each client's noisy share of gradients below the clip, less 1/2, of methods that count them."""
-        if self.told is None:
+        if self.metrics is None:
             return torch.zeros(len(self.clients))
-        return self.told.shares / self.told.steps.clamp(min=1) - 0.5
+        return self.metrics.shares / self.metrics.steps.clamp(min=1) - 0.5
 
 
 @dataclass

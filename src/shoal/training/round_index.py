@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Moment:
+class RoundIndex:
     """When a round is played: round t of `total`, and the how-manieth attempt at it this is."""
 
     t: int

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from shoal import release
 from shoal.errors import RunError
+from shoal.renamed import current
 
 CHECKPOINT = "checkpoint/state.safetensors"
 DATA_KEY = "data-key.json"
@@ -125,7 +126,7 @@ class RunFolder:
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
+                found.append(current(json.loads(line)))
                 int(found[-1]["round"])
             except (ValueError, TypeError, KeyError, RecursionError):
                 if number == len(lines):

@@ -1,4 +1,4 @@
-"""The boundaries inside a client: `per_example` clips every record's gradient, `per_step` adds noise to every step.
+"""The boundaries inside a client: `per_record` clips every record's gradient, `per_step` adds noise to every step.
 
 One `Sanitiser`, which the clip makes, serves a slice of clients for the steps of one round. It turns the tape of a
 batch into one that adds the noisy gradient.
@@ -11,38 +11,38 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.mechanisms.record_clipping import ClippedByFactors
-from shoal.mechanisms.sanitiser import Sanitiser, Told
+from shoal.mechanisms.sanitiser import Sanitiser, StepMetrics
 from shoal.random.normals import Normals, normals
-from shoal.training.context import Stage
-from shoal.training.round_index import Moment
+from shoal.training.context import TrainingContext
+from shoal.training.round_index import RoundIndex
 
-__all__ = ["ClippedByFactors", "Sanitiser", "Told", "sanitiser", "step_noise"]
+__all__ = ["ClippedByFactors", "Sanitiser", "StepMetrics", "sanitiser", "step_noise"]
 
 
 def sanitiser(
-    stage: Stage, params: Tensor, clients: np.ndarray, moment: Moment, memory: dict[str, Tensor]
+    context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> Sanitiser | None:
     """The method's own, or None where gradients are left as they are."""
-    algorithm, when = stage.algorithm, (moment.t, moment.total)
-    per_example, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
-    if per_example is None:
+    algorithm, when = context.algorithm, (index.t, index.total)
+    per_record, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
+    if per_record is None:
         return None
-    algorithm.refuse_unheld(per_example.least(memory, *when, params.shape[1]), *when)
+    algorithm.refuse_unheld(per_record.least(state, *when, params.shape[1]), *when)
 
     def draw(purpose: str, like: Tensor) -> Normals:
-        numbers, whole = (moment.t, moment.attempt), like is params  # a count is one number: no threads for that
-        spread, fused = stage.workers.spread if whole else None, whole and stage.graphs is not None
-        return normals(stage.streams, purpose, numbers, clients.tolist(), like, spread, fused, stage.kernels)
+        numbers, whole = (index.t, index.attempt), like is params  # a count is one number: no threads for that
+        spread, fused = context.workers.spread if whole else None, whole and context.graphs is not None
+        return normals(context.streams, purpose, numbers, clients.tolist(), like, spread, fused, context.kernels)
 
     noise = per_step.multiplier(*when, batch) if per_step is not None else 0.0
-    return per_example.sanitiser(params, stage.network.layout.named_layers, noise, batch, memory, *when, draw)
+    return per_record.sanitiser(params, context.network.layout.named_layers, noise, batch, state, *when, draw)
 
 
-def step_noise(algorithm: Algorithm, memory: dict[str, Tensor], moment: Moment, size: int) -> float:
+def step_noise(algorithm: Algorithm, state: dict[str, Tensor], index: RoundIndex, size: int) -> float:
     """How much noise one local step leaves in a parameter, at least: what is public of it."""
-    per_example, per_step, batch = algorithm.per_example, algorithm.per_step, algorithm.examples.batch
-    when = moment.t, moment.total
-    if per_example is None or per_step is None:
+    per_record, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
+    when = index.t, index.total
+    if per_record is None or per_step is None:
         return 0.0
-    clip = per_example.least(memory, *when, size)
+    clip = per_record.least(state, *when, size)
     return algorithm.local.rate(*when) * per_step.multiplier(*when, batch) * clip / batch

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Server
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 ADAM_DECAYS = (0.9, 0.99)
 
 
-def step(server: Server, params: Tensor, update: Tensor, state: dict[str, Tensor], moment: Moment) -> Tensor:
+def step(server: Server, params: Tensor, update: Tensor, state: dict[str, Tensor], index: RoundIndex) -> Tensor:
     """The next model; what the server remembers is kept in `state`."""
     if server.adaptivity:
         update = _adam(server, update, state)
@@ -23,7 +23,7 @@ def step(server: Server, params: Tensor, update: Tensor, state: dict[str, Tensor
         state["server.velocity"] = update
     params = torch.add(params, update, alpha=server.lr)
     # T - t <= share x T, and 7 of 10 rounds shall not become 6 by rounding
-    if server.average and moment.total - moment.t <= server.average * moment.total + 1e-9:
+    if server.average and index.total - index.t <= server.average * index.total + 1e-9:
         _average(params, state)
     return params
 

@@ -28,7 +28,7 @@ from shoal.training.engine_settings import Settings
 from shoal.training.evaluation import Evaluation
 from shoal.training.local_training import VELOCITY
 from shoal.training.round import SimulatedCohort, play_round
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT, RunFolder
 from shoal.training.server import given_out
 
@@ -99,8 +99,8 @@ class Trainer(Generic[AnyCohort]):
     def play(self, attempt: int) -> dict[str, Any]:
         """Play the next round, which must have been charged before; its metrics."""
         start = time.perf_counter()
-        moment = Moment(self.done, self.rounds, attempt)
-        self.params, self.state, metrics = play_round(self.cohort, self.params, self.state, moment)
+        index = RoundIndex(self.done, self.rounds, attempt)
+        self.params, self.state, metrics = play_round(self.cohort, self.params, self.state, index)
         self.done += 1
         line: dict[str, Any] = {"round": self.done}
         if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
@@ -143,7 +143,7 @@ class Trainer(Generic[AnyCohort]):
         """The same training from the start, with neither clip nor noise: what privacy costs in accuracy."""
         if not isinstance(self.cohort, SimulatedCohort):
             raise ConfigError("baseline: the training without privacy cannot be played here, where the data are not")
-        plain = replace(self.cohort.algorithm, per_example=None, per_step=None, per_update=None, per_round=None)
+        plain = replace(self.cohort.algorithm, per_record=None, per_step=None, per_update=None, per_round=None)
         often = max(self.settings.evaluate_every, math.ceil(self.rounds / MOST_BASELINE_POINTS))
         module = copy.deepcopy(self.evaluation.module)
         self.evaluation.layout.load(module, self._start)
@@ -157,7 +157,7 @@ class Trainer(Generic[AnyCohort]):
         self.cohort.close()
 
     def _ready(self) -> bool:
-        return self.cohort.ready(self.state, Moment(self.done, self.rounds), lambda: self._stopped)
+        return self.cohort.ready(self.state, RoundIndex(self.done, self.rounds), lambda: self._stopped)
 
     def _save(self, folder: RunFolder, ledger_head: str) -> str:
         """Release the state: the hash of its file."""

@@ -22,11 +22,11 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 import shoal
 from shoal.accounting.ledger import Ledger, verify
 from shoal.errors import ConfigError
-from shoal.federation.flower.node import Door, JoinError, Link, attend
+from shoal.federation.flower.node import Endpoint, JoinError, Link, run_site
 from shoal.federation.flower.superlink import ALIVE, SuperLink, Tls, identity
-from shoal.federation.flower.transport import Mail
+from shoal.federation.flower.transport import Transport
 from shoal.federation.keys import make_authority, make_site, public_pem, read_site_key, read_sites
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
@@ -74,7 +74,7 @@ def free_port():
 
 
 @dataclass
-class Federation:
+class ClientData:
     """A folder with keys for three sites and one stranger, and the processes that were started in it."""
 
     folder: Path
@@ -82,9 +82,9 @@ class Federation:
     started: list[Child] = field(default_factory=list)
     end: float = field(default_factory=lambda: time.monotonic() + PATIENCE)
 
-    def serve(self, *words, moment="never", round=0):
+    def serve(self, *words, index="never", round=0):
         words = ["serve", "--keys", "keys", "--port", str(self.port), *words]
-        return self._start("serve.log", words, moment, round)
+        return self._start("serve.log", words, index, round)
 
     def join(self, number, key=None, ca="keys/ca.pem", folder=None):
         name = key or f"site-{number}"
@@ -138,7 +138,7 @@ def federation(tmp_path):
         _, public = make_site(tmp_path, name)
         if name != "stranger":
             public.rename(tmp_path / "keys" / "sites" / public.name)
-    made = Federation(tmp_path, free_port())
+    made = ClientData(tmp_path, free_port())
     yield made
     for child in made.started:
         child.away()
@@ -182,12 +182,12 @@ def test_a_coordinator_killed_at_five_moments_completes_its_run(federation, tmp_
     moments = [("charged", 2), ("asked", 3), ("answered", 4), ("written", 5), ("committed", 5)]
     sites = [federation.join(number) for number in range(3)]
     arguments = ["federation.toml"]
-    for moment, round in moments:
-        killed = federation.serve(*arguments, moment=moment, round=round)
+    for index, round in moments:
+        killed = federation.serve(*arguments, index=index, round=round)
         assert federation.ended(killed) == [-signal.SIGKILL], killed.said
         assert verify(federation.run / "ledger.jsonl").whole
         arguments = ["--resume", str(federation.run)]
-        if moment == "written":  # the commit is made good; the round is not played again
+        if index == "written":  # the commit is made good; the round is not played again
             moments[4] = ("committed", 6)
     last = federation.serve(*arguments)
     assert federation.ended(last, *sites) == [0, 0, 0, 0], last.said
@@ -211,7 +211,7 @@ def test_a_coordinator_killed_at_five_moments_completes_its_run(federation, tmp_
 def test_sites_that_die_come_late_or_come_back(federation, tmp_path):
     """One is killed in the middle of a round and comes back; another joins when rounds are being played."""
     config(tmp_path, rounds=10_000, seeded="false", deadline=60.0)  # more than are ever played
-    coordinator = federation.serve("federation.toml", "-c", "federation.first=2")
+    coordinator = federation.serve("federation.toml", "-c", "federation.min_sites_to_start=2")
     victim, other = federation.join(0), federation.join(1)
     federation.until(lambda: len(federation.metrics()) >= 3, "rounds are played by two of three")
     assert federation.metrics()[0]["clients"] == 2
@@ -243,8 +243,8 @@ class Slow(Site):
 
     over = threading.Event()
 
-    def answer(self, kind, letter):
-        answer = super().answer(kind, letter)
+    def answer(self, kind, message):
+        answer = super().answer(kind, message)
         if kind == ROUND:
             self.over.wait(PATIENCE)
         return answer
@@ -253,10 +253,10 @@ class Slow(Site):
 class Blob(Site):
     """A site that answers rounds with 1 GiB; in pieces that are all the same, or all different."""
 
-    def answer(self, kind, letter):
-        answer = super().answer(kind, letter)
+    def answer(self, kind, message):
+        answer = super().answer(kind, message)
         update = torch.arange(2**28, dtype=torch.float32) if self.owner.name == "varied" else torch.zeros(2**28)
-        return Parcel(answer.values, {"update": update}) if kind == ROUND else answer
+        return Payload(answer.values, {"update": update}) if kind == ROUND else answer
 
 
 def with_one(odd, name, folder, rounds, deadline, on_round=None):
@@ -265,8 +265,8 @@ def with_one(odd, name, folder, rounds, deadline, on_round=None):
     for number, (kind, called) in enumerate([(Site, "site-0"), (odd, name), (Site, "site-2")]):
         site = kind(Owner(called, folder / called, reader("digits", part=number)))
         private, _ = make_site(folder, called)
-        door = Door(f"127.0.0.1:{link.port}", read_site_key(private), None, registers=True)
-        threading.Thread(target=_tolerant, args=(site, door), daemon=True).start()
+        endpoint = Endpoint(f"127.0.0.1:{link.port}", read_site_key(private), None, registers=True)
+        threading.Thread(target=_tolerant, args=(site, endpoint), daemon=True).start()
     try:
         given = config(folder, rounds=rounds, deadline=deadline)
         return serve(link, given, runs=folder / "runs", on_round=on_round)
@@ -293,9 +293,9 @@ def test_a_gibibyte_in_the_place_of_an_update_counts_as_zero(tmp_path, name):
     assert reports(result) == [(name, "bad")]
 
 
-def _tolerant(site, door):
+def _tolerant(site, endpoint):
     try:
-        attend(site, door, 5.0, lambda _words: None)
+        run_site(site, endpoint, 5.0, lambda _words: None)
     except (JoinError, httpx.HTTPError):
         pass
     finally:
@@ -328,7 +328,7 @@ def test_only_the_fleet_api_is_open(path):
     try:
         headers = {"content-type": "application/protobuf"}
         assert (
-            httpx.post(
+            httpx.state(
                 f"http://127.0.0.1:{link.port}{path}", content=b"", headers=headers, timeout=PATIENCE
             ).status_code
             == 404
@@ -348,17 +348,17 @@ def test_without_its_key_nobody_speaks_for_a_node(tmp_path):
     link = SuperLink("127.0.0.1", 0, tls, list(keys.values()))
     ca = (tmp_path / "ca.pem").read_bytes()
     try:
-        own = Door(f"127.0.0.1:{link.port}", read_site_key(private), ca, registers=False)
+        own = Endpoint(f"127.0.0.1:{link.port}", read_site_key(private), ca, registers=False)
         with Link(own) as good:
             assert [node.node_id for node in link.get_nodes()] == [good.node]
             assert identity(link.get_nodes()[0].public_key) == identity(keys["one"])
         assert not link.get_nodes()
         for registers in (False, True):
-            stranger = Door(own.address, read_site_key(other), ca, registers)
+            stranger = Endpoint(own.address, read_site_key(other), ca, registers)
             with pytest.raises(httpx.HTTPStatusError), Link(stranger):
                 pass
         with pytest.raises(httpx.HTTPError):
-            httpx.post(f"http://127.0.0.1:{link.port}/v1/fleet/pull-messages")
+            httpx.state(f"http://127.0.0.1:{link.port}/v1/fleet/pull-messages")
         assert public_pem(read_site_key(private).public_key()) == keys["one"]
     finally:
         link.close()
@@ -369,108 +369,114 @@ def waiting(tmp_path):
     """An open link, a site's door to it, and the mail."""
     private, _ = make_site(tmp_path, "one")
     link = SuperLink("127.0.0.1", 0, None, [])
-    yield link, Door(f"127.0.0.1:{link.port}", read_site_key(private), None, registers=True), Mail(link, 2**20)
+    yield (
+        link,
+        Endpoint(f"127.0.0.1:{link.port}", read_site_key(private), None, registers=True),
+        Transport(link, 2**20),
+    )
     link.close()
 
 
 def pulled_in_time(site):
-    """A letter, or a failure; a request for one is held for some seconds only, a letter is handed out once."""
+    """A message, or a failure; a request for one is held for some seconds only, a message is handed out once."""
     end = time.monotonic() + PATIENCE
     while (found := site.pulled()) is None:
-        assert time.monotonic() < end, "no letter came"
+        assert time.monotonic() < end, "no message came"
     return found
 
 
 @pytest.fixture
 def held(waiting, monkeypatch):
-    """Set once a site's request for letters has come and found none: it is held then."""
+    """Set once a site's request for messages has come and found none: it is held then."""
     link, asked = waiting[0], threading.Event()
-    look = link._post.get_message_ins
+    look = link._state.get_message_ins
 
     def looking(*given, **named):
         found = look(*given, **named)
         asked.set()
         return found
 
-    monkeypatch.setattr(link._post, "get_message_ins", looking)
+    monkeypatch.setattr(link._state, "get_message_ins", looking)
     return asked
 
 
 def test_a_letter_is_lost_with_the_site_that_had_it(waiting):
     """A site that is started again at once is not waited for until the deadline."""
-    _, door, mail = waiting
-    with Link(door) as first:
-        sent = mail.send({first.node: Parcel({"a": 1})}, ROUND, 60.0)
+    _, endpoint, transport = waiting
+    with Link(endpoint) as first:
+        sent = transport.send({first.node: Payload({"a": 1})}, ROUND, 60.0)
         pulled_in_time(first)
-        assert mail.arrived() == []
-        with Link(door) as again:
+        assert transport.replies() == []
+        with Link(endpoint) as again:
             assert again.node == first.node
-            (found,) = mail.arrived()
-    assert (found.letter, found.node, found.lost) == (next(iter(sent)), first.node, True)
+            (found,) = transport.replies()
+    assert (found.message, found.node, found.lost) == (next(iter(sent)), first.node, True)
 
 
 def test_a_letter_is_not_seen_before_all_of_it_is_there(waiting, monkeypatch):
-    """A site that asks while a letter is being written gets the whole letter, however long that takes."""
-    link, door, mail = waiting
-    store = link._post.store_object
+    """A site that asks while a message is being written gets the whole message, however long that takes."""
+    link, endpoint, transport = waiting
+    store = link._state.store_object
 
     def slowly(*given):
         time.sleep(0.2)
         return store(*given)
 
-    monkeypatch.setattr(link._post, "store_object", slowly)
-    with Link(door) as site:
-        writing = threading.Thread(target=mail.send, args=({site.node: Parcel({"a": 1})}, ROUND, 60.0), daemon=True)
+    monkeypatch.setattr(link._state, "store_object", slowly)
+    with Link(endpoint) as site:
+        writing = threading.Thread(
+            target=transport.send, args=({site.node: Payload({"a": 1})}, ROUND, 60.0), daemon=True
+        )
         writing.start()
         pulled_in_time(site)
         writing.join(PATIENCE)
 
 
 def test_no_letter_is_handed_to_a_connection_of_before_a_restart(waiting, held):
-    """A site that waits for letters starts again: the next letter reaches the new one."""
-    _, door, mail = waiting
+    """A site that waits for messages starts again: the next message reaches the new one."""
+    _, endpoint, transport = waiting
     found = []
-    with Link(door) as before:
+    with Link(endpoint) as before:
         asking = threading.Thread(target=lambda: found.append(before.pulled()), daemon=True)
         asking.start()
         assert held.wait(PATIENCE)
-        with Link(door) as again:
-            mail.send({again.node: Parcel({"a": 1})}, ROUND, 60.0)
+        with Link(endpoint) as again:
+            transport.send({again.node: Payload({"a": 1})}, ROUND, 60.0)
             asking.join(PATIENCE)  # whoever held on has had an answer
             pulled_in_time(again)
     assert found == [None]
 
 
 def test_a_site_that_dies_while_it_waits_is_missed_at_once(waiting, held, tmp_path):
-    link, door, _ = waiting
-    child = start(tmp_path, "join.log", ["join", door.address, "--data", "digits"])
+    link, endpoint, _ = waiting
+    child = start(tmp_path, "join.log", ["join", endpoint.address, "--data", "digits"])
     try:
         assert held.wait(PATIENCE), child.said
         assert link.get_nodes()
         child.signal(signal.SIGKILL)
         child.ended(time.monotonic() + PATIENCE)
-        killed = link._post.clock
+        killed = link._state.clock
         while link.get_nodes():
-            assert link._post.clock < killed + ALIVE / 2
+            assert link._state.clock < killed + ALIVE / 2
             time.sleep(0.05)
     finally:
         child.away()
 
 
 def test_a_site_that_refuses_the_terms_answers_so_and_ends(waiting, tmp_path):
-    link, door, mail = waiting
+    link, endpoint, transport = waiting
 
     def offer():
         while not (nodes := link.get_nodes()):
             time.sleep(0.05)
-        mail.send({nodes[0].node_id: Parcel({"terms": "[", "round": 0})}, TERMS, 60.0)
+        transport.send({nodes[0].node_id: Payload({"terms": "[", "round": 0})}, TERMS, 60.0)
 
     threading.Thread(target=offer, daemon=True).start()
     site = Site(Owner("strict", tmp_path / "strict", reader("digits", part=0)))
     with pytest.raises(JoinError, match="takes no part in the run: the terms cannot be understood"):
-        attend(site, door, 5.0, lambda _words: None)
-    (answer,) = mail.arrived()
-    assert "cannot be understood" in answer.parcel.text("refused")
+        run_site(site, endpoint, 5.0, lambda _words: None)
+    (answer,) = transport.replies()
+    assert "cannot be understood" in answer.payload.text("refused")
 
 
 # ---------------------------------------------------------------- what the command line refuses

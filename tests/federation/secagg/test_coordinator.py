@@ -19,10 +19,10 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, proves
 from shoal.config import configure
 from shoal.errors import ConfigError
-from shoal.federation.consent import Wishes
-from shoal.federation.flower.transport import Mail
+from shoal.federation.consent import Requirements
+from shoal.federation.flower.transport import Transport
 from shoal.federation.keys import make_site, public_pem, read_public, read_site_key
-from shoal.federation.messages import Parcel
+from shoal.federation.messages import Payload
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.masks import from_vector
 from shoal.federation.secagg.secure_cohort import SecureCohort
@@ -33,8 +33,8 @@ from shoal.federation.terms import END, ROUND, TERMS
 from shoal.mechanisms.setting import Setting
 from shoal.prepare import prepare
 from shoal.random.secure_streams import grid, toward_zero
-from shoal.training.round import leaving
-from shoal.training.round_index import Moment
+from shoal.training.round import protected_updates
+from shoal.training.round_index import RoundIndex
 from support.federations import NAMED, farthest, served, settings, simulated
 from support.loopback import Loopback, Peer
 
@@ -98,18 +98,20 @@ def test_the_sum_is_that_of_the_plain_path_on_the_grid(tmp_path, sums, gone):
         grid_.changes[gone] = silent_at(ROUND)
     result, grid_ = served(tmp_path, given, grid_)
     _, simulator = prepare(configure(given), None, None)
-    letters = {node: parcel for to, node, kind, parcel in grid_.wire if (to, kind) == ("to", ROUND)}
+    messages = {node: payload for to, node, kind, payload in grid_.wire if (to, kind) == ("to", ROUND)}
     clip = simulator.cohort.algorithm.per_update.bound({}, 0, 1, None)
     expected = 0
-    for node, letter in letters.items():
-        client = np.array([letter.values["number"]])
-        part = simulator.cohort.updates(client, letter.vectors["model"], {}, Moment(0, 1, 0))
+    for node, message in messages.items():
+        client = np.array([message.values["number"]])
+        part = simulator.cohort.updates(client, message.vectors["model"], {}, RoundIndex(0, 1, 0))
         if node != gone:
-            expected = expected + toward_zero(leaving(simulator.cohort, part, clip, Moment(0, 1, 0))[0], grid(clip))
+            expected = expected + toward_zero(
+                protected_updates(simulator.cohort, part, clip, RoundIndex(0, 1, 0))[0], grid(clip)
+            )
     ((plan, numbers),) = sums
     assert plan.step == grid(clip)
     assert torch.equal(torch.from_numpy(numbers * plan.step).float(), expected)
-    assert result.metrics[0]["clients"] == len(letters) - (gone is not None)
+    assert result.metrics[0]["clients"] == len(messages) - (gone is not None)
 
 
 @pytest.mark.slow
@@ -148,12 +150,12 @@ def test_nothing_but_the_protocols_letters_is_on_the_wire(tmp_path):
         CHECK: {"signature"},
         UNMASK: {"shares"},
     }
-    sent = [(kind, parcel) for to, _, kind, parcel in grid_.wire if to == "from" and kind not in (TERMS, END)]
+    sent = [(kind, payload) for to, _, kind, payload in grid_.wire if to == "from" and kind not in (TERMS, END)]
     assert len(sent) == 2 * SITES * len(answers)
-    for kind, parcel in sent:
-        assert set(parcel.values) == NAMED | answers[kind]
-        assert set(parcel.vectors) == ({"masked"} if kind == ROUND else set())
-    words = np.concatenate([from_vector(parcel.vectors["masked"]) for kind, parcel in sent if kind == ROUND])
+    for kind, payload in sent:
+        assert set(payload.values) == NAMED | answers[kind]
+        assert set(payload.vectors) == ({"masked"} if kind == ROUND else set())
+    words = np.concatenate([from_vector(payload.vectors["masked"]) for kind, payload in sent if kind == ROUND])
     assert len(words) == 2 * SITES * 651, "the update and, as one number more, the bit for the quantile"
     assert len(set(words.tolist())) > len(words) - 5, "no two are alike, but by chance"
 
@@ -178,7 +180,7 @@ def test_the_claim_holds_against_the_server_too(tmp_path):
     result, _ = served(tmp_path, secure(), with_keys(tmp_path))
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
     expected = epsilon(Repeat(Gaussian(NOISE / 2), 2), 1e-5).epsilon
-    for unit in ("client", "example"):
+    for unit in ("client", "record"):
         for observer in ("release", "server"):
             assert proven[unit, observer] == pytest.approx(expected)
     trusted, _ = served(tmp_path / "2", in_clear(), with_keys(tmp_path / "2"))
@@ -194,8 +196,8 @@ def test_sampling_does_not_hide_who_takes_part():
     for observer in ("release", "server"):
         found = event(record, setting, 0, "client", observer)
         assert (found.participation, found.client_rate, found.noise) == ("visible", 0.1, NOISE / 2)
-        assert event(record, setting, 0, "example", observer).noise == NOISE
-    assert event(record, Setting(100, 5, multiplicity=3), 0, "example", "server") == Gaussian(NOISE / 3)
+        assert event(record, setting, 0, "record", observer).noise == NOISE
+    assert event(record, Setting(100, 5, multiplicity=3), 0, "record", "server") == Gaussian(NOISE / 3)
     assert "server" in proves(record)
     assert "server" not in proves(algorithm("trusted-curator"))
 
@@ -245,7 +247,7 @@ def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
     def lie(kind, answer):
         if kind != ROUND:
             return answer
-        return Parcel(answer.values, {"masked": torch.ones_like(answer.vectors["masked"])})
+        return Payload(answer.values, {"masked": torch.ones_like(answer.vectors["masked"])})
 
     grid_ = with_keys(tmp_path)
     grid_.changes[101] = lie
@@ -285,11 +287,11 @@ def test_a_site_that_starts_anew_sits_out_the_round(tmp_path):
 
 
 def test_it_does_not_begin_with_fewer_than_the_threshold(tmp_path):
-    """`federation.least` and `first` may be less: it waits all the same."""
+    """`federation.min_sites` and `first` may be less: it waits all the same."""
     grid_ = with_keys(tmp_path)
-    _, made = coordinator(configure(secure(federation__first=1)), None, None, partial(Mail, grid_), {}, print)
+    _, made = coordinator(configure(secure(federation__first=1)), None, None, partial(Transport, grid_), {}, print)
     made.cohort._complete, made.cohort._resumed, made.cohort._started = True, False, 0.0
-    assert made.cohort._wanted({}, Moment(0, made.rounds)) == 3
+    assert made.cohort._wanted({}, RoundIndex(0, made.rounds)) == 3
 
 
 # ---------------------------------------------------------------- what is refused
@@ -322,7 +324,7 @@ def told_by_a_site(tmp_path, given, **owner):
     """What the first site says to the terms."""
     grid_ = with_keys(tmp_path)
     served(tmp_path, given, grid_)
-    terms = next(parcel for to, _, kind, parcel in grid_.wire if (to, kind) == ("to", TERMS))
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS))
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), **owner))
     answer = site.answer(TERMS, terms)
     site.close()
@@ -332,23 +334,23 @@ def told_by_a_site(tmp_path, given, **owner):
 @pytest.mark.slow
 def test_sites_refuse_what_they_cannot_check(tmp_path):
     key = ec.generate_private_key(ec.SECP256R1())
-    server = Wishes(epsilon=50.0, observer="server")
+    server = Requirements(epsilon=50.0, observer="server")
     given = secure(rounds=1, federation__seeded=False)
     assert "needs a site that stays and has a key" in told_by_a_site(tmp_path / "1", given)["refused"]
-    assert "--peers" in told_by_a_site(tmp_path / "2", given, key=key, wishes=server)["refused"]
-    assert "agreed" in told_by_a_site(tmp_path / "3", given, key=key, wishes=server, peers=frozenset())
-    assert "agreed" in told_by_a_site(tmp_path / "4", given, key=key, wishes=Wishes(epsilon=50.0))
+    assert "--peers" in told_by_a_site(tmp_path / "2", given, key=key, requirements=server)["refused"]
+    assert "agreed" in told_by_a_site(tmp_path / "3", given, key=key, requirements=server, peers=frozenset())
+    assert "agreed" in told_by_a_site(tmp_path / "4", given, key=key, requirements=Requirements(epsilon=50.0))
 
 
 def test_a_site_never_adds_no_noise_where_it_should_share_it(tmp_path):
     """Terms with shared noise, but without secure aggregation, are refused by the site itself."""
     grid_ = with_keys(tmp_path)
     served(tmp_path, secure(rounds=1), grid_)
-    terms = next(parcel for to, _, kind, parcel in grid_.wire if (to, kind) == ("to", TERMS))
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS))
     plain = terms.values["terms"].replace('aggregation = \\"secure\\"', 'aggregation = \\"plain\\"')
     assert plain != terms.values["terms"]
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
-    assert "hides a sum" in site.answer(TERMS, Parcel({"terms": plain, "round": 0})).values["refused"]
+    assert "hides a sum" in site.answer(TERMS, Payload({"terms": plain, "round": 0})).values["refused"]
     site.close()
 
 
@@ -358,10 +360,10 @@ def test_a_round_asked_for_twice_has_no_noise_twice(tmp_path, changes):
     """Under plain aggregation a site answers again, and is charged again: then its noise must be new as well."""
     given = settings(changes["algorithm"], federation__seeded=False, rounds=1) | changes
     _, grid_ = served(tmp_path, given, with_keys(tmp_path))
-    letters = {kind: parcel for to, _, kind, parcel in grid_.wire if to == "to"}
+    messages = {kind: payload for to, _, kind, payload in grid_.wire if to == "to"}
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
-    site.answer(TERMS, letters[TERMS])
-    one, other = (site.answer(ROUND, letters[ROUND]).vectors["update"] for _ in range(2))
+    site.answer(TERMS, messages[TERMS])
+    one, other = (site.answer(ROUND, messages[ROUND]).vectors["update"] for _ in range(2))
     site.close()
     assert float((one - other).abs().median()) > 1e-4
 

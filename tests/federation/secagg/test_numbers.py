@@ -14,7 +14,7 @@ from scipy.stats import chi2
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.errors import ConfigError
-from shoal.federation.messages import Parcel, pack, unpack
+from shoal.federation.messages import Payload, pack, unpack
 from shoal.federation.secagg.encoding import KEYS, SHARES, UNMASK
 from shoal.federation.secagg.masks import as_vector, from_vector, masked, quantised, stream, unmasked
 from shoal.federation.secagg.party import contribution
@@ -102,7 +102,7 @@ def test_bits_pass_a_parcel_unharmed():
     """Also those that are no number as a float: quiet and signalling NaN, Inf, -0, the smallest ones."""
     odd = [0x7FC00000, 0x7F800001, 0xFFBFFFFF, 0x7F800000, 0xFF800000, 0x80000000, 1, 0xFFFFFFFF]
     words = np.concatenate([np.array(odd, np.uint32), stream(bytes(32), 10_000)])
-    passed = unpack(pack(Parcel({}, {"masked": as_vector(words)})), 10**6).vectors["masked"]
+    passed = unpack(pack(Payload({}, {"masked": as_vector(words)})), 10**6).vectors["masked"]
     assert (from_vector(passed) == words).all()
 
 
@@ -207,7 +207,7 @@ def test_the_noise_in_the_sum_is_what_is_charged_or_more(gone):
     draws = [SecureGenerator(SecureStreams().keystream("noise")) for _ in range(8)]
     sent = np.stack([contribution(cohort.plan, torch.zeros(slots), False, draw) for draw in draws])
     total = cohort.sum(sent, gone)
-    senders = 8 - sum(letter in (KEYS, SHARES, ROUND) for letter, _ in gone)
+    senders = 8 - sum(message in (KEYS, SHARES, ROUND) for message, _ in gone)
     plan = cohort.plan
     assert (plan.threshold, plan.colluding) == (6, 1)
     expected = senders * (z * plan.bound / plan.step) ** 2 / 5

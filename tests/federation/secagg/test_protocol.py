@@ -14,7 +14,7 @@ from scipy.stats import chi2
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.federation.messages import Parcel, Spoilt
+from shoal.federation.messages import InvalidMessage, Payload
 from shoal.federation.secagg import party, round_keys, shamir
 from shoal.federation.secagg.aggregator import Failed
 from shoal.federation.secagg.encoding import (
@@ -22,16 +22,16 @@ from shoal.federation.secagg.encoding import (
     KEYS,
     SHARES,
     UNMASK,
-    read_cards,
+    read_bundles,
     read_shares,
+    write_bundles,
     write_bytes,
-    write_cards,
     write_numbers,
     write_shares,
 )
 from shoal.federation.secagg.masks import from_vector, stream
 from shoal.federation.terms import ROUND
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 from support.secure_cohort import NOW, Cohort
 
 LETTERS = (KEYS, SHARES, ROUND, CHECK, UNMASK)
@@ -47,12 +47,12 @@ def numbers(sites, slots=6, most=1000, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", [(), (2,), (0, 4)], ids=str)
-@pytest.mark.parametrize("letter", LETTERS)
-def test_the_sum_is_that_of_those_who_sent(letter, gone):
-    """Up to two of seven drop out, at any letter: whoever sent its numbers is in the sum, gone or not after that."""
+@pytest.mark.parametrize("message", LETTERS)
+def test_the_sum_is_that_of_those_who_sent(message, gone):
+    """Up to two of seven drop out, at any message: whoever sent its numbers is in the sum, gone or not after that."""
     cohort, values = Cohort(7), numbers(7)
-    total = cohort.sum(values, [(letter, site) for site in gone])
-    lost = gone if LETTERS.index(letter) <= LETTERS.index(ROUND) else ()
+    total = cohort.sum(values, [(message, site) for site in gone])
+    lost = gone if LETTERS.index(message) <= LETTERS.index(ROUND) else ()
     assert (total == np.delete(values, lost, axis=0).sum(0)).all()
     assert not cohort.spoilt
 
@@ -63,20 +63,20 @@ def test_drop_outs_at_several_letters():
     assert (total == np.delete(values, (1, 9), axis=0).sum(0)).all()
 
 
-@pytest.mark.parametrize("letter", LETTERS)
-def test_too_few_give_no_sum(letter):
+@pytest.mark.parametrize("message", LETTERS)
+def test_too_few_give_no_sum(message):
     """Five of seven must; the fifth is gone, and nobody gives away a share."""
     cohort = Cohort(7)
     with pytest.raises(Failed, match=r"4 sites .* 5 must"):
-        cohort.sum(numbers(7), [(letter, site) for site in (0, 3, 6)])
-    assert len(cohort.sent(UNMASK)) == (4 if letter == UNMASK else 0)
+        cohort.sum(numbers(7), [(message, site) for site in (0, 3, 6)])
+    assert len(cohort.sent(UNMASK)) == (4 if message == UNMASK else 0)
 
 
 def test_rounds_follow_one_another_with_fresh_masks():
     cohort, values = Cohort(4), numbers(4)
     seen = []
     for t in range(3):
-        assert (cohort.sum(values, moment=Moment(t, 5)) == values.sum(0)).all()
+        assert (cohort.sum(values, index=RoundIndex(t, 5)) == values.sum(0)).all()
         seen.append(from_vector(cohort.sent(ROUND)[0].vectors["masked"]).tolist())
     assert len({tuple(each) for each in seen}) == 3
 
@@ -104,12 +104,12 @@ def test_what_is_seen_of_one_site_is_any_number(gone):
     words -= stream(party._own, len(words))
     if gone:
         lost = cohort.desks[3]._party._keys.masking
-        seed = round_keys.mask_seed(lost, party._card.masking, (0, 3), party._digest, bound)
+        seed = round_keys.mask_seed(lost, party._bundle.masking, (0, 3), party._digest, bound)
         words -= stream(seed, len(words))
     assert uniform(words) > ALPHA
     for other in (1, 2) if gone else (1, 2, 3):  # with the masks that it cannot know the zeros would be plain
         seed = round_keys.mask_seed(
-            party._keys.masking, party._cards[other].masking, (0, other), party._digest, bound
+            party._keys.masking, party._bundles[other].masking, (0, other), party._digest, bound
         )
         words -= stream(seed, len(words))
     assert not words.any()
@@ -154,13 +154,13 @@ def test_shares_of_a_site_are_read_by_their_holder_alone():
     one, two, three = (cohort.desks[n]._party for n in (1, 2, 3))
     sealed = one._sealed[2]
     assert one._unsealed(2, sealed)
-    with pytest.raises(Spoilt, match="changed on its way"):
+    with pytest.raises(InvalidMessage, match="changed on its way"):
         three._unsealed(2, sealed)
-    with pytest.raises(Spoilt, match="changed on its way"):
+    with pytest.raises(InvalidMessage, match="changed on its way"):
         one._unsealed(2, sealed[:-1] + bytes([sealed[-1] ^ 1]))
-    with pytest.raises(Spoilt, match="changed on its way"):
+    with pytest.raises(InvalidMessage, match="changed on its way"):
         one._unsealed(3, sealed)
-    assert two._card.sealing != one._card.sealing
+    assert two._bundle.sealing != one._bundle.sealing
 
 
 # ---------------------------------------------------------------- what a site refuses
@@ -169,10 +169,10 @@ def test_shares_of_a_site_are_read_by_their_holder_alone():
 def cards_changed(change):
     """A coordinator that changes the list of sites that site 0 is shown."""
 
-    def to(kind, number, letter):
+    def to(kind, number, message):
         if kind != SHARES or number != 0:
-            return letter
-        return Parcel({"cards": write_cards(change(read_cards(letter, "cards")))})
+            return message
+        return Payload({"cards": write_bundles(change(read_bundles(message, "cards")))})
 
     return to
 
@@ -180,46 +180,52 @@ def cards_changed(change):
 def forged(cohort, number):
     """Keys for a site that somebody else made and signed."""
     key = ec.generate_private_key(ec.SECP256R1())
-    return round_keys.Keys().card(number, cohort.tally().context, key)
+    return round_keys.Keys().bundle(number, cohort.aggregator().context, key)
 
 
 def replayed(cohort, number, t=1):
     """Keys that the site itself made and signed, for another round."""
     where = round_keys.context("run", cohort.terms.digest, t, 0)
-    return round_keys.Keys().card(number, where, cohort.keys[number])
+    return round_keys.Keys().bundle(number, where, cohort.keys[number])
 
 
 LISTS = {
-    "the coordinator's own key for another site": (lambda c, cards: cards | {2: forged(c, 2)}, "none of those"),
+    "the coordinator's own key for another site": (lambda c, bundles: bundles | {2: forged(c, 2)}, "none of those"),
     "its own keys, with another's name on them": (
-        lambda c, cards: cards | {2: replace(forged(c, 2), identity=cards[2].identity)},
+        lambda c, bundles: bundles | {2: replace(forged(c, 2), identity=bundles[2].identity)},
         "signature is not its own",
     ),
-    "keys of another round": (lambda c, cards: cards | {2: replayed(c, 2)}, "signature is not its own"),
-    "keys under another number": (lambda c, cards: cards | {2: replace(cards[3], number=2)}, "twice"),
-    "other keys for this very site": (lambda c, cards: cards | {0: replayed(c, 0, t=0)}, "other keys for this site"),
-    "this site is not on it": (lambda c, cards: {n: cards[n] for n in (1, 2, 3)}, "other keys for this site"),
-    "too few": (lambda c, cards: {n: cards[n] for n in (0, 1)}, "3 to 4 must be"),
+    "keys of another round": (lambda c, bundles: bundles | {2: replayed(c, 2)}, "signature is not its own"),
+    "keys under another number": (lambda c, bundles: bundles | {2: replace(bundles[3], number=2)}, "twice"),
+    "other keys for this very site": (
+        lambda c, bundles: bundles | {0: replayed(c, 0, t=0)},
+        "other keys for this site",
+    ),
+    "this site is not on it": (lambda c, bundles: {n: bundles[n] for n in (1, 2, 3)}, "other keys for this site"),
+    "too few": (lambda c, bundles: {n: bundles[n] for n in (0, 1)}, "3 to 4 must be"),
     "a key that shares no secret": (
-        lambda c, cards: cards | {2: _signed(c, 2, sealing=bytes(32))},
+        lambda c, bundles: bundles | {2: _signed(c, 2, sealing=bytes(32))},
         "none that a secret can be shared with",
     ),
-    "a key that is too short": (lambda c, cards: cards | {2: _signed(c, 2, sealing=b"1")}, "no X25519 keys"),
-    "an identity that is no key": (lambda c, cards: cards | {2: replace(cards[2], identity=b"x")}, "none of those"),
+    "a key that is too short": (lambda c, bundles: bundles | {2: _signed(c, 2, sealing=b"1")}, "no X25519 keys"),
+    "an identity that is no key": (
+        lambda c, bundles: bundles | {2: replace(bundles[2], identity=b"x")},
+        "none of those",
+    ),
 }
 
 
 def _signed(cohort, number, **changes):
-    card = replace(cohort.desks[number]._party._card, **changes)
-    words = round_keys._said("keys", cohort.tally().context, number, card.sealing, card.masking)
-    return replace(card, signature=round_keys.sign(cohort.keys[number], words))
+    bundle = replace(cohort.desks[number]._party._bundle, **changes)
+    words = round_keys._said("keys", cohort.aggregator().context, number, bundle.sealing, bundle.masking)
+    return replace(bundle, signature=round_keys.sign(cohort.keys[number], words))
 
 
 @pytest.mark.parametrize("what", LISTS)
 def test_a_false_list_of_sites_is_refused(what):
     change, why = LISTS[what]
     cohort, values = Cohort(4), numbers(4)
-    total = cohort.sum(values, to=cards_changed(lambda cards: change(cohort, cards)))
+    total = cohort.sum(values, to=cards_changed(lambda bundles: change(cohort, bundles)))
     assert any(problem.startswith("0: ") and why in problem for problem in cohort.spoilt)
     assert 0 not in cohort.sent(ROUND)
     assert (total == values[1:].sum(0)).all()
@@ -229,7 +235,7 @@ def test_without_peers_keys_are_the_coordinators_word():
     """What --peers is for: a site that does not know the others takes the coordinator for one of them."""
     for known, asked in ((True, False), (False, True)):
         cohort = Cohort(4, known=known)
-        swap = cards_changed(lambda cards, cohort=cohort: cards | {2: forged(cohort, 2)})
+        swap = cards_changed(lambda bundles, cohort=cohort: bundles | {2: forged(cohort, 2)})
         with suppress(Failed):
             cohort.sum(numbers(4), to=swap)
         assert (0 in cohort.sent(SHARES)) is asked
@@ -239,7 +245,7 @@ def test_one_false_key_among_right_ones_gets_no_share():
     """Sites sign the list that they saw: to open shares a coordinator must be, or have on its side, a threshold."""
     cohort = Cohort(4, known=False)
     with pytest.raises(Failed):
-        cohort.sum(numbers(4), to=cards_changed(lambda cards: cards | {2: forged(cohort, 2)}))
+        cohort.sum(numbers(4), to=cards_changed(lambda bundles: bundles | {2: forged(cohort, 2)}))
     assert 0 not in cohort.sent(UNMASK)
 
 
@@ -252,13 +258,13 @@ def ready_to_check(sites=4, gone=()):
 
 
 def survivors(*sites):
-    return Parcel({"survivors": write_numbers(sites)})
+    return Payload({"survivors": write_numbers(sites)})
 
 
 def test_a_site_signs_one_list_only():
     cohort = ready_to_check()
     cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
-    with pytest.raises(Spoilt, match="nothing is answered twice"):
+    with pytest.raises(InvalidMessage, match="nothing is answered twice"):
         cohort.desks[0].answer(CHECK, survivors(0, 1, 2, 3), NOW, 0)
 
 
@@ -268,7 +274,7 @@ def test_a_site_signs_one_list_only():
 )
 def test_a_list_of_too_few_or_of_others_is_not_signed(sites, why):
     cohort = ready_to_check()
-    with pytest.raises(Spoilt, match=why):
+    with pytest.raises(InvalidMessage, match=why):
         cohort.desks[0].answer(CHECK, survivors(*sites), NOW, 0)
 
 
@@ -282,8 +288,8 @@ def test_both_kinds_of_share_of_one_site_are_not_to_be_had():
         signed = {n: cohort.desks[n].answer(CHECK, lists[n], NOW, n)["signature"] for n in range(3)}
         for n in range(3):
             for some in (signed, {k: signed[k] for k in range(told)}, {k: signed[k] for k in range(told, 3)}):
-                with pytest.raises(Spoilt):
-                    cohort.desks[n].answer(UNMASK, Parcel({"signatures": write_bytes(some)}), NOW, n)
+                with pytest.raises(InvalidMessage):
+                    cohort.desks[n].answer(UNMASK, Payload({"signatures": write_bytes(some)}), NOW, n)
 
 
 @pytest.mark.parametrize("told", [(0,), (0, 1), (0, 1, 2)])
@@ -301,11 +307,11 @@ def test_each_site_opens_one_kind_of_share_of_another():
     before = {n: cohort.desks[n]._party for n in range(4)}
     signed = {n: cohort.desks[n].answer(CHECK, survivors(0, 1, 2, 3), NOW, n)["signature"] for n in range(4)}
     dealt = dict(before[0]._shares)
-    letter = Parcel({"signatures": write_bytes(signed)})
+    message = Payload({"signatures": write_bytes(signed)})
     opened = before[0].open(signed)
     assert opened == {n: dealt[n][0 if n == 4 else 1] for n in range(5)}
-    with pytest.raises(Spoilt, match="nothing is answered twice"):
-        cohort.desks[0].answer(UNMASK, letter, NOW, 0)
+    with pytest.raises(InvalidMessage, match="nothing is answered twice"):
+        cohort.desks[0].answer(UNMASK, message, NOW, 0)
 
 
 @pytest.mark.parametrize("what", ["too few", "another's signature", "of a site that is not in the sum"])
@@ -317,42 +323,42 @@ def test_signatures_must_be_enough_and_right(what):
         "another's signature": signed | {2: signed[1]},
         "of a site that is not in the sum": signed | {3: signed[0]},
     }[what]
-    with pytest.raises(Spoilt):
-        cohort.desks[0].answer(UNMASK, Parcel({"signatures": write_bytes(wrong)}), NOW, 0)
+    with pytest.raises(InvalidMessage):
+        cohort.desks[0].answer(UNMASK, Payload({"signatures": write_bytes(wrong)}), NOW, 0)
 
 
-@pytest.mark.parametrize("letter", LETTERS)
-def test_a_letter_that_was_answered_is_answered_no_more(letter):
+@pytest.mark.parametrize("message", LETTERS)
+def test_a_letter_that_was_answered_is_answered_no_more(message):
     cohort = Cohort(4)
     cohort.sum(numbers(4))
-    again = cohort.sent(letter, "to")[0]
-    with pytest.raises(Spoilt, match=r"begun here before|nothing is answered twice"):
-        cohort.answer(letter, 0, again, numbers(4)[0])
+    again = cohort.sent(message, "to")[0]
+    with pytest.raises(InvalidMessage, match=r"begun here before|nothing is answered twice"):
+        cohort.answer(message, 0, again, numbers(4)[0])
 
 
 def test_letters_come_in_order_and_of_the_round_in_hand():
     cohort = Cohort(4)
-    with pytest.raises(Spoilt, match="was not begun here"):
+    with pytest.raises(InvalidMessage, match="was not begun here"):
         cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
-    cohort.desks[0].answer(KEYS, Parcel({}), NOW, 0)
-    with pytest.raises(Spoilt, match="the turn of 'deal'"):
+    cohort.desks[0].answer(KEYS, Payload({}), NOW, 0)
+    with pytest.raises(InvalidMessage, match="the turn of 'deal'"):
         cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
-    with pytest.raises(Spoilt, match="round 2 was not begun here"):
-        cohort.desks[0].answer(SHARES, Parcel({"cards": "{}"}), Moment(1, 5), 0)
-    with pytest.raises(Spoilt, match="was not begun here"):
-        cohort.desks[0].answer(SHARES, Parcel({"cards": "{}"}), NOW, 1)
+    with pytest.raises(InvalidMessage, match="round 2 was not begun here"):
+        cohort.desks[0].answer(SHARES, Payload({"cards": "{}"}), RoundIndex(1, 5), 0)
+    with pytest.raises(InvalidMessage, match="was not begun here"):
+        cohort.desks[0].answer(SHARES, Payload({"cards": "{}"}), NOW, 1)
 
 
 @pytest.mark.parametrize("text", ["", "[", "[]", "1", "null", '{"0": 1}', '{"-1": "00"}', '{"01": "00"}', "[" * 9999])
-@pytest.mark.parametrize(("letter", "key"), [(SHARES, "cards"), (CHECK, "survivors"), (UNMASK, "signatures")])
-def test_letters_that_make_no_sense_are_refused(letter, key, text):
-    cohort = ready_to_check() if letter != SHARES else Cohort(4)
-    if letter == SHARES:
-        cohort.desks[0].answer(KEYS, Parcel({}), NOW, 0)
-    if letter == UNMASK:
+@pytest.mark.parametrize(("message", "key"), [(SHARES, "cards"), (CHECK, "survivors"), (UNMASK, "signatures")])
+def test_letters_that_make_no_sense_are_refused(message, key, text):
+    cohort = ready_to_check() if message != SHARES else Cohort(4)
+    if message == SHARES:
+        cohort.desks[0].answer(KEYS, Payload({}), NOW, 0)
+    if message == UNMASK:
         cohort.desks[0].answer(CHECK, survivors(0, 1, 2), NOW, 0)
-    with pytest.raises(Spoilt):
-        cohort.desks[0].answer(letter, Parcel({key: text}), NOW, 0)
+    with pytest.raises(InvalidMessage):
+        cohort.desks[0].answer(message, Payload({key: text}), NOW, 0)
 
 
 # ---------------------------------------------------------------- what the coordinator refuses
@@ -363,23 +369,23 @@ def answers_changed(which, change):
 
 
 BAD = {
-    "a card that somebody else signed": (KEYS, lambda a: Parcel(a.values | {"signature": b"0"}), "signature"),
-    "shares for nobody": (SHARES, lambda a: Parcel({"sealed": "{}"}), "other sites than those of the round"),
-    "too few numbers": (ROUND, lambda a: Parcel({}, {"masked": torch.zeros(3)}), "shape"),
-    "one vector more": (ROUND, lambda a: Parcel({}, dict(a.vectors) | {"more": torch.zeros(1)}), "not asked for"),
-    "a signature of nothing": (CHECK, lambda a: Parcel({"signature": b""}), "signature"),
-    "a share that is none": (UNMASK, lambda a: Parcel({"shares": '{"0": "-1"}'}), "no share"),
-    "shares of others": (UNMASK, lambda a: Parcel({"shares": '{"0": "1"}'}), "other sites than those"),
+    "a card that somebody else signed": (KEYS, lambda a: Payload(a.values | {"signature": b"0"}), "signature"),
+    "shares for nobody": (SHARES, lambda a: Payload({"sealed": "{}"}), "other sites than those of the round"),
+    "too few numbers": (ROUND, lambda a: Payload({}, {"masked": torch.zeros(3)}), "shape"),
+    "one vector more": (ROUND, lambda a: Payload({}, dict(a.vectors) | {"more": torch.zeros(1)}), "not asked for"),
+    "a signature of nothing": (CHECK, lambda a: Payload({"signature": b""}), "signature"),
+    "a share that is none": (UNMASK, lambda a: Payload({"shares": '{"0": "-1"}'}), "no share"),
+    "shares of others": (UNMASK, lambda a: Payload({"shares": '{"0": "1"}'}), "other sites than those"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_answer_is_that_of_a_drop_out(what):
-    letter, change, why = BAD[what]
+    message, change, why = BAD[what]
     cohort, values = Cohort(4), numbers(4)
-    total = cohort.sum(values, back=answers_changed(letter, change))
+    total = cohort.sum(values, back=answers_changed(message, change))
     assert [why in problem for problem in cohort.spoilt] == [True]
-    kept = values if letter in (CHECK, UNMASK) else np.delete(values, 1, axis=0)
+    kept = values if message in (CHECK, UNMASK) else np.delete(values, 1, axis=0)
     assert (total == kept.sum(0)).all()
 
 
@@ -396,7 +402,7 @@ def test_false_shares_are_noticed():
     def false(kind, number, answer):
         if (kind, number) != (UNMASK, 0):
             return answer
-        return Parcel({"shares": write_shares(dict.fromkeys(read_shares(answer, "shares"), 1))})
+        return Payload({"shares": write_shares(dict.fromkeys(read_shares(answer, "shares"), 1))})
 
     for gone in ((), ((ROUND, 3),)):
         with pytest.raises(Failed, match=r"shares of site|masks hide who"):

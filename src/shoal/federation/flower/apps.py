@@ -19,9 +19,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.errors import ConfigError
-from shoal.federation.consent import Wishes
+from shoal.federation.consent import Requirements
 from shoal.federation.flower.node import MOST_BYTES
-from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from shoal.federation.policy import Bounds
 from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
@@ -42,7 +42,7 @@ def coordinate(grid: Grid, context: Context) -> None:
         resume=resume or None,
         runs=str(given.get("runs", "runs")),
         no_guarantee=bool(given.get("no-guarantee", False)),
-        tell=lambda words: print(words, flush=True),
+        log=lambda words: print(words, flush=True),
         on_round=lambda line: print(f"round {line['round']}: {line['clients']} sites answered", flush=True),
     )
     print(json.dumps(result.to_json()), flush=True)
@@ -67,8 +67,8 @@ def _answered(message: Message, context: Context) -> Message:
     site = Site(owner(dict(context.node_config)), lambda words: print(words, flush=True))
     try:
         answer = site.answer(message.metadata.message_type, unpack(message.content, MOST_BYTES))
-    except Spoilt as problem:
-        answer = Parcel({"refused": str(problem)})
+    except InvalidMessage as problem:
+        answer = Payload({"refused": str(problem)})
     finally:
         site.close()
     return Message(pack(answer), reply_to=message)
@@ -81,7 +81,7 @@ def owner(given: dict[str, Any]) -> Owner:
     """
     if "data" not in given:
         raise ConfigError('--node-config lacks data="FILE": where are this site\'s records?')
-    wishes = Wishes(
+    requirements = Requirements(
         epsilon=given.get("require-epsilon"),
         delta=float(given.get("require-delta", 1e-5)),
         noise=given.get("require-noise"),
@@ -92,4 +92,4 @@ def owner(given: dict[str, Any]) -> Owner:
     read = reader(str(given["data"]), given.get("label"), given.get("part"))
     name, bounds = str(given.get("name", folder.resolve().name)), Bounds.read(str(given.get("bound", "")).split())
     plugins = tuple(str(given.get("allow-plugin", "")).split())
-    return Owner(name, folder, read, wishes, given.get("model"), bounds=bounds, plugins=plugins)
+    return Owner(name, folder, read, requirements, given.get("model"), bounds=bounds, plugins=plugins)

@@ -1,7 +1,7 @@
 """Flower's Fleet API as a small ASGI app: its own handlers and its own authentication, without the web framework.
 
 A request for messages is held until there is one, and dropped when whoever asked is gone or has started anew: no
-letter is handed to a dead connection. What is larger than an update, or does not say how large it is, is refused
+message is handed to a dead connection. What is larger than an update, or does not say how large it is, is refused
 before any of it is read.
 """
 
@@ -26,8 +26,8 @@ from flwr.superlink.servicer.fleet import fleet_handlers as handlers
 from google.protobuf.message import DecodeError, Message
 from starlette.exceptions import HTTPException
 
-from shoal.federation.flower.link_state import Post
-from shoal.federation.flower.transport import SPOILT
+from shoal.federation.flower.link_state import LinkState
+from shoal.federation.flower.transport import INVALID
 
 HOLD = 8.0  # seconds for which a request for messages is held
 TICK = 0.25  # seconds
@@ -49,13 +49,13 @@ ROUTES: dict[str, tuple[type[Message], Handler]] = {
 }
 
 
-class Fleet:
+class HttpApi:
     """With `closed` only nodes whose keys are known may come."""
 
-    def __init__(self, post: Post, closed: bool) -> None:
-        self._post, self._closed = post, closed
+    def __init__(self, state: LinkState, closed: bool) -> None:
+        self._state, self._closed = state, closed
         self._ticking: asyncio.Task[None] | None = None
-        self._app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: post)))
+        self._app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state)))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -72,17 +72,17 @@ class Fleet:
 
     async def _tick(self) -> None:
         """The clock by which nodes are missed; a pause of this process counts as one tick."""
-        while not self._post.closing:
+        while not self._state.closing:
             await asyncio.sleep(TICK)
-            self._post.clock += TICK
+            self._state.clock += TICK
 
     async def _answered(self, scope: dict[str, Any], headers: dict[str, str], receive: Any) -> tuple[int, str, bytes]:
         """Status, media type and body."""
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not length.isdigit():
             return _words(411, "say how large it is")
-        if int(length) > self._post.most_in_one_request + SMALL:
-            self._blame(headers, f"{SPOILT}it sent {int(length):,} bytes at once")
+        if int(length) > self._state.most_in_one_request + SMALL:
+            self._blame(headers, f"{INVALID}it sent {int(length):,} bytes at once")
             return _words(413, "too large")
         found = ROUTES.get(scope["path"].removeprefix("/v1/fleet/"))
         if found is None or not scope["path"].startswith("/v1/fleet/") or scope["method"] != "POST":
@@ -117,34 +117,34 @@ class Fleet:
             key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
             claimed = SimpleNamespace(protobuf_request=fleet_pb2.ActivateNodeRequest(public_key=key))
             authenticate_node(SimpleNamespace(headers=headers, app=self._app, state=claimed))  # type: ignore[arg-type]
-            node = self._post.get_node_id_by_public_key(key)
+            node = self._state.get_node_id_by_public_key(key)
             if node is not None:
-                self._post.lose(node, why)
+                self._state.lose(node, why)
 
     def _handled(self, request: Message, handler: Handler) -> Message:
-        post = self._post
-        with post.lock:
+        state = self._state
+        with state.lock:
             if handler is handlers.register_node:
-                return handler(request=request, state=post, enable_supernode_auth=self._closed)
+                return handler(request=request, state=state, enable_supernode_auth=self._closed)
             if handler in (handlers.pull_messages, handlers.confirm_message_received):
-                return handler(request=request, state=post, store=post.object_store)
-            return handler(request=request, state=post)
+                return handler(request=request, state=state, store=state.object_store)
+            return handler(request=request, state=state)
 
     async def _held(self, request: Any, receive: Any) -> Message:
-        """The next letter for a node, as soon as there is one."""
-        post, node, until = self._post, request.node.node_id, time.monotonic() + HOLD
-        start = post.starts[node]
+        """The next message for a node, as soon as there is one."""
+        state, node, until = self._state, request.node.node_id, time.monotonic() + HOLD
+        start = state.starts[node]
         gone = asyncio.ensure_future(_hung_up(receive))
         try:
-            while post.starts[node] == start and not gone.done():
-                news = post.news()
+            while state.starts[node] == start and not gone.done():
+                news = state.news()
                 answer: Any = self._handled(request, handlers.pull_messages)
                 left = until - time.monotonic()
-                if answer.messages_list or left <= 0 or post.closing:
+                if answer.messages_list or left <= 0 or state.closing:
                     return answer
                 await asyncio.wait({news, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if post.starts[node] == start:
-                post.heard.pop(node, None)
+            if state.starts[node] == start:
+                state.replies.pop(node, None)
             return fleet_pb2.PullMessagesResponse()
         finally:
             gone.cancel()

@@ -1,4 +1,4 @@
-"""A site's end of Flower's Fleet API: one long-lived connection that pulls letters and pushes the answers.
+"""A site's end of Flower's Fleet API: one long-lived connection that pulls messages and pushes the answers.
 
 It does what `flower-supernode` does, without starting a process for every message, and runs no code that it is sent.
 A link that goes away is tried again, for the coordinator may be restarting.
@@ -50,16 +50,16 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from shoal.errors import ShoalError
-from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from shoal.federation.site import Site
 
 BEAT = 2.0  # seconds between two signs of life
 INTERVAL = 10.0  # what Flower is told of that; it takes no less
-SOON = 0.05  # seconds to wait for the rest of a letter
+SOON = 0.05  # seconds to wait for the rest of a message
 FIRST_WAIT = 0.2  # seconds until a link is tried again
 IDLE = 0.5  # seconds to wait where a link does not hold a request for messages
 MOST_BYTES = 2**31
-MOST_WAIT = 600.0  # seconds for a part of a letter
+MOST_WAIT = 600.0  # seconds for a part of a message
 
 
 class JoinError(ShoalError):
@@ -67,7 +67,7 @@ class JoinError(ShoalError):
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """Where the link is, and with what key this site knocks. `ca` is the authority's certificate (PEM), or None
     without TLS; `registers`: this site makes itself known, where the link lets anybody in."""
 
@@ -77,16 +77,16 @@ class Door:
     registers: bool
 
 
-def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None]) -> str:
-    """Answer letters until the run is over; why it is. A link that is away is tried for `patience` seconds.
+def run_site(site: Site, endpoint: Endpoint, patience: float, log: Callable[[str], None]) -> str:
+    """Answer messages until the run is over; why it is. A link that is away is tried for `patience` seconds.
 
     JoinError where nobody lets this site in, or where this site refuses the terms.
     """
     last, wait, met = time.monotonic(), FIRST_WAIT, False
     while site.ended is None:
         try:
-            with Link(door) as link:
-                tell(f"connected to {door.address} as node {link.node}")
+            with Link(endpoint) as link:
+                log(f"connected to {endpoint.address} as node {link.node}")
                 met, wait = True, FIRST_WAIT
                 while site.ended is None:
                     link.once(site)
@@ -94,30 +94,34 @@ def attend(site: Site, door: Door, patience: float, tell: Callable[[str], None])
                     if site.refused is not None:
                         raise JoinError(f"this site takes no part in the run: {site.refused}")
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            _refuse_hopeless(error, door, met)
+            _refuse_hopeless(error, endpoint, met)
             if not met and wait == FIRST_WAIT:
-                tell(f"{door.address} does not answer; trying for {patience:g} s")
+                log(f"{endpoint.address} does not answer; trying for {patience:g} s")
             if time.monotonic() - last > patience:
-                raise JoinError(f"{door.address} cannot be reached since {patience:g} s: {_words(error)}") from None
+                raise JoinError(
+                    f"{endpoint.address} cannot be reached since {patience:g} s: {_words(error)}"
+                ) from None
             time.sleep(wait)
             wait = min(2 * wait, 2.0)
     return site.ended
 
 
-def _refuse_hopeless(error: Exception, door: Door, met: bool) -> None:
+def _refuse_hopeless(error: Exception, endpoint: Endpoint, met: bool) -> None:
     """What will not get better by trying again."""
     words = _words(error)
     if "CERTIFICATE_VERIFY_FAILED" in words or "certificate verify failed" in words:
         raise JoinError(
-            f"{door.address} shows a certificate that --ca did not sign, or one for another address: {words}"
+            f"{endpoint.address} shows a certificate that --ca did not sign, or one for another address: {words}"
         ) from None
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and not met and door.ca is None:
-        raise JoinError(f"{door.address} does not speak plain HTTP; if it has TLS, give --ca") from None
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and not met and endpoint.ca is None:
+        raise JoinError(f"{endpoint.address} does not speak plain HTTP; if it has TLS, give --ca") from None
     if isinstance(error, httpx.ConnectError) and "WRONG_VERSION_NUMBER" in words:
-        raise JoinError(f"{door.address} does not speak TLS; on loopback or with --insecure leave --ca out") from None
+        raise JoinError(
+            f"{endpoint.address} does not speak TLS; on loopback or with --insecure leave --ca out"
+        ) from None
     if isinstance(error, httpx.HTTPStatusError) and not met and error.response.status_code < 500:
         raise JoinError(
-            f"{door.address} does not let this site in: {words}. Does the coordinator have its key (sites/*.pub)?"
+            f"{endpoint.address} does not let this site in: {words}. Does the coordinator have its key (sites/*.pub)?"
         ) from None
 
 
@@ -132,21 +136,23 @@ def _words(error: Exception) -> str:
 class Link:
     """One connection; a thread gives a sign of life while this site trains."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        public = door.key.public_key()
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        public = endpoint.key.public_key()
         self._public = public_key_to_bytes(public)
         interceptors: list[ProtobufClientInterceptor] = [
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(door.key, public),
+            NodeAuthHttpInterceptor(endpoint.key, public),
         ]
-        self._client = FleetHttpClient.from_server_address(door.address, door.ca is None, door.ca, interceptors)
+        self._client = FleetHttpClient.from_server_address(
+            endpoint.address, endpoint.ca is None, endpoint.ca, interceptors
+        )
         self._stop = threading.Event()
         self.node = 0
 
     def __enter__(self) -> Link:
         try:
-            if self._door.registers:
+            if self._endpoint.registers:
                 with suppress(httpx.HTTPStatusError):  # it is known already
                     self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
             asked = ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
@@ -169,16 +175,16 @@ class Link:
         """One request for messages, and the answer to what came."""
         if (message := self.pulled()) is not None:
             try:
-                letter = unpack(message.content, MOST_BYTES)
-                answer = site.answer(message.metadata.message_type, letter)
-            except Spoilt as problem:
-                answer = Parcel({"refused": str(problem)})
-            except Exception as problem:  # whatever a letter holds, it must not end this site
-                answer = Parcel({"refused": f"it cannot be read: {type(problem).__name__}"})
+                message_id = unpack(message.content, MOST_BYTES)
+                answer = site.answer(message.metadata.message_type, message_id)
+            except InvalidMessage as problem:
+                answer = Payload({"refused": str(problem)})
+            except Exception as problem:  # whatever a message holds, it must not end this site
+                answer = Payload({"refused": f"it cannot be read: {type(problem).__name__}"})
             self._send(Message(pack(answer), reply_to=message))
 
     def pulled(self) -> Message | None:
-        """The next letter, or None where there is none yet."""
+        """The next message, or None where there is none yet."""
         asked = time.monotonic()
         found = self._client.PullMessages(PullMessagesRequest(node=self._me))
         if found.messages_list:

@@ -37,9 +37,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from shoal.errors import RunError
-from shoal.federation.flower.http_api import SMALL, Fleet
-from shoal.federation.flower.link_state import Post
-from shoal.federation.flower.transport import SPOILT
+from shoal.federation.flower.http_api import SMALL, HttpApi
+from shoal.federation.flower.link_state import LinkState
+from shoal.federation.flower.transport import INVALID
 
 ALIVE = 12.0  # seconds after which a site that says nothing is taken to be gone
 
@@ -58,12 +58,12 @@ class SuperLink:
     def __init__(self, host: str, port: int, tls: Tls | None, keys: Sequence[bytes]) -> None:
         """With `keys` (PEM) only these nodes may come; without, anybody who reaches the port."""
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
-        self._post = Post()
+        self._state = LinkState()
         for key in keys:
-            self._post.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
-        self._run = self._post.open_run()
+            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        self._run = self._state.open_run()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run, 1, 1
-        self._server = _server(Fleet(self._post, closed=bool(keys)), host, port, tls)
+        self._server = _server(HttpApi(self._state, closed=bool(keys)), host, port, tls)
         self._socket = _bound(host, port)
         self.port = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
@@ -75,13 +75,15 @@ class SuperLink:
 
     def limit(self, most_bytes: int) -> None:
         """The most bytes of vectors that a message may have."""
-        self._post.most_bytes = most_bytes
+        self._state.most_bytes = most_bytes
 
     def get_nodes(self) -> list[NodeInfo]:
         """The nodes that are connected and were heard of just now."""
-        post = self._post
-        with post.lock:
-            return [post.nodes[node] for node, heard in list(post.heard.items()) if post.clock - heard < ALIVE]
+        state = self._state
+        with state.lock:
+            return [
+                state.nodes[node] for node, replies in list(state.replies.items()) if state.clock - replies < ALIVE
+            ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         names = []
@@ -90,68 +92,68 @@ class SuperLink:
                 name = message.metadata.__dict__["_message_id"] = message.object_id
                 objects = get_all_nested_objects(message)
                 plain, tree = remove_content_from_message(message), get_object_tree(message)
-                with self._post.lock:
-                    session = self._post.start_session(self._run)
-                    _, missing = self._post.store_message_and_object_tree(plain, tree, session)
+                with self._state.lock:
+                    session = self._state.start_session(self._run)
+                    _, missing = self._state.store_message_and_object_tree(plain, tree, session)
                     for each in missing:
-                        self._post.store_object(self._run, session, each, objects[each].deflate())
+                        self._state.store_object(self._run, session, each, objects[each].deflate())
                 names.append(name)
-        self._post.wake()
+        self._state.wake()
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The answers that have come whole; one that cannot be put together becomes an error."""
-        post, found = self._post, []
+        state, found = self._state, []
         for name in message_ids:
-            with post.lock:
-                answer, letter = post.message_ins_id_to_message_res_id.get(name), post.message_ins_store.get(name)
+            with state.lock:
+                answer, asked = state.message_ins_id_to_message_res_id.get(name), state.message_ins_store.get(name)
                 message = self._whole(answer, name) if answer is not None else None
-                if message is None and letter is not None and name in post.lost:
-                    message = Message(Error(0, post.lost[name]), reply_to=letter)
+                if message is None and asked is not None and name in state.lost:
+                    message = Message(Error(0, state.lost[name]), reply_to=asked)
                 if message is not None:
                     found.append(message)
                     self.forget([name])
         return found
 
     def forget(self, names: Iterable[str]) -> None:
-        """Give up letters, and whatever came to them: an answer that comes later is turned away."""
-        with self._post.lock:
+        """Give up messages, and whatever came to them: an answer that comes later is turned away."""
+        with self._state.lock:
             for name in names:
-                answer = self._post.message_ins_id_to_message_res_id.get(name)
-                self._post.delete_messages({name})
-                self._post.lost.pop(name, None)
+                answer = self._state.message_ins_id_to_message_res_id.get(name)
+                self._state.delete_messages({name})
+                self._state.lost.pop(name, None)
                 for each in (name, answer):
                     if each is not None:
-                        self._post.object_store.delete(each)
+                        self._state.object_store.delete(each)
 
     def close(self) -> None:
-        self._post.closing = True
-        self._post.wake()
+        self._state.closing = True
+        self._state.wake()
         self._server.should_exit = True
         self._thread.join(5)
 
     def _whole(self, answer: str, name: str) -> Message | None:
-        post = self._post
-        if post.pushing(answer):
+        state = self._state
+        if state.pushing(answer):
             return None
         try:
-            names = [tree.object_id for tree in iterate_object_tree(post.object_store.get_object_tree(answer))]
-            contents = {each: post.object_store.get(each) for each in names}
+            names = [tree.object_id for tree in iterate_object_tree(state.object_store.get_object_tree(answer))]
+            contents = {each: state.object_store.get(each) for each in names}
             if any(not content for content in contents.values()):
                 return None  # not all of it is here yet
             size = sum(len(content) for content in contents.values() if content)
-            if size > post.most_bytes + SMALL:
+            if size > state.most_bytes + SMALL:
                 raise ValueError(f"{size:,} bytes")
             message = inflate_object_from_contents(answer, contents)  # type: ignore[arg-type]
             if not isinstance(message, Message) or message.metadata.reply_to_message_id != name:
-                raise TypeError("it is no answer to this letter")
+                raise TypeError("it is no answer to this message")
             return message
         except Exception as error:  # whatever a site sends must not stop the coordinator
-            asked = post.message_res_store[answer].metadata
-            return make_message(asked, error=Error(0, f"{SPOILT}it cannot be put together: {error}"[:200]))
+            asked = state.message_res_store[answer].metadata
+            return make_message(asked, error=Error(0, f"{INVALID}it cannot be put together: {error}"[:200]))
 
 
-def _server(app: Fleet, host: str, port: int, tls: Tls | None) -> uvicorn.Server:
+def _server(app: HttpApi, host: str, port: int, tls: Tls | None) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         host=host,

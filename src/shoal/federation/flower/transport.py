@@ -1,4 +1,4 @@
-"""Letters to sites and their answers, over any Flower grid: Flower's own, ours inside `shoal serve`, or a test's."""
+"""Messages to sites and their answers, over any Flower grid: Flower's own, ours inside `shoal serve`, or a test's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.federation.messages import Parcel, Spoilt, pack, unpack
+from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 
 if TYPE_CHECKING:
     from flwr.app import Message
 
-SPOILT = "spoilt: "  # how an error begins that is the site's fault
+INVALID = "spoilt: "  # how an error begins that is the site's fault
 
 
 class Node(Protocol):
@@ -33,18 +33,18 @@ class Grid(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """An answer to a letter of ours, or in its place why there is none."""
+class Reply:
+    """An answer to a message of ours, or in its place why there is none."""
 
-    letter: str
+    message_id: str
     node: int
-    parcel: Parcel | None
+    payload: Payload | None
     problem: str | None = None
     lost: bool = False
     size: int = 0
 
 
-class Mail:
+class Transport:
     """What was sent and is not answered yet."""
 
     def __init__(self, grid: Grid, most_bytes: int) -> None:
@@ -57,49 +57,49 @@ class Mail:
         """The nodes that are connected, and who each is: the hash of its public key."""
         return {node.node_id: _identity(node) for node in self._grid.get_nodes()}
 
-    def send(self, letters: dict[int, Parcel], kind: str, keep: float) -> dict[str, int]:
-        """Send a letter to each of these nodes; the letters' names. They are kept for so many seconds."""
+    def send(self, payloads: dict[int, Payload], kind: str, keep: float) -> dict[str, int]:
+        """Send a message to each of these nodes; the messages' names. They are kept for so many seconds."""
         from flwr.app import Message
 
-        nodes = list(letters)
+        nodes = list(payloads)
         packed: dict[int, object] = {}
-        messages = [Message(pack(letters[node], packed), node, kind, ttl=keep) for node in nodes]
+        messages = [Message(pack(payloads[node], packed), node, kind, ttl=keep) for node in nodes]
         names = list(self._grid.push_messages(messages)) if messages else []
         sent = {name: node for name, node in zip(names, nodes, strict=False) if name}
         self._open |= sent
         return sent
 
-    def arrived(self) -> list[Arrived]:
-        """Answers that have come since; those to letters that were given up are not among them."""
+    def replies(self) -> list[Reply]:
+        """Answers that have come since; those to messages that were given up are not among them."""
         if not self._open:
             return []
         found = []
         for message in self._grid.pull_messages(list(self._open)):
-            letter = message.metadata.reply_to_message_id
+            message_id = message.metadata.reply_to_message_id
             node = self._open.pop(
-                letter, None
-            )  # an error is sent by the SuperLink: only the letter tells whose it is
+                message_id, None
+            )  # an error is sent by the SuperLink: only the message tells whose it is
             if node is not None:
-                found.append(self._read(letter, node, message))
+                found.append(self._read(message_id, node, message))
         return found
 
-    def give_up(self, letters: Iterable[str]) -> None:
+    def cancel(self, payloads: Iterable[str]) -> None:
         """Whatever comes to these is not wanted any more."""
-        names = [name for name in letters if self._open.pop(name, None) is not None]
+        names = [name for name in payloads if self._open.pop(name, None) is not None]
         forget = getattr(self._grid, "forget", None)
         if forget is not None and names:
             forget(names)
 
-    def _read(self, letter: str, node: int, message: Message) -> Arrived:
+    def _read(self, message_id: str, node: int, message: Message) -> Reply:
         if message.has_error():
             reason = str(message.error.reason)[:200]
-            return Arrived(letter, node, None, reason.removeprefix(SPOILT), lost=not reason.startswith(SPOILT))
+            return Reply(message_id, node, None, reason.removeprefix(INVALID), lost=not reason.startswith(INVALID))
         try:
-            parcel = unpack(message.content, self._most_bytes)
-        except Spoilt as problem:
-            return Arrived(letter, node, None, str(problem))
-        size = sum(vector.numel() * 4 for vector in parcel.vectors.values())
-        return Arrived(letter, node, parcel, size=size)
+            payload = unpack(message.content, self._most_bytes)
+        except InvalidMessage as problem:
+            return Reply(message_id, node, None, str(problem))
+        size = sum(vector.numel() * 4 for vector in payload.vectors.values())
+        return Reply(message_id, node, payload, size=size)
 
 
 def _identity(node: Node) -> str:

@@ -1,6 +1,6 @@
 """The coordinator's part in one round of secure aggregation: it passes sealed shares on, and learns the sum.
 
-Five letters a round; whoever does not answer one is asked no further. A site that sent its masked numbers is in the
+Five messages a round; whoever does not answer one is asked no further. A site that sent its masked numbers is in the
 sum even if it is gone after that; one that dealt shares and sent nothing is taken out of the masks of the others.
 Where fewer than the threshold are left at any step there is no sum.
 """
@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shoal.errors import ShoalError
-from shoal.federation.messages import Parcel, Spoilt
+from shoal.federation.messages import InvalidMessage, Payload
 from shoal.federation.secagg.encoding import (
-    CARD,
+    BUNDLE,
     CHECK,
     KEYS,
     SHARES,
     UNMASK,
+    read_bundle,
     read_bytes,
-    read_card,
     read_shares,
+    write_bundles,
     write_bytes,
-    write_cards,
     write_numbers,
 )
 from shoal.federation.secagg.masks import Words, from_vector, unmasked
-from shoal.federation.secagg.round_keys import Card, digest, mask_seed, survivors_said, verify
+from shoal.federation.secagg.round_keys import KeyBundle, digest, mask_seed, survivors_said, verify
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.shamir import join
 from shoal.federation.terms import ROUND
 from shoal.random.discrete_gaussian import Whole
 
-Take = Callable[[int, Parcel], None]
-Ask = Callable[[str, Mapping[int, Parcel], set[str], Mapping[str, int], Take], None]
-"""Letters of a kind to sites by number, and what each answer must hold; each one that comes and holds that is handed
+Take = Callable[[int, Payload], None]
+Ask = Callable[[str, Mapping[int, Payload], set[str], Mapping[str, int], Take], None]
+"""Messages of a kind to sites by number, and what each answer must hold; each one that comes and holds that is handed
 over, who may find it Spoilt."""
 
 
@@ -45,71 +45,71 @@ class Failed(ShoalError):
 
 
 @dataclass
-class Tally:
+class SecureAggregator:
     """What is known of one round. `known`: is this the public key by which that site is known?"""
 
     plan: Plan
     context: bytes
     known: Callable[[int, bytes], bool] = lambda _number, _identity: True
-    cards: dict[int, Card] = field(default_factory=dict)
+    bundles: dict[int, KeyBundle] = field(default_factory=dict)
     sent: dict[int, Words] = field(default_factory=dict)
 
-    def gather(self, ask: Ask, numbers: Iterable[int], letter: Parcel) -> Whole:
-        """The sum of what these sites send, in answer to `letter` (the model); Failed where there is none."""
+    def gather(self, ask: Ask, numbers: Iterable[int], message: Payload) -> Whole:
+        """The sum of what these sites send, in answer to `message` (the model); Failed where there is none."""
         self._refuse_few(len(list(numbers)), "are there")
-        self._collect_cards(ask, numbers)
+        self._collect_bundles(ask, numbers)
         dealt = self._collect_shares(ask)
-        self._collect_numbers(ask, dealt, letter)
+        self._collect_numbers(ask, dealt, message)
         signatures = self._collect_signatures(ask, set(dealt))
         return self._unmask(ask, set(dealt), signatures)
 
-    def _collect_cards(self, ask: Ask, numbers: Iterable[int]) -> None:
-        def take(number: int, answer: Parcel) -> None:
-            card = read_card(answer, number)
-            card.refuse_forged(self.context)
-            if not self.known(number, card.identity):
-                raise Spoilt("it signs with another key than the one by which it is known")
-            self.cards[number] = card
+    def _collect_bundles(self, ask: Ask, numbers: Iterable[int]) -> None:
+        def take(number: int, answer: Payload) -> None:
+            bundle = read_bundle(answer, number)
+            bundle.refuse_forged(self.context)
+            if not self.known(number, bundle.identity):
+                raise InvalidMessage("it signs with another key than the one by which it is known")
+            self.bundles[number] = bundle
 
-        ask(KEYS, {number: Parcel({}) for number in numbers}, set(CARD), {}, take)
-        self._refuse_few(len(self.cards), "gave their keys")
-        self._digest = digest(self.cards, self.context)
+        ask(KEYS, {number: Payload({}) for number in numbers}, set(BUNDLE), {}, take)
+        self._refuse_few(len(self.bundles), "gave their keys")
+        self._digest = digest(self.bundles, self.context)
 
     def _collect_shares(self, ask: Ask) -> dict[int, dict[int, bytes]]:
         """Who dealt what to whom."""
         dealt: dict[int, dict[int, bytes]] = {}
 
-        def take(number: int, answer: Parcel) -> None:
+        def take(number: int, answer: Payload) -> None:
             sealed = read_bytes(answer, "sealed")
-            if set(sealed) != set(self.cards) - {number}:
-                raise Spoilt("it dealt shares to other sites than those of the round")
+            if set(sealed) != set(self.bundles) - {number}:
+                raise InvalidMessage("it dealt shares to other sites than those of the round")
             dealt[number] = sealed
 
-        cards = Parcel({"cards": write_cards(self.cards)})
-        ask(SHARES, dict.fromkeys(self.cards, cards), {"sealed"}, {}, take)
+        bundles = Payload({"cards": write_bundles(self.bundles)})
+        ask(SHARES, dict.fromkeys(self.bundles, bundles), {"sealed"}, {}, take)
         self._refuse_few(len(dealt), "dealt their shares")
         return dealt
 
-    def _collect_numbers(self, ask: Ask, dealt: dict[int, dict[int, bytes]], letter: Parcel) -> None:
-        def take(number: int, answer: Parcel) -> None:
+    def _collect_numbers(self, ask: Ask, dealt: dict[int, dict[int, bytes]], message: Payload) -> None:
+        def take(number: int, answer: Payload) -> None:
             self.sent[number] = from_vector(answer.vectors["masked"])
 
-        letters = {}
+        messages = {}
         for number in dealt:
             sealed = write_bytes({other: shares[number] for other, shares in dealt.items() if other != number})
-            letters[number] = Parcel({**letter.values, "sealed": sealed}, letter.vectors)
-        ask(ROUND, letters, set(), {"masked": self.plan.slots}, take)
+            messages[number] = Payload({**message.values, "sealed": sealed}, message.vectors)
+        ask(ROUND, messages, set(), {"masked": self.plan.slots}, take)
         self._refuse_few(len(self.sent), "sent their numbers")
 
     def _collect_signatures(self, ask: Ask, agreed: set[int]) -> dict[int, bytes]:
         words = survivors_said(self._digest, agreed, set(self.sent))
         found: dict[int, bytes] = {}
 
-        def take(number: int, answer: Parcel) -> None:
-            verify(self.cards[number].identity, answer.raw("signature"), words, "its list of who is in the sum")
+        def take(number: int, answer: Payload) -> None:
+            verify(self.bundles[number].identity, answer.raw("signature"), words, "its list of who is in the sum")
             found[number] = answer.raw("signature")
 
-        survivors = Parcel({"survivors": write_numbers(self.sent)})
+        survivors = Payload({"survivors": write_numbers(self.sent)})
         ask(CHECK, dict.fromkeys(self.sent, survivors), {"signature"}, {}, take)
         self._refuse_few(len(found), "signed who is in the sum")
         return found
@@ -117,13 +117,13 @@ class Tally:
     def _unmask(self, ask: Ask, agreed: set[int], signatures: dict[int, bytes]) -> Whole:
         shares: dict[int, dict[int, int]] = {}
 
-        def take(number: int, answer: Parcel) -> None:
+        def take(number: int, answer: Payload) -> None:
             found = read_shares(answer, "shares")
             if set(found) != agreed:
-                raise Spoilt("it gave shares of other sites than those that have masks")
+                raise InvalidMessage("it gave shares of other sites than those that have masks")
             shares[number] = found
 
-        signed = Parcel({"signatures": write_bytes(signatures)})
+        signed = Payload({"signatures": write_bytes(signatures)})
         ask(UNMASK, dict.fromkeys(signatures, signed), {"shares"}, {}, take)
         self._refuse_few(len(shares), "gave their shares")
         holders = sorted(shares)[: self.plan.threshold]
@@ -138,10 +138,14 @@ class Tally:
     def _pairs_of(self, gone: int, secret: bytes | None) -> list[tuple[int, int, bytes]]:
         """The masks that senders have with a site that sent nothing."""
         key = X25519PrivateKey.from_private_bytes(self._whole(gone, secret))
-        if key.public_key().public_bytes_raw() != self.cards[gone].masking:
+        if key.public_key().public_bytes_raw() != self.bundles[gone].masking:
             raise Failed(f"the shares of site {gone}'s key do not give that key")
         return [
-            (number, gone, mask_seed(key, self.cards[number].masking, (number, gone), self._digest, self.plan.bound))
+            (
+                number,
+                gone,
+                mask_seed(key, self.bundles[number].masking, (number, gone), self._digest, self.plan.bound),
+            )
             for number in self.sent
         ]
 

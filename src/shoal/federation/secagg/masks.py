@@ -78,7 +78,7 @@ def _shift(words: Words, mask: Words, up: bool) -> None:
 
 
 def as_vector(words: Words) -> Tensor:
-    """Words as a parcel carries them: bits that nobody computes with, in the place of float32."""
+    """Words as a payload carries them: bits that nobody computes with, in the place of float32."""
     return torch.from_numpy(words.view(np.float32))
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from shoal.federation.messages import Spoilt
+from shoal.federation.messages import InvalidMessage
 from shoal.federation.secagg.masks import Words, masked, quantised
 from shoal.federation.secagg.round_keys import (
-    Card,
+    KeyBundle,
     Keys,
     digest,
     mask_seed,
@@ -66,18 +66,18 @@ class Party:
         self._done = 0
         self._keys, self._own = Keys(), secrets.token_bytes(SECRET)
 
-    def card(self) -> Card:
-        self._in_turn("card")
-        self._card = self._keys.card(self.number, self._context, self._key)
+    def bundle(self) -> KeyBundle:
+        self._require_step("card")
+        self._bundle = self._keys.bundle(self.number, self._context, self._key)
         self._done += 1
-        return self._card
+        return self._bundle
 
-    def deal(self, cards: Mapping[int, Card], plan: Plan) -> dict[int, bytes]:
+    def deal(self, bundles: Mapping[int, KeyBundle], plan: Plan) -> dict[int, bytes]:
         """Sealed shares for the others."""
-        self._in_turn("deal")
-        self._refuse_cards(cards, plan)
-        self._cards, self._threshold, self._digest = dict(cards), plan.threshold, digest(cards, self._context)
-        holders = [number + 1 for number in cards]
+        self._require_step("deal")
+        self._refuse_bundles(bundles, plan)
+        self._bundles, self._threshold, self._digest = dict(bundles), plan.threshold, digest(bundles, self._context)
+        holders = [number + 1 for number in bundles]
         masking = split(self._keys.masking.private_bytes_raw(), holders, plan.threshold)
         own = split(self._own, holders, plan.threshold)
         self._shares = {self.number: (masking[self.number + 1], own[self.number + 1])}
@@ -86,36 +86,36 @@ class Party:
             other: self._seal(
                 other, masking[other + 1].to_bytes(SHARE, "big") + own[other + 1].to_bytes(SHARE, "big")
             )
-            for other in cards
+            for other in bundles
             if other != self.number
         }
 
     def take(self, sealed: Mapping[int, bytes]) -> None:
         """The shares of those with whom this site has masks; itself is one of them."""
-        self._in_turn("take")
-        if self.number in sealed or not set(sealed) <= set(self._cards):
-            raise Spoilt("there are shares of sites that are not on the list")
+        self._require_step("take")
+        if self.number in sealed or not set(sealed) <= set(self._bundles):
+            raise InvalidMessage("there are shares of sites that are not on the list")
         self._refuse_few(len(sealed) + 1)
         self._sealed = dict(sealed)
         self._done += 1
 
     def send(self, numbers: Whole, bound: float) -> Words:
         """Its numbers, made under this clip."""
-        self._in_turn("send")
+        self._require_step("send")
         self._done += 1
         seeds = {
             other: mask_seed(
-                self._keys.masking, self._cards[other].masking, (self.number, other), self._digest, bound
+                self._keys.masking, self._bundles[other].masking, (self.number, other), self._digest, bound
             )
             for other in self._sealed
         }
         return masked(numbers, self.number, self._own, seeds)
 
-    def vouch(self, survivors: set[int]) -> bytes:
+    def sign_survivors(self, survivors: set[int]) -> bytes:
         """Its signature under the list of those who are in the sum."""
-        self._in_turn("vouch")
+        self._require_step("vouch")
         if not survivors <= {self.number, *self._sealed} or self.number not in survivors:
-            raise Spoilt("the list of who is in the sum does not fit those who agreed on masks")
+            raise InvalidMessage("the list of who is in the sum does not fit those who agreed on masks")
         self._refuse_few(len(survivors))
         self._shares |= {other: self._unsealed(other, content) for other, content in self._sealed.items()}
         self._survivors = set(survivors)
@@ -125,48 +125,52 @@ class Party:
 
     def open(self, signatures: Mapping[int, bytes]) -> dict[int, int]:
         """One share of each site with whom there are masks."""
-        self._in_turn("open")
+        self._require_step("open")
         if not set(signatures) <= self._survivors:
-            raise Spoilt("there are signatures of sites that are not in the sum")
+            raise InvalidMessage("there are signatures of sites that are not in the sum")
         self._refuse_few(len(signatures))
         for other, signature in signatures.items():
-            verify(self._cards[other].identity, signature, self._words, f"site {other}'s list of who is in the sum")
+            verify(self._bundles[other].identity, signature, self._words, f"site {other}'s list of who is in the sum")
         self._done += 1
         shares, self._shares = self._shares, {}
         return {other: own if other in self._survivors else masking for other, (masking, own) in shares.items()}
 
-    def _in_turn(self, step: str) -> None:
+    def _require_step(self, step: str) -> None:
         """Spoilt unless this is the step that comes next."""
         if STEPS.index(step) < self._done:
-            raise Spoilt(f"'{step}' was asked for in this round before; nothing is answered twice")
+            raise InvalidMessage(f"'{step}' was asked for in this round before; nothing is answered twice")
         if STEPS.index(step) > self._done:
-            raise Spoilt(f"'{step}' is asked for, but it is the turn of '{STEPS[self._done]}'")
+            raise InvalidMessage(f"'{step}' is asked for, but it is the turn of '{STEPS[self._done]}'")
 
-    def _refuse_cards(self, cards: Mapping[int, Card], plan: Plan) -> None:
-        if cards.get(self.number) != self._card:
-            raise Spoilt("the list of sites holds other keys for this site than its own")
-        if not plan.threshold <= len(cards) <= plan.cohort:
-            raise Spoilt(f"there are {len(cards)} sites on the list, {plan.threshold} to {plan.cohort} must be")
-        if len({card.identity for card in cards.values()}) < len(cards):
-            raise Spoilt("a site is on the list twice")
-        for number, card in cards.items():
-            known = self._peers is None or number == self.number or card.identity in self._peers
+    def _refuse_bundles(self, bundles: Mapping[int, KeyBundle], plan: Plan) -> None:
+        if bundles.get(self.number) != self._bundle:
+            raise InvalidMessage("the list of sites holds other keys for this site than its own")
+        if not plan.threshold <= len(bundles) <= plan.cohort:
+            raise InvalidMessage(
+                f"there are {len(bundles)} sites on the list, {plan.threshold} to {plan.cohort} must be"
+            )
+        if len({bundle.identity for bundle in bundles.values()}) < len(bundles):
+            raise InvalidMessage("a site is on the list twice")
+        for number, bundle in bundles.items():
+            known = self._peers is None or number == self.number or bundle.identity in self._peers
             if not known:
-                raise Spoilt(f"site {number} is none of those that this site's owner knows (--peers)")
-            card.refuse_forged(self._context)
+                raise InvalidMessage(f"site {number} is none of those that this site's owner knows (--peers)")
+            bundle.refuse_forged(self._context)
 
     def _refuse_few(self, count: int) -> None:
         if count < self._threshold:
-            raise Spoilt(f"only {count} sites are left, {self._threshold} must be: too few to hide one another")
+            raise InvalidMessage(
+                f"only {count} sites are left, {self._threshold} must be: too few to hide one another"
+            )
 
     def _seal(self, other: int, content: bytes) -> bytes:
-        card = self._cards[other]
-        return seal(self._keys.sealing, card.sealing, (self.number, other), self._digest, content)
+        bundle = self._bundles[other]
+        return seal(self._keys.sealing, bundle.sealing, (self.number, other), self._digest, content)
 
     def _unsealed(self, other: int, sealed: bytes) -> tuple[int, int]:
-        card = self._cards[other]
-        content = unseal(self._keys.sealing, card.sealing, (other, self.number), self._digest, sealed)
+        bundle = self._bundles[other]
+        content = unseal(self._keys.sealing, bundle.sealing, (other, self.number), self._digest, sealed)
         masking, own = (int.from_bytes(part, "big") for part in (content[:SHARE], content[SHARE:]))
         if len(content) != 2 * SHARE or max(masking, own) >= PRIME:
-            raise Spoilt(f"site {other} has dealt something that is no share")
+            raise InvalidMessage(f"site {other} has dealt something that is no share")
         return masking, own

@@ -22,13 +22,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from shoal.federation.keys import public_pem
-from shoal.federation.messages import Spoilt
+from shoal.federation.messages import InvalidMessage
 
 MOST_KEY = 1000  # characters of a public key (PEM) on the largest NIST curve, and some
 
 
 @dataclass(frozen=True)
-class Card:
+class KeyBundle:
     """What a site makes known of itself for a round; `identity` is the public key by which it is known (PEM)."""
 
     number: int
@@ -39,7 +39,7 @@ class Card:
 
     def refuse_forged(self, context: bytes) -> None:
         if len(self.sealing) != 32 or len(self.masking) != 32:
-            raise Spoilt(f"site {self.number}'s keys for the round are no X25519 keys")
+            raise InvalidMessage(f"site {self.number}'s keys for the round are no X25519 keys")
         words = _said("keys", context, self.number, self.sealing, self.masking)
         verify(self.identity, self.signature, words, f"site {self.number}'s keys for the round")
 
@@ -51,10 +51,10 @@ class Keys:
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
 
-    def card(self, number: int, context: bytes, key: ec.EllipticCurvePrivateKey) -> Card:
+    def bundle(self, number: int, context: bytes, key: ec.EllipticCurvePrivateKey) -> KeyBundle:
         sealing, masking = (each.public_key().public_bytes_raw() for each in (self.sealing, self.masking))
         signature = sign(key, _said("keys", context, number, sealing, masking))
-        return Card(number, public_pem(key.public_key()), sealing, masking, signature)
+        return KeyBundle(number, public_pem(key.public_key()), sealing, masking, signature)
 
 
 def context(run: str, terms: str, t: int, attempt: int) -> bytes:
@@ -62,11 +62,11 @@ def context(run: str, terms: str, t: int, attempt: int) -> bytes:
     return hashlib.sha256(json.dumps([run, terms, t, attempt]).encode()).digest()
 
 
-def digest(cards: Mapping[int, Card], context: bytes) -> bytes:
+def digest(bundles: Mapping[int, KeyBundle], context: bytes) -> bytes:
     """By what a round with these sites and these keys is told from every other."""
     listed = [
-        [number, card.identity.hex(), card.sealing.hex(), card.masking.hex()]
-        for number, card in sorted(cards.items())
+        [number, bundle.identity.hex(), bundle.sealing.hex(), bundle.masking.hex()]
+        for number, bundle in sorted(bundles.items())
     ]
     return hashlib.sha256(context + json.dumps(listed).encode()).digest()
 
@@ -92,7 +92,7 @@ def unseal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: by
     try:
         return ChaCha20Poly1305(_derived(own, other, _said("share", digest, *way))).decrypt(bytes(12), sealed, None)
     except InvalidTag:
-        raise Spoilt(f"the share from site {way[0]} was changed on its way") from None
+        raise InvalidMessage(f"the share from site {way[0]} was changed on its way") from None
 
 
 def sign(key: ec.EllipticCurvePrivateKey, words: bytes) -> bytes:
@@ -109,7 +109,7 @@ def verify(identity: bytes, signature: bytes, words: bytes, what: str) -> None:
             raise ValueError
         key.verify(signature, words, ec.ECDSA(hashes.SHA256()))
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        raise Spoilt(f"{what}: the signature is not its own") from None
+        raise InvalidMessage(f"{what}: the signature is not its own") from None
 
 
 def _said(what: str, *parts: bytes | int) -> bytes:
@@ -122,5 +122,5 @@ def _derived(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
     try:
         secret = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:  # a point of small order
-        raise Spoilt("a key for the round is none that a secret can be shared with") from None
+        raise InvalidMessage("a key for the round is none that a secret can be shared with") from None
     return HKDF(hashes.SHA256(), 32, None, use).derive(secret)

@@ -164,7 +164,7 @@ def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Sett
             f"{secure} is for methods that clip each update by a public bound and add noise to the sum "
             f"(trusted-curator, geyer-private, quantile, end-to-end-private); {algorithm.name} does not"
         )
-    if algorithm.per_example is not None and algorithm.per_example.counts:
+    if algorithm.per_record is not None and algorithm.per_record.counts:
         raise ConfigError(
             f"{secure}: {algorithm.name} tells shares of gradients besides updates, which no mask hides"
         )

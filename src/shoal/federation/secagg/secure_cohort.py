@@ -12,15 +12,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shoal.federation.coordinator import Heard, RemoteCohort
-from shoal.federation.messages import Parcel
-from shoal.federation.secagg.aggregator import Failed, Take, Tally
+from shoal.federation.coordinator import RemoteCohort, Replies
+from shoal.federation.messages import Payload
+from shoal.federation.secagg.aggregator import Failed, SecureAggregator, Take
 from shoal.federation.secagg.round_keys import context
 from shoal.federation.secagg.round_plan import COUNT_STEP, Plan
-from shoal.federation.validation import Question
+from shoal.federation.validation import Request
 from shoal.random.discrete_gaussian import Whole
 from shoal.training.cohort import State, Sum
-from shoal.training.round_index import Moment
+from shoal.training.round_index import RoundIndex
 
 
 class SecureCohort(RemoteCohort):
@@ -30,32 +30,34 @@ class SecureCohort(RemoteCohort):
     def _most_bytes(self) -> int:
         return super()._most_bytes + 4  # the count
 
-    def _wanted(self, state: State, moment: Moment) -> int:
+    def _wanted(self, state: State, index: RoundIndex) -> int:
         """Fewer than the threshold need not begin."""
-        return max(super()._wanted(state, moment), self._plan(moment, self._clip_norm(state, moment)).threshold)
+        return max(super()._wanted(state, index), self._plan(index, self._clip_norm(state, index)).threshold)
 
-    def _gather(self, heard: Heard, asked: list[int], params: Tensor, state: State, moment: Moment) -> Sum:
-        clip_norm = self._clip_norm(state, moment)
-        plan = self._plan(moment, clip_norm)
-        tally = Tally(plan, context(self._terms.run, self._terms.digest, moment.t, moment.attempt), self._known)
+    def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
+        clip_norm = self._clip_norm(state, index)
+        plan = self._plan(index, clip_norm)
+        aggregator = SecureAggregator(
+            plan, context(self._terms.run, self._terms.digest, index.t, index.attempt), self._known
+        )
 
         def ask(
-            kind: str, letters: Mapping[int, Parcel], values: set[str], vectors: Mapping[str, int], take: Take
+            kind: str, messages: Mapping[int, Payload], values: set[str], vectors: Mapping[str, int], take: Take
         ) -> None:
-            def check(question: Question, answer: Parcel) -> None:
-                answer.require(set(question.names) | values, vectors)
-                question.refuse_other(answer)
-                take(question.number, answer)
+            def check(request: Request, answer: Payload) -> None:
+                answer.require(set(request.names) | values, vectors)
+                request.refuse_other(answer)
+                take(request.number, answer)
 
-            self._exchange(heard, kind, letters, moment, check)
+            self._exchange(replies, kind, messages, index, check)
 
         try:
-            numbers = tally.gather(ask, asked, self._letter(params, state))
-            total = self._summed(plan, numbers, len(tally.sent), params)
+            numbers = aggregator.gather(ask, asked, self._message(params, state))
+            total = self._summed(plan, numbers, len(aggregator.sent), params)
         except Failed as why:
             total = Sum(torch.zeros_like(params))
-            heard.reports.append({"site": "", "node": "", "what": "failed", "why": str(why)})
-            self._tell(f"round {moment.t + 1}: it gave no sum: {why}")
+            replies.reports.append({"site": "", "node": "", "what": "failed", "why": str(why)})
+            self._log(f"round {index.t + 1}: it gave no sum: {why}")
         total.clip_norm = clip_norm
         if self.algorithm.per_round is not None and self.algorithm.per_round.at == "shared":
             total.noise = plan.noise_of(total.clients)
@@ -67,9 +69,9 @@ class SecureCohort(RemoteCohort):
         below = float(numbers[-1]) * COUNT_STEP + clients / 2 if plan.count_noise is not None else 0.0
         return Sum(update, weight=clients, clients=clients, below=below)
 
-    def _plan(self, moment: Moment, clip_norm: float) -> Plan:
+    def _plan(self, index: RoundIndex, clip_norm: float) -> Plan:
         setting = self.setting
-        return Plan.of(self.algorithm, self.section, setting, setting.parameters, moment.t, clip_norm)
+        return Plan.of(self.algorithm, self.section, setting, setting.parameters, index.t, clip_norm)
 
     def _known(self, number: int, identity: bytes) -> bool:
         """Is this the public key by which the site of this number is known?"""

@@ -1,0 +1,102 @@
+"""Names that were other ones in version 0.1: old configuration keys work for one release, old files can be read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+SECTIONS = {"examples": "records", "per_example": "per_record"}
+FIELDS = {
+    "clip": "clip_norm",
+    "noise": "noise_multiplier",
+    "count_noise": "count_noise_multiplier",
+    "initial": "initial_clip_norm",
+    "rate": "clip_norm_lr",
+}
+"""Of mechanisms; one of another package may well have a field of the old name, and keeps it."""
+KEYS = {
+    "data.client": "data.client_column",
+    "engine.batched": "engine.batched",
+    "federation.first": "federation.min_sites_to_start",
+    "federation.least": "federation.min_sites",
+    "federation.largest": "federation.max_update_norm",
+    "federation.fewest_records": "federation.min_records",
+    "federation.most_records": "federation.max_records",
+}
+WORDS = {"example": "record", "inside": "client-process"}
+"""Units and observers."""
+_CHOICES = ("budget.unit", "budget.observer")
+_MECHANISMS = ("per_record", "per_step", "per_update", "per_round")
+
+
+def current_keys(given: Mapping[str, Any], known: Mapping[str, frozenset[str]]) -> dict[str, Any]:
+    """A configuration under today's keys, with a warning for each old one.
+
+    Args:
+        given: Flat keys and values.
+        known: The fields of each section, by its name.
+    """
+    found: dict[str, Any] = {}
+    for old, value in given.items():
+        key = _current(old, known)
+        _warn(old, key)
+        found[key] = WORDS.get(value, value) if key in _CHOICES and isinstance(value, str) else value
+    return found
+
+
+def current_section(old: str) -> str:
+    """A key with its section's name of today, with a warning where that was another one."""
+    section, dot, name = old.partition(".")
+    key = SECTIONS.get(section, section) + dot + name
+    _warn(old, key)
+    return key
+
+
+def _warn(old: str, key: str) -> None:
+    if key != old:
+        warnings.warn(f"{old} is now called {key}; the old name works until version 0.3", FutureWarning, 4)
+
+
+def _current(old: str, known: Mapping[str, frozenset[str]]) -> str:
+    key = KEYS.get(old, old)
+    section, _, name = key.partition(".")
+    fields = known.get(section, frozenset())
+    return f"{section}.{FIELDS[name]}" if name in FIELDS and name not in fields and FIELDS[name] in fields else key
+
+
+def earlier_key(key: str) -> str:
+    """What a key was called: digests of settings were made with that, and stay what they are."""
+    section, _, name = key.partition(".")
+    names = {new: old for old, new in FIELDS.items()}
+    if section in _MECHANISMS:
+        key = f"{section}.{names.get(name, name)}"
+    for old, new in SECTIONS.items():
+        key = old + key.removeprefix(new) if key.startswith(f"{new}.") else key
+    return {new: old for old, new in KEYS.items()}.get(key, key)
+
+
+def earlier_word(value: Any) -> Any:
+    """What a unit or observer was called."""
+    return {new: old for old, new in WORDS.items()}.get(value, value) if isinstance(value, str) else value
+
+
+def current(read: Any) -> Any:
+    """What was read from a file of an earlier version, with units, observers and metrics as they are called today."""
+    if isinstance(read, list):
+        return [current(each) for each in read]
+    if isinstance(read, dict):
+        return {"record_clip" if key == "example_clip" else key: _current_value(key, read[key]) for key in read}
+    return read
+
+
+def _current_value(key: str, value: Any) -> Any:
+    if key in ("unit", "observer") and isinstance(value, str):
+        return WORDS.get(value, value)
+    if key in ("proven", "published") and isinstance(value, list):  # of a table's results: [unit, observer, ...]
+        return [[_word(each) for each in row] if isinstance(row, list) else current(row) for row in value]
+    return current(value)
+
+
+def _word(value: Any) -> Any:
+    return WORDS.get(value, value) if isinstance(value, str) else value
