@@ -25,6 +25,7 @@ from shoal.deploy.terms import Crossing
 from shoal.engine.moment import Moment
 from shoal.engine.round import play_round
 from shoal.errors import ConfigError
+from shoal.gradients import network
 from shoal.privacy.clip import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.privacy.example_clip import ExampleClip, FactorClip
 from shoal.privacy.random import Streams
@@ -176,3 +177,15 @@ def test_a_word_that_no_scheme_has_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match="it is one of fixed-size, poisson, all, cyclic"):
         Clients("poison")
     assert math.isclose(Clients("poisson", 3).rate(0, 1, 10), 0.3)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_squares_come_in_the_order_of_the_layers(together):
+    """Where layers have bounds of their own it matters which is which."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    x, y = torch.randn(1, 1, 3), torch.tensor([[1]])
+    made = network(module, x[0], together=together, per_example=True)
+    tape = made.backward(made.layout.flatten(module).unsqueeze(0), x, y, torch.ones(1, 1))
+    vector = tape.examples()[0, 0].double()
+    wanted = torch.stack([vector[place].square().sum() for place in made.layout.named_layers.values()])
+    torch.testing.assert_close(tape.squares()[:, 0, 0], wanted)

@@ -102,6 +102,8 @@ class Records(list[tuple[Rule, Any, Tensor]]):
         used = [entry for rule, _, _ in self for entry in rule.entries]
         if len(set(used)) < len(used):
             raise ModelError("some parameters are used twice for one example; set engine.together=false")
+        # Backward passes meet the last layer first; whoever clips by layers knows them in the layout's order.
+        self.sort(key=lambda taped: min((entry.start for entry in taped[0].entries), default=0))
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
