@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 
 import numpy as np
@@ -29,6 +29,7 @@ from shoal.engine.settings import Settings
 from shoal.engine.simulator import Simulator
 from shoal.privacy.clip import QuantileClip
 from shoal.privacy.correlated import Correlated
+from shoal.privacy.mechanism import altered
 from shoal.privacy.random import Streams
 from shoal.privacy.sampling import Clients
 
@@ -162,19 +163,15 @@ def of_one_length(client: int, size: int) -> Tensor:
     return update * (0.01 / update.norm())
 
 
-@dataclass(frozen=True)
-class Restricted(Clients):
-    """Sampling as ever, of which only some clients really come."""
-
-    kept: tuple[int, ...] = ()
-
-    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> np.ndarray:
-        drawn = super().draw(generator, t, total, clients)
-        return drawn[np.isin(drawn, self.kept)]
-
-
 def restricted(record: Algorithm, kept: tuple[int, ...]) -> Algorithm:
-    return replace(record, clients=Restricted(record.clients.sampling, record.clients.cohort, kept))
+    """Sampling as ever, of which only some clients really come."""
+    scheme = type(record.clients)
+
+    def draw(self: Clients, *given: object) -> np.ndarray:
+        drawn = scheme.draw(self, *given)
+        return drawn[np.isin(drawn, kept)]
+
+    return replace(record, clients=altered(record.clients, draw=draw))
 
 
 def cohort(sim: Simulator, t: int = 0, attempt: int = 0) -> list[int]:

@@ -6,7 +6,7 @@ once in ten million draws for each quantile that it compares with (ALPHA), as if
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,9 +26,9 @@ from shoal.engine.moment import Moment
 from shoal.errors import ConfigError
 from shoal.privacy.adaclip import AdaClip
 from shoal.privacy.example_clip import ExampleClip, ExampleClipping, MaxClip, QuantileExampleClip
+from shoal.privacy.mechanism import altered
 from shoal.privacy.noise import StepNoise
 from shoal.privacy.random import Streams
-from shoal.privacy.sampling import Examples
 from small_federation import (
     ALPHA,
     CLIENTS,
@@ -54,26 +54,22 @@ LR = 1000.0  # so large that the rounding of start + update is lost in the updat
 LAYERS = 3
 
 
-@dataclass(frozen=True)
-class Chosen(Examples):
+def chosen(examples, rows):
     """Batches of our own choosing, the same for every client: positions of records, a row a step."""
-
-    rows: tuple[tuple[int, ...], ...] = ()
-
-    def draw(self, generator: np.random.Generator, records: int, steps: int) -> np.ndarray:
-        width = max(1, *(len(row) for row in self.rows))
-        return np.array([[*row, *[-1] * (width - len(row))] for row in self.rows])
+    width = max(1, *(len(row) for row in rows))
+    table = np.array([[*row, *[-1] * (width - len(row))] for row in rows])
+    return altered(examples, draw=lambda self, generator, records, steps: table)
 
 
-@dataclass(frozen=True)
-class Without(Examples):
+def without(examples, gone):
     """Sampling as ever, from which one record is taken out."""
+    scheme = type(examples)
 
-    gone: int = -1
+    def draw(self, generator, records, steps):
+        drawn = scheme.draw(self, generator, records, steps)
+        return np.where(drawn == gone, -1, drawn)
 
-    def draw(self, generator: np.random.Generator, records: int, steps: int) -> np.ndarray:
-        drawn = super().draw(generator, records, steps)
-        return np.where(drawn == self.gone, -1, drawn)
+    return altered(examples, draw=draw)
 
 
 def stepping(record, steps=1, rows=None, **changes):
@@ -82,7 +78,7 @@ def stepping(record, steps=1, rows=None, **changes):
     if isinstance(record.per_example, AdaClip):  # its mean would carry one step's noise into the next
         record = replace(record, per_example=replace(record.per_example, beta1=1 - 1e-9))
     if rows is not None:
-        changes["examples"] = Chosen(record.examples.sampling, record.examples.batch, rows=rows)
+        changes["examples"] = chosen(record.examples, rows)
     return replace(record, local=steps_of, **changes)
 
 
@@ -269,7 +265,7 @@ def neighbours(record, random, sim, clips=(-3, 2)):
     row = int(random.choice(used[used >= 0])) if (used >= 0).any() else records[0]
     x, y = strange(federation.x, federation.y, row, random)
     examples = record.examples
-    less = replace(record, examples=Without(examples.sampling, examples.batch, gone=records.index(row)))
+    less = replace(record, examples=without(examples, records.index(row)))
     return sim, twin(sim, algorithm=less), twin(sim, federation=replace(federation, x=x, y=y)), client
 
 
