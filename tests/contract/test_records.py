@@ -6,7 +6,7 @@ once in ten million draws for each quantile that it compares with (ALPHA), as if
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ from shoal.algorithms.charges import event, whole_run
 from shoal.errors import ConfigError
 from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip, RecordClipping
-from shoal.mechanisms.sampling import Records
 from shoal.random.streams import Streams
 from shoal.training import local_training, sanitise
 from shoal.training.local_training import planned, train
@@ -54,26 +54,22 @@ LR = 1000.0  # so large that the rounding of start + update is lost in the updat
 LAYERS = 3
 
 
-@dataclass(frozen=True)
-class Chosen(Records):
+def chosen(sampler, rows):
     """Batches of our own choosing, the same for every client: positions of records, a row a step."""
-
-    rows: tuple[tuple[int, ...], ...] = ()
-
-    def draw(self, generator: np.random.Generator, records: int, steps: int) -> np.ndarray:
-        width = max(1, *(len(row) for row in self.rows))
-        return np.array([[*row, *[-1] * (width - len(row))] for row in self.rows])
+    width = max(1, *(len(row) for row in rows))
+    table = np.array([[*row, *[-1] * (width - len(row))] for row in rows])
+    return altered(sampler, draw=lambda self, generator, records, steps: table)
 
 
-@dataclass(frozen=True)
-class Without(Records):
+def without(sampler, gone):
     """Sampling as ever, from which one record is taken out."""
+    scheme = type(sampler)
 
-    gone: int = -1
+    def draw(self, generator, records, steps):
+        drawn = scheme.draw(self, generator, records, steps)
+        return np.where(drawn == gone, -1, drawn)
 
-    def draw(self, generator: np.random.Generator, records: int, steps: int) -> np.ndarray:
-        drawn = super().draw(generator, records, steps)
-        return np.where(drawn == self.gone, -1, drawn)
+    return altered(sampler, draw=draw)
 
 
 def stepping(record, steps=1, rows=None, **changes):
@@ -82,7 +78,7 @@ def stepping(record, steps=1, rows=None, **changes):
     if isinstance(record.per_record, AdaClip):  # its mean would carry one step's noise into the next
         record = replace(record, per_record=replace(record.per_record, beta1=1 - 1e-9))
     if rows is not None:
-        changes["examples"] = Chosen(record.records.sampling, record.records.batch, rows=rows)
+        changes["records"] = chosen(record.records, rows)
     return replace(record, local=steps_of, **changes)
 
 
@@ -269,8 +265,7 @@ def neighbours(record, random, sim, clips=(-3, 2)):
     records = federation.partition.records(client).tolist()
     row = int(random.choice(used[used >= 0])) if (used >= 0).any() else records[0]
     x, y = strange(federation.x, federation.y, row, random)
-    records = record.records
-    less = replace(record, records=Without(records.sampling, records.batch, gone=records.index(row)))
+    less = replace(record, records=without(record.records, records.index(row)))
     return sim, twin(sim, algorithm=less), twin(sim, federation=replace(federation, x=x, y=y)), client
 
 

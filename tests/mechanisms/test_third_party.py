@@ -23,6 +23,7 @@ from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.errors import ConfigError
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import Crossing
+from shoal.gradients import network
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
@@ -176,3 +177,15 @@ def test_a_word_that_no_scheme_has_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match="it is one of fixed-size, poisson, all, cyclic"):
         Clients("poison")
     assert math.isclose(Clients("poisson", 3).rate(0, 1, 10), 0.3)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_squares_come_with_the_names_of_their_layers(batched):
+    """Where layers have bounds of their own it matters which is which."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    x, y = torch.randn(1, 1, 3), torch.tensor([[1]])
+    made = network(module, x[0], batched=batched, per_record=True)
+    tape = made.backward(made.layout.flatten(module).unsqueeze(0), x, y, torch.ones(1, 1))
+    vector = tape.records()[0, 0].double()
+    wanted = torch.stack([vector[place].square().sum() for place in map(made.layout.named_layers.get, tape.layers)])
+    torch.testing.assert_close(tape.squares()[:, 0, 0], wanted)

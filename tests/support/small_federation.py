@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 
 import numpy as np
@@ -23,6 +23,7 @@ from shoal.algorithms.charges import event
 from shoal.audit.testbed import silent as silent
 from shoal.data import Dataset, Partition, load, partition
 from shoal.mechanisms.correlated import Correlated
+from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import QuantileClip
@@ -175,19 +176,15 @@ def of_one_length(client: int, size: int) -> Tensor:
     return update * (0.01 / update.norm())
 
 
-@dataclass(frozen=True)
-class Restricted(Clients):
-    """Sampling as ever, of which only some clients really come."""
-
-    kept: tuple[int, ...] = ()
-
-    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> np.ndarray:
-        drawn = super().draw(generator, t, total, clients)
-        return drawn[np.isin(drawn, self.kept)]
-
-
 def restricted(record: Algorithm, kept: tuple[int, ...]) -> Algorithm:
-    return replace(record, clients=Restricted(record.clients.sampling, record.clients.cohort, kept))
+    """Sampling as ever, of which only some clients really come."""
+    scheme = type(record.clients)
+
+    def draw(self: Clients, *given: object) -> np.ndarray:
+        drawn = scheme.draw(self, *given)
+        return drawn[np.isin(drawn, kept)]
+
+    return replace(record, clients=altered(record.clients, draw=draw))
 
 
 def cohort(sim: Trainer, t: int = 0, attempt: int = 0) -> list[int]:
