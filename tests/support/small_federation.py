@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
