@@ -10,7 +10,8 @@ from scipy import stats
 from shoal import kernels
 from shoal.kernels import compiled
 from shoal.random import normals as module
-from shoal.random.normals import Product, add_normals, by_operations, loop_in_c, normals
+from shoal.random.noise_source import Product
+from shoal.random.normals import add_normals, by_operations, loop_in_c, normals
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Keystream, Streams
 

@@ -21,7 +21,7 @@ from shoal.gradients.losses import record_losses
 from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import all_digits
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 
 Left = Callable[[Product], bool]
 

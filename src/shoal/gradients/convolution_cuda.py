@@ -19,7 +19,7 @@ from shoal.gradients.layer_rule import FEW_POSITIONS, Rule, kept_sum
 from shoal.gradients.layout import Entry
 from shoal.kernels import tl, triton
 from shoal.mechanisms.update_clipping import PIECE
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 
 
 class Tile(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 
 FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
 ROUNDING = 64  # last digits that a few products may be wrong by, relative to their sizes; sums add one a term

@@ -16,7 +16,7 @@ from shoal.gradients.convolution_cuda import cuda_rule
 from shoal.gradients.layer_rule import Rule, gram_squares, kept_sum, product_squares, squared, trained, weighed
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE, row_sums, summed_products
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 
 
 def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from shoal.errors import ModelError
 from shoal.gradients.batched import BatchedNetwork, rules_cover
 from shoal.gradients.layout import Layout
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 
 
 class Tape(Protocol):

@@ -12,7 +12,7 @@ from shoal.gradients.layout import Layout
 from shoal.gradients.losses import record_losses
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.precision import all_digits
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 
 
 class SequentialNetwork:

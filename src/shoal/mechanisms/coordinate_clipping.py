@@ -23,7 +23,7 @@ from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, StepM
 from shoal.mechanisms.schedules import require_scale
 from shoal.mechanisms.update_clipping import into_ball, row_norms, shrinking, weighed_sum
 from shoal.precision import all_digits
-from shoal.random.normals import Normals
+from shoal.random.noise_source import Normals
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from shoal.mechanisms.mechanism import Bound, GradientClip, Layers, State, alter
 from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, StepMetrics
 from shoal.mechanisms.schedules import require_scales, scale_in
 from shoal.mechanisms.update_clipping import Quantile, shrinking
-from shoal.random.normals import Normals, Product
+from shoal.random.noise_source import Normals, Product
 
 Scope = Literal["flat", "split", "each"]
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoal.random.normals import Normals, Product
+from shoal.random.noise_source import Normals, Product
 
 Source = Callable[[str, Tensor], Normals]
 """Independent noise for a purpose (`step noise`, `step count`) and vectors like these, [K, P]."""

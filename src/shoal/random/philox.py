@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.kernels import libdevice, tl, triton
-from shoal.random.normals import Product, between
+from shoal.random.noise_source import Product, between
 
 BLOCK = 256  # counters a program takes, each of which gives four numbers
 TILE = (4, 128)  # of a matrix: rows, and counters along a row

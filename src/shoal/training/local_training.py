@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
-from shoal.random.normals import Product
+from shoal.random.noise_source import Product
 from shoal.training.client_data import ClientData
 from shoal.training.context import TrainingContext
 from shoal.training.round_index import RoundIndex

@@ -12,7 +12,8 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.mechanisms.record_clipping import ClippedByFactors
 from shoal.mechanisms.sanitiser import Sanitiser, StepMetrics
-from shoal.random.normals import Normals, normals
+from shoal.random.noise_source import Normals
+from shoal.random.normals import normals
 from shoal.training.context import TrainingContext
 from shoal.training.round_index import RoundIndex
 
