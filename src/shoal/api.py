@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -137,7 +138,7 @@ def settings_of(
         settings = _settings(config, data, model, overrides, keys)
         if not no_guarantee:
             _refuse_empty_claims(settings)
-    elif config is not None or overrides or set(keys) > {"algorithm"}:
+    elif config is not None or overrides or keys.keys() - {"algorithm"}:
         raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
     else:
         settings = _resumed_settings(Path(resume), data, model, keys.get("algorithm"))
@@ -385,7 +386,9 @@ def _resumed_settings(run: Path, data: Any, model: Any, algorithm: Any) -> Confi
             f"{run / FILE} is gone, so nothing can be proven of this run; put it back, or start a new one"
         )
     written = read_toml(run / "config.toml")
-    settings = configure(written if algorithm is None else written | {"algorithm": algorithm})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its keys are those of the version that wrote it
+        settings = configure(written if algorithm is None else written | {"algorithm": algorithm})
     if algorithm is not None and (given := settings.algorithm.name) != (was := written.get("algorithm")):
         raise ConfigError(f"{run} was run with algorithm '{was}', it cannot go on with '{given}'")
     if data is not None and data.name != settings.data.name:

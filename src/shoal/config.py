@@ -203,6 +203,7 @@ def configure(
     for word in overrides:
         key, value = override(word)
         given[key] = value
+    written = {current_section(key): key for key in given}
     given = {current_section(key): value for key, value in given.items()}
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
@@ -214,7 +215,7 @@ def configure(
     for name, other in chosen.items():
         sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
         algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
-    given = current_keys(given, _known(sections))
+    given = current_keys(given, _known(sections), written)
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():

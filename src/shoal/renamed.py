@@ -17,7 +17,7 @@ FIELDS = {
 """Of mechanisms; one of another package may well have a field of the old name, and keeps it."""
 KEYS = {
     "data.client": "data.client_column",
-    "engine.batched": "engine.batched",
+    "engine.together": "engine.batched",
     "federation.first": "federation.min_sites_to_start",
     "federation.least": "federation.min_sites",
     "federation.largest": "federation.max_update_norm",
@@ -30,32 +30,29 @@ _CHOICES = ("budget.unit", "budget.observer")
 _MECHANISMS = ("per_record", "per_step", "per_update", "per_round")
 
 
-def current_keys(given: Mapping[str, Any], known: Mapping[str, frozenset[str]]) -> dict[str, Any]:
+def current_keys(
+    given: Mapping[str, Any], known: Mapping[str, frozenset[str]], written: Mapping[str, str]
+) -> dict[str, Any]:
     """A configuration under today's keys, with a warning for each old one.
 
     Args:
-        given: Flat keys and values.
+        given: Flat keys, in sections of today's names, and values.
         known: The fields of each section, by its name.
+        written: What each key was called by the user.
     """
     found: dict[str, Any] = {}
     for old, value in given.items():
-        key = _current(old, known)
-        _warn(old, key)
+        key, said = _current(old, known), written.get(old, old)
+        if key != said:
+            warnings.warn(f"{said} is now called {key}; the old name works until version 0.3", FutureWarning, 3)
         found[key] = WORDS.get(value, value) if key in _CHOICES and isinstance(value, str) else value
     return found
 
 
-def current_section(old: str) -> str:
-    """A key with its section's name of today, with a warning where that was another one."""
-    section, dot, name = old.partition(".")
-    key = SECTIONS.get(section, section) + dot + name
-    _warn(old, key)
-    return key
-
-
-def _warn(old: str, key: str) -> None:
-    if key != old:
-        warnings.warn(f"{old} is now called {key}; the old name works until version 0.3", FutureWarning, 4)
+def current_section(key: str) -> str:
+    """A key with its section's name of today."""
+    section, dot, name = key.partition(".")
+    return SECTIONS.get(section, section) + dot + name
 
 
 def _current(old: str, known: Mapping[str, frozenset[str]]) -> str:

@@ -83,7 +83,7 @@ def test_what_no_line_says_is_not_proven(tmp_path: Path) -> None:
         ledger.intend(1, CHARGES)
         silent = accountants.epsilon(ledger.charged_event("record", "release"), 1e-5)
         assert silent.epsilon is None
-        assert silent.because == "the ledger does not say what round 1 did to this example"
+        assert silent.because == "the ledger does not say what round 1 did to this record"
         loud = accountants.epsilon(ledger.charged_event("client", "server"), 1e-5)
         assert loud.because == "the server sees each update"
 

@@ -231,7 +231,7 @@ def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
     epsilons = [0.05, 0.2, 0.4, 0.6, 0.8] if "calm" in name else list(EPSILONS)
     worst = dict(zip(epsilons, truth(name, adjacency, epsilons), strict=True))
     refused = []
-    for accountant in accountants.NAMES:
+    for accountant in accountants.REGISTRY.own:
         for epsilon, delta in worst.items():
             try:
                 claimed = accountants.delta(event, epsilon, accountant, adjacency)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
             if 1e-12 < delta < 1 and back.valid and back.epsilon is not None:
                 assert back.epsilon >= epsilon - 2e-3
     if "shuffled" in name and adjacency == "add-or-remove":
-        assert refused == list(accountants.NAMES)
+        assert refused == list(accountants.REGISTRY.own)
     else:
         assert "pld" not in refused
 

@@ -167,10 +167,10 @@ def test_noise_is_calibrated_to_clients_that_exist():
     record = replace(algorithm("dp-sgd"), records=Records("poisson", 100))
     budget = Budget(4.0, 1e-5, adjacency="replace-one")
     noises = [
-        calibrated(record, replace(hospitals, sizes=(size,)), budget, "record", "release").per_step.noise
+        calibrated(record, replace(hospitals, sizes=(size,)), budget, "record", "release").per_step.noise_multiplier
         for size in (20, 117, 183)
     ]
-    found = calibrated(record, hospitals, budget, "record", "release").per_step.noise
+    found = calibrated(record, hospitals, budget, "record", "release").per_step.noise_multiplier
     assert found == pytest.approx(max(noises), rel=3e-4)
     assert 14 < found < 15
 

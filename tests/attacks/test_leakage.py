@@ -168,9 +168,9 @@ def test_the_noise_is_that_which_the_budget_chooses(digits):
     ]
     plain, calibrated = (config("dp-sgd", *changes) for changes in ((), budget))
     module = build("attack-cnn", SHAPE, 10, seed=5)
-    noise = with_noise(calibrated, digits, module).algorithm.per_step.noise
+    noise = with_noise(calibrated, digits, module).algorithm.per_step.noise_multiplier
     assert with_noise(plain, digits, module) == plain
-    assert noise > 10 * plain.algorithm.per_step.noise
+    assert noise > 10 * plain.algorithm.per_step.noise_multiplier
     assert left[0] != left[1]
 
 

@@ -165,8 +165,8 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
         (["--models", 16], "--models has no effect with a reconstruction"),
         (["--type", 0, "-c", "federation.aggregation=secure"], "sees only sums"),
         (["--all", "-c", "federation.aggregation=secure"], "sees only sums"),
-        (["-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),
-        (["--all", "-c", "data.features=hog"], "data.features=hog: a reconstruction would attack pixels"),
+        (["-c", "data.features=hog"], "data.features=hog: a reconstruction attacks pixels"),
+        (["--all", "-c", "data.features=hog"], "data.features=hog: a reconstruction attacks pixels"),
         (["-c", "per_update.clip_norm=1"], "nothing at the boundary 'per_update'"),
     ],
 )

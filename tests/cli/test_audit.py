@@ -89,13 +89,13 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say which method"),
-        (("--all", "--algorithm", "pfl"), "say which method"),
+        ((), "name the method to audit"),
+        (("--all", "--algorithm", "pfl"), "name the method to audit"),
         (("--run", "none"), "none is not a run folder"),
-        (("--run", "none", "-c", "rounds=3"), "belongs to one method"),
+        (("--run", "none", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfll"), "did you mean 'pfl'"),
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),
-        (("--all", "-c", "rounds=3"), "belongs to one method"),
+        (("--all", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfl", "--claim", "published", "--quick"), "there is no published claim"),
     ],
 )

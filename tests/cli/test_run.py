@@ -459,7 +459,7 @@ def test_a_calibrated_run_spends_its_budget_and_no_more(tmp_path):
     result = play(tmp_path, PRIVATE | {"budget.epsilon": 2.0, "budget.calibrate": True})
     assert (result.rounds, result.stopped) == (6, "rounds")
     assert 0.99 * 2.0 < result.proven[0]["epsilon"] <= 2.0
-    noise = configure(result.run / "config.toml").algorithm.per_round.noise
+    noise = configure(result.run / "config.toml").algorithm.per_round.noise_multiplier
     assert result.proven[0]["epsilon"] == pytest.approx(
         cost(6, Sampled("poisson", 4 / 12, Gaussian(noise))), rel=1e-6
     )

@@ -79,7 +79,7 @@ def test_a_run_is_shown_by_the_beginning_of_its_name(shell, runs):
     assert code == 0
     assert said["algorithm"] == "trusted-curator"
     assert said["ledger"]["whole"] is True
-    assert said["config"]["per_round"]["noise"] == 1.5
+    assert said["config"]["per_round"]["noise_multiplier"] == 1.5
     code, out, _ = shell("runs", "show", runs[0])
     assert code == 0
     assert "epsilon" in out

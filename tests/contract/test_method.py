@@ -121,7 +121,7 @@ def test_a_run_of_empty_cohorts_costs_as_much_as_any_other(name, tmp_path):
     with Ledger(run.run / "ledger.jsonl") as ledger:
         charged = ledger.charged_event("client", "release")
     assert without_sampler(leaves(charged))[0] == {
-        Sampled("poisson", 0.001 / CLIENTS, Gaussian(record.per_round.noise)): ROUNDS
+        Sampled("poisson", 0.001 / CLIENTS, Gaussian(record.per_round.noise_multiplier)): ROUNDS
     }
     assert all(float(tensor.std()) > 0 for tensor in run.model.values())
 

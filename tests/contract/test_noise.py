@@ -180,7 +180,7 @@ def test_no_two_clients_have_the_same_noise(name):
 def counted(record, memory, told):
     """What the clip's step tells of how many norms lay below it: sum_k (1[norm <= C] - 1/2), with its noise."""
     step = math.log(float(memory["clip"]) / told["clip"])
-    share = record.per_update.quantile - step / record.per_update.rate
+    share = record.per_update.quantile - step / record.per_update.clip_norm_lr
     return (share - 0.5) * told["expected_clients"]
 
 
@@ -198,7 +198,7 @@ def test_the_count_has_noise_of_its_own(name, monkeypatch):
         drawn.append(counted(record, state.memory, told) - told["clients"] / 2)
         beside.append(state.model[:4].numpy())
     drawn = np.array(drawn)
-    scale = record.per_update.count_noise * COHORT
+    scale = record.per_update.count_noise_multiplier * COHORT
     assert chi_square_fits(drawn / scale)
     assert not chi_square_fits(0.85 * drawn / scale)
     assert abs(drawn.mean()) < FAR * scale / math.sqrt(drawn.size)

@@ -109,7 +109,7 @@ def noise_of(record, t=0) -> float:
     """The noise that the record asks for on a step's sum, in units of the clip. A count takes its part of it."""
     z = record.per_step.multiplier(t, ROUNDS, record.records.batch)
     if isinstance(record.per_record, QuantileRecordClip):
-        return (z**-2 - (2 * record.per_record.count_noise * record.records.batch) ** -2) ** -0.5
+        return (z**-2 - (2 * record.per_record.count_noise_multiplier * record.records.batch) ** -2) ** -0.5
     return z
 
 
@@ -361,8 +361,8 @@ def test_the_count_has_noise_of_its_own(name):
         drawn.append(told.shares.double().numpy() - 0.5)
         beside.append(found[:, :4].numpy())
     drawn, beside = np.concatenate(drawn), np.concatenate(beside)
-    assert chi_square_fits(drawn / record.per_record.count_noise)
-    assert not chi_square_fits(0.85 * drawn / record.per_record.count_noise)
+    assert chi_square_fits(drawn / record.per_record.count_noise_multiplier)
+    assert not chi_square_fits(0.85 * drawn / record.per_record.count_noise_multiplier)
     limit = float(norm.isf(ALPHA / 2 / 4)) / math.sqrt(drawn.size)
     assert np.abs(np.corrcoef(drawn, beside.T)[0, 1:]).max() < limit
 

@@ -93,7 +93,7 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
     extras = set()
     extras |= {"records"} if record.aggregate.weights == "size" else set()
     extras |= {"below"} if isinstance(record.per_update, QuantileClip) else set()
-    extras |= {"share"} if hasattr(record.per_record, "count_noise") else set()
+    extras |= {"share"} if hasattr(record.per_record, "count_noise_multiplier") else set()
     for (_, _, message), (_, answer) in zip(messages, answers, strict=True):
         assert set(message.values) - {"clip"} == NAMED
         assert set(message.vectors) == {"model"}

@@ -81,8 +81,8 @@ def charged(here):
     [
         (SAID | {"per_update.clip_norm": 1e-9}, f"per_update.clip_norm {TINY}"),
         (SAID | {"per_update.clip_norm": 1e8}, "per_update.clip_norm is 1e+08"),
-        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is"),
-        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "clip_norm in round 1 of 100 (exponential:"),
+        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "per_update.clip_norm in round 100 of 100 (decay:"),
+        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "per_update.clip_norm in round 1 of 100 (exp"),
         (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
         (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
         (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site takes 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
@@ -93,7 +93,7 @@ def charged(here):
         (RECORDS | {"records.sampling": "with-replacement", "records.batch": 10**9}, "records.batch is 1e+09"),
         (SAID | {"data.clients": 10**10}, "data.clients is 1e+10, this site takes 1 to 1e+06"),
         (SAID | {"rounds": 20_000}, "rounds is 20000, this site takes 1 to 10000 (its --bound rounds=LOW:HIGH)"),
-        (SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"}, "its least noise for a example is 1.25"),
+        (SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"}, "its least noise for a record is 1.25"),
     ],
 )  # fmt: skip
 def test_terms_outside_the_bounds_are_refused_by_name(tmp_path, given, words):

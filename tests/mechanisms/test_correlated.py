@@ -230,7 +230,7 @@ def test_in_secure_mode_what_is_released_lies_on_a_grid_of_the_noise():
     [
         ({"bands": 0}, "per_round.bands must be >= 1, got 0"),
         ({"momentum": 1.0}, r"per_round.momentum must be in \[0, 1\), got 1.0"),
-        ({"noise": -1.0}, "per_round.noise_multiplier must be >= 0, got -1.0"),
+        ({"noise_multiplier": -1.0}, "per_round.noise_multiplier must be >= 0, got -1.0"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(changes, said):

@@ -215,7 +215,7 @@ def update_noise(record: Algorithm, t: int = 0) -> float:
     charged = noise_charged(against_release(record, t)) * reach(record, t)
     if not isinstance(record.per_update, QuantileClip):
         return charged
-    count = 2 * record.per_update.count_noise * record.clients.expected(t, ROUNDS, CLIENTS)
+    count = 2 * record.per_update.count_noise_multiplier * record.clients.expected(t, ROUNDS, CLIENTS)
     return (charged**-2 - count**-2) ** -0.5
 
 

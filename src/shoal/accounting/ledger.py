@@ -131,13 +131,13 @@ class Record:
         try:
             match line.kind:
                 case "open":
-                    self.opened = line.body
+                    self.opened = current(line.body)
                 case "selected":
-                    self.selected = [dict(claim) for claim in line.body["proven"]]
+                    self.selected = [dict(claim) for claim in current(line.body)["proven"]]
                 case "close":
-                    self.closed = line.body
+                    self.closed = current(line.body)
                 case "intent":
-                    charges = tuple(self._charge(charge) for charge in line.body["charges"])
+                    charges = tuple(self._charge(charge) for charge in current(line.body["charges"]))
                     last, attempt = line.body["round"], line.body["attempt"]
                     first = line.body.get("first", last)
                     _require_rounds(first, last, attempt)
@@ -157,7 +157,6 @@ class Record:
         text = json.dumps(written["event"], sort_keys=True)
         if text not in self._events:
             self._events[text] = from_json(written["event"])
-        written = current(written)
         return Charge(written["unit"], written["observer"], self._events[text], written.get("adjacency"))
 
 
