@@ -113,7 +113,7 @@ def test_it_runs_and_is_charged_as_the_same_noise_on_a_flat_clip():
 def test_its_clip_serves_other_methods_by_its_name():
     config = configure({"algorithm": "fed-cdp"}, ["per_record.mechanism=layer-clip", "per_record.clip_norm=2.0"])
     assert type(config.algorithm.per_record).__name__ == "LayerClip"
-    assert config.algorithm.per_record.clip == 2.0
+    assert config.algorithm.per_record.clip_norm == 2.0
 
 
 @pytest.mark.usefixtures("folder", "rarely")

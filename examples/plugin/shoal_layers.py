@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local
 from shoal.mechanisms.gaussian import StepNoise
-from shoal.mechanisms.mechanism import Bound, Layers, Memory
+from shoal.mechanisms.mechanism import Bound, Layers, State
 from shoal.mechanisms.record_clipping import FactorClip
 from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.schedules import require_scales, scale_in
@@ -26,13 +26,13 @@ from shoal.mechanisms.update_clipping import shrinking
 class LayerClip(FactorClip):
     """Each layer of a record's gradient has norm C sqrt(its share of the parameters) at most."""
 
-    clip: str | float = 1.0
+    clip_norm: str | float = 1.0
 
     def __post_init__(self) -> None:
-        require_scales("per_record.clip_norm", self.clip)
+        require_scales("per_record.clip_norm", self.clip_norm)
 
-    def bound(self, memory: Memory, t: int, total: int) -> float:
-        return scale_in("per_record.clip_norm", self.clip, t, total)
+    def bound(self, state: State, t: int, total: int) -> float:
+        return scale_in("per_record.clip_norm", self.clip_norm, t, total)
 
     def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
         sizes = [place.stop - place.start for place in layers.values()]
@@ -44,7 +44,7 @@ LAYERED = Algorithm(
     name="layered",
     paper="McMahan et al. (2018), section 3",
     summary="noise in every local step, on gradients whose layers are clipped each by a bound of its own",
-    claims="example level: what the accountant says",
+    claims="record level: what the accountant says",
     clients=Clients("all"),
     records=Records("poisson", batch=20),
     local=Local(steps=5, lr=0.5),
