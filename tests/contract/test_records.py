@@ -152,7 +152,7 @@ def test_a_round_tells_the_noise_of_a_step_where_it_does_not_depend_on_the_data(
     if isinstance(record.per_record, AdaClip | MaxClip):
         assert "step_noise" not in told
     else:
-        assert told["step_noise"] == pytest.approx(noise_of(record) * told["example_clip"])
+        assert told["step_noise"] == pytest.approx(noise_of(record) * told["record_clip"])
 
 
 @each

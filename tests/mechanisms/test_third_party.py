@@ -86,7 +86,7 @@ def test_it_runs_and_tells_its_clip(record):
     sim = simulator(cut(record), layers=3)
     state, told = play_round(sim.context, sim.state, RoundIndex(0, 4))
     assert state.model.isfinite().all()
-    assert told["clip" if record is UPDATES else "example_clip"] == 1.0
+    assert told["clip" if record is UPDATES else "record_clip"] == 1.0
 
 
 def test_each_layer_of_an_update_leaves_within_its_own_bound():
