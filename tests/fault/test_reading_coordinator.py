@@ -82,7 +82,7 @@ class Coordinator:
         self._link.close()
 
     def ask(self, kind, values, vectors=None):
-        (node,) = self._until(lambda: self._transport.here())
+        (node,) = self._until(lambda: self._transport.connected())
         self._transport.send({node: Payload(values, vectors or {})}, kind, PATIENCE)
         (answer,) = self._until(self._transport.replies)
         assert answer.payload is not None, answer.problem
