@@ -81,11 +81,11 @@ def charged(here):
     [
         (SAID | {"per_update.clip_norm": 1e-9}, f"per_update.clip_norm {TINY}"),
         (SAID | {"per_update.clip_norm": 1e8}, "per_update.clip_norm is 1e+08"),
-        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is"),
-        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "clip_norm in round 1 of 100 (exponential:"),
+        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "per_update.clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is"),
+        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "per_update.clip_norm in round 1 of 100 (exponential:"),
         (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
         (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
-        (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site accepts 1e-09 to 10000 (its --bound lr="),
+        (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site accepts 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
         (SAID | {"local.lr": 0.0}, "local.lr is 0,"),
         (SAID | {"local.lr": "linear:0.1:1e6"}, "local.lr in round 100 of 100 (linear:0.1:1e6) is 990000"),
         (SAID | {"local.lr": "cyclic:1e-7:2"}, "local.lr in round 50 of 100 (cyclic:1e-7:2) is 9.86636e-11"),
@@ -93,7 +93,10 @@ def charged(here):
         (RECORDS | {"records.sampling": "with-replacement", "records.batch": 10**9}, "records.batch is 1e+09"),
         (SAID | {"data.clients": 10**10}, "data.clients is 1e+10, this site accepts 1 to 1e+06"),
         (SAID | {"rounds": 20_000}, "rounds is 20000, this site accepts 1 to 10000 (its --bound rounds=LOW:HIGH)"),
-        (SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"}, "its least noise multiplier for a record is 1.25"),
+        (
+            SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"},
+            "its least noise multiplier for a record is 1.25",
+        ),
     ],
 )  # fmt: skip
 def test_terms_outside_the_bounds_are_refused_by_name(tmp_path, given, words):
