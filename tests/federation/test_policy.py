@@ -81,8 +81,14 @@ def charged(here):
     [
         (SAID | {"per_update.clip_norm": 1e-9}, f"per_update.clip_norm {TINY}"),
         (SAID | {"per_update.clip_norm": 1e8}, "per_update.clip_norm is 1e+08"),
-        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "per_update.clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is"),
-        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "per_update.clip_norm in round 1 of 100 (exponential:"),
+        (
+            SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"},
+            "per_update.clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is",
+        ),
+        (
+            SAID | {"per_update.clip_norm": "exponential:1e-9:1"},
+            "per_update.clip_norm in round 1 of 100 (exponential:",
+        ),
         (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
         (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
         (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site accepts 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
