@@ -328,7 +328,7 @@ def test_only_the_fleet_api_is_open(path):
     try:
         headers = {"content-type": "application/protobuf"}
         assert (
-            httpx.state(
+            httpx.post(
                 f"http://127.0.0.1:{link.port}{path}", content=b"", headers=headers, timeout=PATIENCE
             ).status_code
             == 404
@@ -358,7 +358,7 @@ def test_without_its_key_nobody_speaks_for_a_node(tmp_path):
             with pytest.raises(httpx.HTTPStatusError), Link(stranger):
                 pass
         with pytest.raises(httpx.HTTPError):
-            httpx.state(f"http://127.0.0.1:{link.port}/v1/fleet/pull-messages")
+            httpx.post(f"http://127.0.0.1:{link.port}/v1/fleet/pull-messages")
         assert public_pem(read_site_key(private).public_key()) == keys["one"]
     finally:
         link.close()
