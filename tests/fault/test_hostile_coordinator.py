@@ -21,7 +21,7 @@ from shoal.federation.coordinator import RemoteCohort
 from shoal.federation.messages import Payload
 from shoal.federation.policy import Bounds
 from shoal.federation.roster import Roster
-from shoal.federation.site import AT_HOME, Owner, Site
+from shoal.federation.site import INTERNAL_ERROR, Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request, Validator
@@ -138,7 +138,7 @@ def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(replies):
     other = Payload({"terms": json.dumps(said, sort_keys=True), "round": 0})
     assert "agreed" in site.answer(TERMS, first).values
     assert "agreed" in site.answer(TERMS, first).values
-    assert "other terms were agreed to" in site.answer(TERMS, other).values["refused"]
+    assert "agreed to other terms" in site.answer(TERMS, other).values["refused"]
 
 
 def test_noise_from_a_seed_is_charged_as_none(tmp_path):
@@ -165,8 +165,8 @@ def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
         path.write_bytes(kept)
     told = []
     again = Site(site.owner, told.append)
-    assert again.answer(TERMS, first).values["refused"] == AT_HOME
-    assert "is not the one that was written here last" in told[0]
+    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(name="new")
+    assert "is not the one last written" in told[0]
     again.close()
     assert path.exists() == (how != "gone")
 
@@ -365,7 +365,7 @@ def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
     joined(tmp_path, first, [a_round(first)])
     kept = (tmp_path / "terms.json").read_bytes()
     (tmp_path / "terms.json").unlink()
-    assert joined(tmp_path, sampled("two"))[0].values["refused"] == AT_HOME
+    assert joined(tmp_path, sampled("two"))[0].values["refused"] == INTERNAL_ERROR.format(name="site")
     (tmp_path / "terms.json").write_bytes(kept)
     assert "agreed" in joined(tmp_path, sampled("two"))[0].values
     assert spent(tmp_path)[0] == PLANNED
@@ -393,7 +393,7 @@ def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(r
         raise ZeroDivisionError("29.3 in row 7")
 
     monkeypatch.setattr(site, "_learn", broken)
-    assert site.answer(ROUND, message).values["refused"] == AT_HOME
+    assert site.answer(ROUND, message).values["refused"] == INTERNAL_ERROR.format(name="new")
     assert "ZeroDivisionError: 29.3 in row 7" in told[-1]
 
 
@@ -412,10 +412,10 @@ def test_a_site_that_went_before_the_first_round_has_left_its_place(tmp_path):
     assert roster.admit("a", "a", 1)
     assert roster.admit("b", "b", 2)
     assert roster.admit("c", "c", 3) is None
-    assert len(roster.here({1: "a"})) == 1
+    assert len(roster.connected({1: "a"})) == 1
     assert roster.admit("c", "c", 3)
-    roster.place()
-    roster.here({3: "c"})
+    roster.assign_numbers()
+    roster.connected({3: "c"})
     assert roster.admit("d", "d", 4) is None, "one that has a number keeps it"
 
 

@@ -80,8 +80,8 @@ def plan(noise, name="trusted-curator", clients=4, rounds=3):
 @pytest.mark.parametrize(
     ("requirements", "name", "noise", "words"),
     [
-        (Requirements(noise=2.0), "trusted-curator", 1.633, "least noise for a client is 1.633"),
-        (Requirements(noise=1.5), "trusted-curator", "linear:2:1", "least noise for a client is 1.33333"),
+        (Requirements(noise=2.0), "trusted-curator", 1.633, "least noise multiplier for a client is 1.633"),
+        (Requirements(noise=1.5), "trusted-curator", "linear:2:1", "least noise multiplier for a client is 1.33333"),
         (Requirements(epsilon=8.0, observer="server"), "trusted-curator", 1.633, "each update reaches the server"),
         (Requirements(epsilon=0.1), "trusted-curator", 1.633, "owner's 0.1"),
         (Requirements(epsilon=8.0), "geyer", 1.2, "median"),
@@ -248,7 +248,7 @@ def test_terms_that_count_on_other_sites_than_they_say_are_refused(replies, fals
     told = json.loads(terms.values["terms"])
     told["setting"] |= false
     answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
-    assert "count on other sites" in answer.values["refused"]
+    assert "site sizes differ" in answer.values["refused"]
 
 
 def test_terms_with_another_number_of_layers_are_refused(replies, tmp_path):
@@ -257,7 +257,7 @@ def test_terms_with_another_number_of_layers_are_refused(replies, tmp_path):
     told["setting"]["layers"] = 7
     agreed = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0})).values["agreed"]
     answer = site.answer(ROUND, Payload(message.values | {"terms": agreed}, message.vectors))
-    assert "layers here, 7 there" in answer.values["refused"]
+    assert "layers at the site, 7 at the coordinator" in answer.values["refused"]
     site.close()
     assert charged(tmp_path / "new")[0] == 0
 
@@ -281,8 +281,8 @@ def test_a_late_joiner_pays_from_when_it_joined(replies, tmp_path):
         ({"round": 3}, "no round 3"),
         ({"round": -1}, "no round -1"),
         ({"number": 4}, "client 4"),
-        ({"round": 1.5}, "no int"),
-        ({"noise": 0}, "not asked for"),
+        ({"round": 1.5}, "not of type int"),
+        ({"noise": 0}, "unexpected"),
     ],
 )
 def test_a_site_answers_only_what_it_agreed_to(replies, tmp_path, changes, words):
@@ -299,9 +299,9 @@ def test_terms_from_another_version_are_refused(replies):
     site, terms, _ = replies
     told = json.loads(terms.values["terms"]) | {"more": 1}
     answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
-    assert "more than is known here" in answer.values["refused"]
+    assert "fields unknown to this site" in answer.values["refused"]
     answer = site.answer(TERMS, Payload({"terms": "[" * 100_000, "round": 0}))
-    assert "cannot be understood" in answer.values["refused"]
+    assert "malformed field 'terms'" in answer.values["refused"]
 
 
 def test_no_code_is_imported_because_the_coordinator_says_so(replies):
@@ -317,7 +317,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path, replies):
     site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
     told = []
     site._log = told.append
-    assert "its own terminal says what" in site.answer(TERMS, terms).values["refused"]
+    assert "internal error at site other; see its log" in site.answer(TERMS, terms).values["refused"]
     assert "shape (30,)" in told[0]
     site.close()
 

@@ -53,12 +53,12 @@ def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
 
 @pytest.mark.parametrize("name", IN_TURN)
 def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"algorithm {name}: clients that come in turn"):
+    with pytest.raises(ConfigError, match=f"algorithm {name}: cyclic client sampling"):
         served(tmp_path, settings(name))
     _, simulator = prepare(shoal.config.configure(settings(name)), None, None)
     written = shoal.config.to_toml(shoal.config.configure(settings(name)))
     terms = Terms("run", written, simulator.setting, ("0", "1"), (1, 8, 8), 650, None)
-    with pytest.raises(InvalidMessage, match=f"algorithm {name}: clients that come in turn"):
+    with pytest.raises(InvalidMessage, match=f"algorithm {name}: cyclic client sampling"):
         Terms.read(terms.text).settings  # noqa: B018
 
 
@@ -157,7 +157,7 @@ def test_fresh_noise_is_of_no_seed(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"baseline": True}, "which is not here"),
+        ({"baseline": True}, "which the coordinator does not have"),
         ({"federation.seeded": False, "noise_seed": 3}, "noise_seed needs"),
         ({"federation.deadline": 0.0}, "federation.deadline must be > 0"),
         ({"federation.max_records": 5}, "given together"),

@@ -10,7 +10,7 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.federation.flower.apps import owner
 from shoal.federation.messages import Payload
-from shoal.federation.site import AT_HOME, Owner, Site
+from shoal.federation.site import INTERNAL_ERROR, Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import TERMS, Terms
 from shoal.mechanisms.setting import Setting
@@ -82,12 +82,12 @@ def test_an_owner_allows_a_module_but_no_other_whose_name_begins_alike(folder):
 def test_a_refusal_does_not_tell_what_is_installed(folder):
     said = {name: answer(folder, name)["refused"] for name in ("mine", "nine")}
     assert said["mine"].replace("mine", "nine") == said["nine"]
-    assert answer(folder, "trap:OTHER", "trap")["refused"] == AT_HOME
+    assert answer(folder, "trap:OTHER", "trap")["refused"] == INTERNAL_ERROR.format(name="site")
 
 
 def test_a_model_is_still_the_one_that_the_owner_named(folder):
     said = answer(folder, "trusted-curator", "trap", model="trap:MINE")["refused"]
-    assert "it wants to import 'trap:MINE' here; if you agree: --model trap:MINE" in said
+    assert "the model 'trap:MINE' would be imported at this site; to allow it: --model trap:MINE" in said
     assert not list(folder.glob("*.imported"))
 
 

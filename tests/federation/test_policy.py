@@ -19,7 +19,7 @@ from shoal.federation.consent import Requirements, SiteLedger, least_noise
 from shoal.federation.flower.apps import owner
 from shoal.federation.messages import Payload
 from shoal.federation.policy import Bounds
-from shoal.federation.site import AT_HOME, Owner, Site
+from shoal.federation.site import INTERNAL_ERROR, Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
@@ -46,7 +46,7 @@ STRICT = Requirements(epsilon=50.0, noise=1.0, unit="record", observer="server")
 
 RECORDS = {key: value for key, value in SAID.items() if not key.startswith("per_update")} | {"algorithm": "dp-sgd"}
 ADAPTIVE = RECORDS | {"algorithm": "geyer-private", "per_update.count_noise_multiplier": 3.0}
-TINY = "is 1e-09, this site takes 1e-06 to 1e+06 (its --bound clip=LOW:HIGH)"
+TINY = "is 1e-09, this site accepts 1e-06 to 1e+06 (its --bound clip=LOW:HIGH)"
 
 
 def terms(given, rounds=None):
@@ -81,19 +81,28 @@ def charged(here):
     [
         (SAID | {"per_update.clip_norm": 1e-9}, f"per_update.clip_norm {TINY}"),
         (SAID | {"per_update.clip_norm": 1e8}, "per_update.clip_norm is 1e+08"),
-        (SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"}, "per_update.clip_norm in round 100 of 100 (decay:"),
-        (SAID | {"per_update.clip_norm": "exponential:1e-9:1"}, "per_update.clip_norm in round 1 of 100 (exp"),
+        (
+            SAID | {"per_update.clip_norm": "decay:1:0.5:1e-9"},
+            "per_update.clip_norm in round 100 of 100 (decay:1:0.5:1e-9) is",
+        ),
+        (
+            SAID | {"per_update.clip_norm": "exponential:1e-9:1"},
+            "per_update.clip_norm in round 1 of 100 (exponential:",
+        ),
         (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
         (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
-        (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site takes 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
+        (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site accepts 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
         (SAID | {"local.lr": 0.0}, "local.lr is 0,"),
         (SAID | {"local.lr": "linear:0.1:1e6"}, "local.lr in round 100 of 100 (linear:0.1:1e6) is 990000"),
         (SAID | {"local.lr": "cyclic:1e-7:2"}, "local.lr in round 50 of 100 (cyclic:1e-7:2) is 9.86636e-11"),
-        (SAID | {"local.steps": 20_000}, "local.steps is 20000, this site takes 1 to 10000 (its --bound steps="),
+        (SAID | {"local.steps": 20_000}, "local.steps is 20000, this site accepts 1 to 10000 (its --bound steps="),
         (RECORDS | {"records.sampling": "with-replacement", "records.batch": 10**9}, "records.batch is 1e+09"),
-        (SAID | {"data.clients": 10**10}, "data.clients is 1e+10, this site takes 1 to 1e+06"),
-        (SAID | {"rounds": 20_000}, "rounds is 20000, this site takes 1 to 10000 (its --bound rounds=LOW:HIGH)"),
-        (SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"}, "its least noise for a record is 1.25"),
+        (SAID | {"data.clients": 10**10}, "data.clients is 1e+10, this site accepts 1 to 1e+06"),
+        (SAID | {"rounds": 20_000}, "rounds is 20000, this site accepts 1 to 10000 (its --bound rounds=LOW:HIGH)"),
+        (
+            SAID | {"per_update.noise_multiplier": "exponential:6:1e-9"},
+            "its least noise multiplier for a record is 1.25",
+        ),
     ],
 )  # fmt: skip
 def test_terms_outside_the_bounds_are_refused_by_name(tmp_path, given, words):
@@ -108,7 +117,9 @@ def test_steps_that_follow_from_the_data_are_for_the_owner_to_know(tmp_path):
     here = site(tmp_path, "steps=:20", requirements=Requirements())
     here._log = words.append
     given = {key: value for key, value in SAID.items() if not key.startswith(("per_update", "local"))}
-    assert agreed(here, terms(given | {"algorithm": "fedavg", "local.epochs": 3}))["refused"] == AT_HOME
+    assert agreed(here, terms(given | {"algorithm": "fedavg", "local.epochs": 3}))[
+        "refused"
+    ] == INTERNAL_ERROR.format(name="site")
     assert "local steps a round is" in words[0]
     here.close()
 
@@ -176,8 +187,8 @@ def test_the_end_of_a_run_charges_what_the_budget_pays_for(tmp_path):
     [
         (math.nan, "NaN or Inf"),
         (math.inf, "NaN or Inf"),
-        (1e30, "the model's greatest parameter is 1e+30, this site takes 0 to 1e+09 (its --bound weight=LOW:HIGH)"),
-        (-1e30, "the model's greatest parameter is 1e+30"),
+        (1e30, "the model's largest parameter is 1e+30, this site accepts 0 to 1e+09 (its --bound weight=LOW:HIGH)"),
+        (-1e30, "the model's largest parameter is 1e+30"),
     ],
 )
 def test_a_model_that_no_training_makes_is_refused_before_it_is_charged(tmp_path, model, words):
@@ -194,7 +205,7 @@ def test_a_clip_that_adapts_stays_within_the_bounds(tmp_path, clip):
     here, offered = site(tmp_path, requirements=Requirements()), terms(ADAPTIVE)
     assert "agreed" in agreed(here, offered)
     answer = asked(here, offered, torch.zeros(650), clip=clip)
-    assert answer.values["refused"].startswith("this round's clip is")
+    assert answer.values["refused"].startswith("this round's clip norm is")
     assert charged(here) == 0
 
 
@@ -219,7 +230,7 @@ def test_at_the_edges_of_the_bounds_an_update_is_clipped_and_has_its_noise(tmp_p
         ("clip", "write clip=LOW:HIGH, for example clip=1e-06:1e+06"),
         ("clip=3", "write clip=LOW:HIGH"),
         ("clipp=1:2", "there is no bound 'clipp'; did you mean 'clip'"),
-        ("rounds=a:b", "LOW and HIGH are numbers"),
+        ("rounds=a:b", "LOW and HIGH must be numbers"),
         ("lr=2:1", "got 2:1"),
         ("lr=nan:1", "got nan:1"),
     ],
@@ -244,7 +255,7 @@ def test_bounds_are_the_owners(tmp_path):
     assert Bounds.read([]) == Bounds()
     assert Bounds.read(["clip=0.1:10", "rounds=:500"]) == Bounds(clip=(0.1, 10), rounds=(1, 500))
     here = site(tmp_path, "rounds=:99")
-    assert "rounds is 100, this site takes 1 to 99" in agreed(here, terms(SAID))["refused"]
+    assert "rounds is 100, this site accepts 1 to 99" in agreed(here, terms(SAID))["refused"]
     here.close()
     assert owner({"data": "digits", "folder": str(tmp_path), "bound": "clip=1:2 lr=:3"}).bounds.lr == (1e-9, 3)
 

@@ -28,7 +28,7 @@ TAMPERED = {
     ),
     "Inf": (filled(float("inf")), "NaN or Inf"),
     "too great for a float": (filled(3e38), "NaN or Inf"),
-    "1e30": (filled(1e30), "too great"),
+    "1e30": (filled(1e30), "too large"),
     "1e15": (filled(1e15), "norm"),
     "twice the clip": (
         lambda kind, answer: with_update(answer, torch.nn.functional.normalize(torch.ones(650), dim=0) * 0.8),
@@ -42,7 +42,7 @@ TAMPERED = {
     "another nonce": (named(nonce=bytes(16)), "its nonce"),
     "other terms": (named(terms="0" * 64), "its terms"),
     "a round that is text": (named(round="0"), "its round"),
-    "one value more": (named(weight=10**9), "not asked for"),
+    "one value more": (named(weight=10**9), "unexpected"),
     "one vector more": (
         lambda kind, answer: Payload(answer.values, {**answer.vectors, "more": torch.zeros(1)}),
         "bytes",
@@ -99,7 +99,7 @@ def test_a_site_that_keeps_sending_bad_ones_is_left_out(tmp_path):
     result, _ = served(tmp_path, full_cohort() | {"rounds": 5, "federation.strikes": 3}, grid, log=told.append)
     assert [line["asked"] for line in result.metrics] == [4, 4, 4, 3, 3]
     assert [line["bad_updates"] for line in result.metrics] == [1, 1, 1, 0, 0]
-    assert any("site-01 (node 101)" in words and "left out" in words for words in told)
+    assert any("site-01 (node 101)" in words and "excluded" in words for words in told)
     kept = json.loads((result.run / "sites.json").read_text())
     assert {facts["name"]: facts["strikes"] for key, facts in kept.items() if key != "release"}["site-01"] == 3
 
@@ -177,7 +177,7 @@ def test_a_parcel_comes_back_as_it_was():
     ids=str,
 )
 def test_other_arrays_are_refused_unread(changes):
-    with pytest.raises(InvalidMessage, match="its vector"):
+    with pytest.raises(InvalidMessage, match="vector 'update'"):
         unpack(record(**changes), 100)
 
 

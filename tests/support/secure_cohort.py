@@ -41,7 +41,7 @@ class Cohort:
     noise: float = 1.0
     known: bool = True
     wire: list[tuple[str, str, int, Payload]] = field(default_factory=list)
-    spoilt: list[str] = field(default_factory=list)
+    invalid: list[str] = field(default_factory=list)
     bounds: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Cohort:
                     answer.require(values, vectors)
                     take(number, answer)
                 except InvalidMessage as problem:
-                    self.spoilt.append(f"{number}: {problem}")
+                    self.invalid.append(f"{number}: {problem}")
 
         return self.aggregator(index).gather(ask, range(self.count), Payload({}))
 

@@ -21,7 +21,7 @@ def command(
     host: Annotated[str, typer.Argument(help="The coordinator: HOST or HOST:PORT (default 8000).")],
     data: Annotated[str, typer.Option(help="Your data: a .csv, .parquet or .npz file; all rows are used.")],
     label: Annotated[
-        str | None, typer.Option(help="The label column, if it has another name than in the federation.")
+        str | None, typer.Option(help="The label column, if its name differs from the federation's.")
     ] = None,
     part: Annotated[
         int | None, typer.Option(help="For tests: hold only this client's part of a built-in data set.")
@@ -49,9 +49,7 @@ def command(
             "NAME: clip, lr, steps (a round), rounds, batch, clients, parameters, weight (the model's largest)."
         ),
     ] = None,
-    unit: Annotated[
-        str | None, typer.Option(help="The unit to protect: client (this site) or example (a record).")
-    ] = None,
+    unit: Annotated[str | None, typer.Option(help="The unit to protect: client (this site) or record.")] = None,
     against: Annotated[
         str, typer.Option(help="The observer: release (released models) or server (the coordinator too).")
     ] = "release",
@@ -80,7 +78,7 @@ def command(
     _choice("--unit", unit, (None, "client", "record"))
     _choice("--against", against, ("release", "server", "client-process"))
     address = _address(host, ca, insecure)
-    called = name or (key.stem if key else socket.gethostname())
+    site_name = name or (key.stem if key else socket.gethostname())
     requirements = Requirements(
         require_epsilon,
         require_delta,
@@ -91,7 +89,7 @@ def command(
     bounds = Bounds.read(bound or ())
     own = _key(key, folder)
     read, plugins = reader(data, label, part), tuple(allow_plugin or ())
-    site = Site(Owner(called, folder, read, requirements, model, own, _peers(peers), bounds, plugins), report)
+    site = Site(Owner(site_name, folder, read, requirements, model, own, _peers(peers), bounds, plugins), report)
     endpoint = Endpoint(address, own, _certificate(ca), registers=key is None)
     try:
         ended = run_site(site, endpoint, patience, report)
@@ -137,7 +135,7 @@ def _peers(folder: Path | None) -> frozenset[bytes] | None:
     if folder is None:
         return None
     if not (found := read_public(folder)):
-        raise ConfigError(f"there is no public key (NAME.pub) in --peers {folder}")
+        raise ConfigError(f"--peers {folder} has no public key (NAME.pub)")
     return frozenset(found.values())
 
 

@@ -120,7 +120,7 @@ def open_link(
     else:
         sites = read_sites(keys)
         if not sites:
-            raise ConfigError(f"there is no public key in {keys / 'sites'}: no site could join")
+            raise ConfigError(f"no site could join: there is no public key (NAME.pub) in {keys / 'sites'}")
         link = SuperLink(host, port, Tls(keys / "server.pem", keys / "server.key"), list(sites.values()))
     report(f"listening on {host}:{link.port}, {f'TLS, {len(sites)} sites may join' if keys else 'without TLS'}")
     return link, {identity(key): name for name, key in sites.items()}

@@ -1,11 +1,11 @@
-"""What a site's owner agrees to, and the site's own ledger: it need not take the coordinator's word for its privacy.
+"""What a site's owner agrees to, and the site's own ledger: its privacy need not rest on trusting the coordinator.
 
-The ledger is one for all runs of this site's data: every round that it is asked for is charged on its disk before any
-record is touched, and so is every round in between, in which it might have been asked. A round asked again is charged
-again. What the record of the algorithm says is what is charged. Noise that the coordinator adds itself (`per_round`)
-and that it asks by lot have to be believed, but only where the lot hides anything. Where it shows whether the site
-took part, to the server always, each round that the site answers costs what it costs without any lot, and the others
-nothing.
+One ledger covers all runs on this site's data. Every round that the site is asked for is charged on its disk before
+any record is touched, and so is every round in between, for which it might have been sampled. A round asked for again
+is charged again. Charges follow from the algorithm's definition. The site must trust the coordinator to add its own
+noise (`per_round`) and to sample sites at random, but relies on the sampling only where participation is hidden.
+Where the observer sees whether the site took part, as the server always does, each round that the site answers costs
+as much as without sampling, and the other rounds cost nothing.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.setting import Setting
 from shoal.training.budget import repeated
 
-SEEDED = "its noise follows from a seed that everybody is sent, so that it hides nothing"
+SEEDED = "its noise follows from a seed that every site receives, so it hides nothing"
 
 
 class Refused(ShoalError):
-    """The site's owner has not agreed to this; the message says to what."""
+    """The site's owner has not agreed to this; the text says to what."""
 
 
 class Unfit(Refused):
-    """The data here do not fit: the message may tell of them, and is for the owner alone."""
+    """The site's data do not fit; the text may reveal something about them, and is for the owner alone."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What the owner insists on. `epsilon` is the budget of this site's data, over all runs, at `delta`."""
+    """The owner's requirements; `epsilon` is the budget of the site's data over all runs, at `delta`."""
 
     epsilon: float | None = None
     delta: float = 1e-5
@@ -60,11 +60,12 @@ class Requirements:
 
     @property
     def any(self) -> bool:
+        """Whether the owner requires anything."""
         return self.epsilon is not None or self.noise is not None or self.observer != "release"
 
 
 def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
-    """The least noise of any round, in units of what one record (or client) can add; 0 where there is none."""
+    """Return the smallest noise multiplier of any round, for one record or client; 0 where there is no noise."""
     rounds = algorithm.extreme_rounds(setting.rounds)
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit == "record" and per_step is not None and clip is not None:
@@ -77,7 +78,7 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
 
 
 class SiteLedger:
-    """The site's ledger, and what its owner lets it spend."""
+    """The site's ledger, and its owner's privacy budget."""
 
     def __init__(self, path: Path, site: str, requirements: Requirements, unit: Unit) -> None:
         self.requirements, self._pair = requirements, (requirements.unit or unit, requirements.observer)
@@ -94,7 +95,7 @@ class SiteLedger:
 
     @property
     def rounds(self) -> int:
-        """Charged so far."""
+        """The number of rounds charged so far."""
         return self._ledger.charged[-1].round if self._ledger.charged else 0
 
     @property
@@ -104,15 +105,15 @@ class SiteLedger:
 
     @property
     def adjacency(self) -> str:
-        """By what neighbours differ in what this ledger is charged."""
+        """The adjacency of the unit that this ledger protects."""
         return ADJACENCIES[self._pair[0]]
 
     def epsilon(self) -> float | None:
-        """What is spent for the owner's unit against the owner's observer, by RDP; None where nothing is proven."""
+        """The epsilon spent for the owner's unit and observer, by RDP; None where nothing is proven."""
         return self._running.epsilon(self.requirements.delta)
 
     def agree(self, algorithm: Algorithm, setting: Setting, seeded: bool) -> None:
-        """Refused where the plan itself breaks a wish of the owner."""
+        """Raise Refused where the planned run violates a requirement of the owner."""
         unit, observer = self._pair
         if seeded and self.requirements.any:
             raise Refused(SEEDED)
@@ -120,7 +121,8 @@ class SiteLedger:
             found = least_noise(algorithm, setting, unit)
             if found < self.requirements.noise:
                 raise Refused(
-                    f"its least noise for a {unit} is {found:g}, the owner requires {self.requirements.noise:g}"
+                    f"its least noise multiplier for a {unit} is {found:g}, "
+                    f"the owner requires {self.requirements.noise:g}"
                 )
         self._seeded = seeded
         if not self.requirements.any:
@@ -128,7 +130,7 @@ class SiteLedger:
         for t in algorithm.extreme_rounds(setting.rounds):
             planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
             if isinstance(planned, Unbounded):
-                raise Refused(f"for a {unit} against the {observer} nothing is proven: {planned.because}")
+                raise Refused(f"nothing is proven for a {unit} against the {observer}: {planned.because}")
             if t == 0 and self.requirements.epsilon is not None:
                 self._refuse_over_budget(planned)
 
@@ -140,28 +142,29 @@ class SiteLedger:
         asked: int | None = None,
         records: int | None = None,
     ) -> None:
-        """Charge rounds that the site was not asked for, and one that it is, on the disk.
+        """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
-        Refused, and nothing charged, where the budget does not pay. Equal rounds are one line of the ledger, so that
-        a million of them cost no more than one. A record is charged for a client with `records` records, which this
-        site is: replacing one record leaves their number as it is.
+        Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
+        so a million of them take no more space than one. Record-level charges use this site's own number of records,
+        `records`, which replacing one record does not change.
         """
-        together = list(self._missed(algorithm, setting, missed, records))
+        pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
-            together.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
+            pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
         if self.requirements.epsilon is not None:
-            self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in together)))
-        for count, charged in together:
+            self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
+        for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1)
             self._count(charged)
 
     def close(self) -> None:
+        """Close the ledger's file."""
         self._ledger.close()
 
     def _missed(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
     ) -> Iterator[tuple[int, tuple[Charge, ...]]]:
-        """What rounds are charged in which the site was not asked: how many, and their charges together."""
+        """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
         if not rounds:
             return
         if len(algorithm.different_rounds(setting.rounds)) == 1:
@@ -175,26 +178,26 @@ class SiteLedger:
     ) -> tuple[Charge, ...]:
         charged = _charged(algorithm, setting, t, asked=asked)
         if records is not None:
-            here = replace(setting, sizes=(records,), bounds=False)
-            both = zip(charged, _charged(algorithm, here, t, asked=asked), strict=True)
-            charged = tuple(own if own.unit == "record" else anyones for anyones, own in both)
+            own_setting = replace(setting, sizes=(records,), bounds=False)
+            both = zip(charged, _charged(algorithm, own_setting, t, asked=asked), strict=True)
+            charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
     def _refuse_over_budget(self, event: Event) -> None:
-        """RDP is quick and never too low; where it says no, PLD has the last word."""
+        """Check the budget with RDP, which is quick and never too low, then with PLD where RDP exceeds it."""
         most, delta = self.requirements.epsilon, self.requirements.delta
         assert most is not None
         try:
             quick = self._running.epsilon_with(event, delta)
-        except ConfigError:  # RDP does not know this event
+        except ConfigError:  # RDP does not support this event
             quick = None
         if quick is not None and quick <= most:
             return
         budget = Budget(most, delta, adjacency=ADJACENCIES[self._pair[0]])
         exact = budget.cost(Compose((self._ledger.charged_event(*self._pair), event))).epsilon
         if exact is None or exact > most:
-            spent = "no epsilon" if exact is None else f"epsilon {up(exact, 3)}"
-            raise Refused(f"with it {spent} would be spent of the owner's {most:g} (delta {delta:g})")
+            spent = "no finite epsilon" if exact is None else f"epsilon {up(exact, 3)}"
+            raise Refused(f"it would bring the total to {spent}, over the owner's {most:g} (delta {delta:g})")
 
     def _count(self, charged: tuple[Charge, ...]) -> None:
         try:
@@ -204,26 +207,27 @@ class SiteLedger:
 
 
 def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
-    """What a round is charged: as the coordinator counts where a lot hides the site, else what it did."""
+    """A round's charges: the coordinator's where sampling hides the site, else by whether the site was asked."""
     always = replace(algorithm, clients=Clients("all"))
     return tuple(
-        believed
-        if _hidden(believed)
+        planned_charge
+        if _hidden(planned_charge)
         else replace(
-            believed, event=event(always, setting, t, believed.unit, believed.observer) if asked else NOTHING
+            planned_charge,
+            event=event(always, setting, t, planned_charge.unit, planned_charge.observer) if asked else NOTHING,
         )
-        for believed in charges(algorithm, setting, t)
+        for planned_charge in charges(algorithm, setting, t)
     )
 
 
 def _hidden(charge: Charge) -> bool:
-    """May the observer not know whether the site took part?"""
-    shown = (isinstance(leaf, TwoLevel) and leaf.participation == "visible" for leaf in leaves(charge.event))
-    return charge.observer == "release" and not any(shown)
+    """Whether the observer cannot see if the site took part."""
+    visible = (isinstance(leaf, TwoLevel) and leaf.participation == "visible" for leaf in leaves(charge.event))
+    return charge.observer == "release" and not any(visible)
 
 
 def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:
     for charge in charged:
         if (charge.unit, charge.observer) == pair:
             return charge.event
-    return Unbounded(f"nothing is said of a {pair[0]} against the {pair[1]}")
+    return Unbounded(f"the algorithm makes no claim for a {pair[0]} against the {pair[1]}")

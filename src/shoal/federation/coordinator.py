@@ -1,8 +1,8 @@
-"""The clients of a real federation: sites over a grid.
+"""The clients of a real federation: sites over a Flower grid.
 
-What a simulated cohort does by itself, training clients, is asked of sites: a message to each of those drawn that is
-there, answers until all have come or the deadline has, the gate on each. Whoever does not answer counts as zero. The
-coordinator is a trainer with this cohort.
+Where a simulated cohort trains its clients itself, this one sends a message to each sampled site that is connected,
+collects answers until all have arrived or the deadline has passed, and validates each. A site that does not answer
+contributes zero. The coordinator is a trainer with this cohort.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from shoal.training.round_index import RoundIndex
 
 Log = Callable[[str], None]
 Take = Callable[[Request, Payload], None]
-MOST_NAMES = 12  # in one line of words
-LISTEN = 0.01  # seconds between two looks at what has come
-LOOK = 0.2  # seconds between two looks at who is there
-GREETING = 600.0  # seconds that a site may take to read its data and agree
-LINGER = 10.0  # seconds at the end of a run for sites that are just coming back
-SPARE = 30.0  # seconds that a message is kept beyond its deadline, so that a late answer is known as one
+MOST_NAMES = 12  # site names in one log line
+LISTEN = 0.01  # seconds between checks for answers
+CHECK_SITES = 0.2  # seconds between checks for connected sites
+JOINING = 600.0  # seconds for a site to load its data and agree
+LINGER = 10.0  # seconds at the end of a run for sites that are reconnecting
+SPARE = 30.0  # seconds that a message outlives its deadline, so that a late answer is recognised
 
 
 @dataclass
 class Replies:
-    """What came of the messages of one round."""
+    """The answers and problem reports of one round."""
 
     answers: list[SiteUpdate] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Replies:
 
 
 class RemoteCohort(Cohort):
-    """Sites that train where their records are."""
+    """Sites that train on records they hold."""
 
     def __init__(
         self,
@@ -67,31 +67,31 @@ class RemoteCohort(Cohort):
         names: dict[str, str],
         log: Log,
     ) -> None:
-        """Take up the post.
+        """Check the configuration and create the transport.
 
         Args:
             config: The configuration.
-            population: What is public of the sites.
-            setting: What accounting needs to know, which is part of the terms.
-            layout: Where each layer lies in the model's parameters.
-            dataset: Held-out rows, and the shape and classes of everybody's.
-            mail: Makes what carries messages, given the most bytes that the vectors of an answer may have.
-            names: Those of sites whose keys are known, all who may come if there are any.
-            tell: Is told in words what happens.
+            population: The public facts about the sites.
+            setting: What accounting needs; part of the terms.
+            layout: The position of each layer in the model's parameters.
+            dataset: Held-out rows, and the shape and classes that all sites share.
+            transport: Makes the transport, given the most bytes that the vectors of an answer may have.
+            names: The names of sites with known keys, by identity; if there are any, only these may join.
+            log: Called with one line for each event.
 
         Raises:
-            ConfigError: The configuration cannot be played with sites.
+            ConfigError: The configuration cannot be run with sites.
         """
         section = self.section = config.federation
         if config.engine.checkpoint_every != 1:
             raise ConfigError(
                 f"engine.checkpoint_every must be 1 in a federation, got {config.engine.checkpoint_every}: "
-                f"after a crash rounds would be played again whose models sites have seen"
+                f"after a crash, rounds whose models sites have already seen would be run again"
             )
         if not section.seeded and config.noise_seed is not None:
-            raise ConfigError("noise_seed needs federation.seeded = true: what is drawn else follows from no seed")
+            raise ConfigError("noise_seed needs federation.seeded = true: without it no random number is seeded")
         if section.seeded and config.random == "secure":
-            raise ConfigError("federation.seeded and random=secure contradict each other: leave one of them out")
+            raise ConfigError("federation.seeded and random=secure contradict each other: remove one of them")
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
         self._population, self._layout, self._dataset = population, layout, dataset
         self._seed = self.streams.seed if section.seeded else None
@@ -100,28 +100,31 @@ class RemoteCohort(Cohort):
         )
         self._transport, self._names, self._log = transport(self._most_bytes), names, log
         self._done = 0
-        self._greeted: dict[str, int] = {}
+        self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
         self._rejected: set[int] = set()
 
     @property
     def layout(self) -> Layout:
+        """The position of each layer in the model's parameters."""
         return self._layout
 
     @property
     def population(self) -> Population:
+        """The public facts about the sites."""
         return self._population
 
     @property
     def _most_bytes(self) -> int:
-        """Of the vectors in an answer."""
+        """The most bytes that the vectors of an answer may have."""
         return self._validator.most_bytes
 
     def begin(self, run: Path, done: int) -> None:
+        """Set up the terms and the roster of a run with `done` rounds behind it."""
         self._terms = Terms(
             run=run.resolve().name,
-            config=(run / "config.toml").read_text(encoding="utf-8"),  # the same words after a resume
+            config=(run / "config.toml").read_text(encoding="utf-8"),  # the same text after a resume
             setting=self.setting,
             classes=self._dataset.classes,
             shape=self._dataset.input_shape,
@@ -133,25 +136,25 @@ class RemoteCohort(Cohort):
         self._complete = False
 
     def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
-        """Wait for enough sites: before the first round for all that shall be there, later for a few."""
-        said, self._done = "", index.t
+        """Wait for enough sites: `min_sites_to_start` before the first round, `min_sites` later."""
+        status, self._done = "", index.t
         while not stopped():
             self._listen(Replies(), {}, 0.0)
-            here = len(self._roster.here(self._transport.here()))
+            present = len(self._roster.connected(self._transport.connected()))
             wanted = self._wanted(state, index)
-            if here >= wanted:
+            if present >= wanted:
                 self._complete = True
-                self._roster.place()
+                self._roster.assign_numbers()
                 return True
             limited = self._resumed and not self._complete
-            limit = f", for {self.section.deadline:g} s at most" if limited else ""
-            if said != (said := f"waiting for sites: {here} of {wanted} are there{limit}"):
-                self._log(said)
+            limit = f", for at most {self.section.deadline:g} s" if limited else ""
+            if status != (status := f"waiting for sites: {present} of {wanted} connected{limit}"):
+                self._log(status)
             time.sleep(0.05)
         return False
 
     def _wanted(self, state: State, index: RoundIndex) -> int:
-        """After a restart sites are given a deadline's time to come back."""
+        """How many sites to wait for; after a restart, sites have `deadline` seconds to reconnect."""
         first = min(self.section.min_sites_to_start or self.population.clients, self.population.clients)
         waited = time.monotonic() - self._started
         if self._complete or (self._resumed and waited > self.section.deadline):
@@ -159,6 +162,7 @@ class RemoteCohort(Cohort):
         return first
 
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
+        """Ask the connected sites among these clients to train, and return the sum of their updates."""
         replies, asked, self._done = Replies(), self._present(clients), index.t
         total = self._gather(replies, asked, params, state, index)
         self._log_respondents(replies, len(asked))
@@ -173,7 +177,7 @@ class RemoteCohort(Cohort):
         return total
 
     def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
-        """The sum of what those who are asked answer."""
+        """The sum of the answers of the sites asked."""
         clip_norm = self._clip_norm(state, index)
 
         def take(request: Request, answer: Payload) -> None:
@@ -184,33 +188,35 @@ class RemoteCohort(Cohort):
         return self._sum(replies.answers, params, state, clip_norm, index)
 
     def _clip_norm(self, state: State, index: RoundIndex) -> float:
-        """The bound on an update, as far as it is known before any has come."""
+        """The bound on an update, infinite where it depends on the updates themselves."""
         per_update = self.algorithm.per_update
         if per_update is None or per_update.needs_cohort_norms:
             return math.inf
         return per_update.bound(state, index.t, index.total, None)
 
     def _present(self, cohort: np.ndarray) -> list[int]:
-        """Those of the cohort who are there."""
-        self._roster.place()
+        """The numbers of the cohort's connected sites."""
+        self._roster.assign_numbers()
         wanted = set(cohort.tolist())
         return [
-            m.number for m in self._roster.here(self._transport.here()) if m.number is not None and m.number in wanted
+            member.number
+            for member in self._roster.connected(self._transport.connected())
+            if member.number is not None and member.number in wanted
         ]
 
     def _exchange(
         self, replies: Replies, kind: str, messages: Mapping[int, Payload], index: RoundIndex, take: Take
     ) -> None:
-        """Messages to sites, by number, and their answers by the deadline, each of which is handed over."""
-        posted: dict[int, Payload] = {}
+        """Send messages to sites, by number, and pass each answer that arrives by the deadline to `take`."""
+        outgoing: dict[int, Payload] = {}
         requests: dict[int, tuple[Request, Member]] = {}
-        for member in self._roster.here(self._transport.here()):
+        for member in self._roster.connected(self._transport.connected()):
             number, node = member.number, member.node
             if number is not None and node is not None and number in messages:
                 request = Request(self._terms.run, self._terms.digest, number, index, kind)
-                posted[node] = Payload({**request.names, **messages[number].values}, messages[number].vectors)
+                outgoing[node] = Payload({**request.names, **messages[number].values}, messages[number].vectors)
                 requests[node] = request, member
-        sent = self._transport.send(posted, kind, self.section.deadline + SPARE)
+        sent = self._transport.send(outgoing, kind, self.section.deadline + SPARE)
         waiting = {message: requests[node] for message, node in sent.items()}
         self._listen(replies, waiting, self.section.deadline, take)
         for request, member in waiting.values():
@@ -225,51 +231,51 @@ class RemoteCohort(Cohort):
         self,
         replies: Replies,
         waiting: dict[str, tuple[Request, Member]],
-        patience: float,
-        take: Take = lambda _question, _answer: None,
+        timeout: float,
+        take: Take = lambda _request, _answer: None,
     ) -> None:
-        """Take what arrives until nobody is waited for, or the time is over; newcomers are greeted meanwhile."""
-        until, look = time.monotonic() + patience, 0.0
-        here: dict[int, str] = {}
+        """Handle answers until all have arrived or the timeout; meanwhile send new sites the terms."""
+        until, next_check = time.monotonic() + timeout, 0.0
+        connected: dict[int, str] = {}
         while True:
-            if time.monotonic() >= look:
-                here, look = self._transport.here(), time.monotonic() + LOOK
-                self._greet(here)
+            if time.monotonic() >= next_check:
+                connected, next_check = self._transport.connected(), time.monotonic() + CHECK_SITES
+                self._send_terms(connected)
             for reply in self._transport.replies():
-                if reply.message_id in self._greeted:
-                    self._greeted.pop(reply.message_id)
+                if reply.message_id in self._terms_sent:
+                    self._terms_sent.pop(reply.message_id)
                     self._admit(reply)
                 elif reply.message_id in waiting:
-                    self._hear(replies, reply, *waiting.pop(reply.message_id), take)
+                    self._handle(replies, reply, *waiting.pop(reply.message_id), take)
             for message, (_, member) in list(waiting.items()):
-                if member.node not in here:
+                if member.node not in connected:
                     del waiting[message]
                     self._transport.cancel([message])
-                    self._report(replies, member, "gone", "the site went away in the middle of the round")
+                    self._report(replies, member, "gone", "the site disconnected during the round")
             if not waiting or time.monotonic() >= until:
                 return
             time.sleep(LISTEN)
 
-    def _hear(self, replies: Replies, reply: Reply, request: Request, member: Member, take: Take) -> None:
-        """One answer: it counts, or it is told of."""
+    def _handle(self, replies: Replies, reply: Reply, request: Request, member: Member, take: Take) -> None:
+        """Count an answer, or report what is wrong with it."""
         replies.received += reply.size
         if reply.lost:
             self._report(replies, member, "gone", reply.problem or "the message was lost")
             return
         try:
             if reply.payload is None:
-                raise InvalidMessage(reply.problem or "it cannot be read")
+                raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
                 self._report(replies, member, "refused", reply.payload.text("refused"))
                 if request.kind == ROUND:
-                    member.agreed = False  # it is asked again for its consent
+                    member.agreed = False  # it is sent the terms again
                     self._rejected.add(member.node or 0)
                 return
             take(request, reply.payload)
             replies.sites.add((member.name, member.node))
         except InvalidMessage as problem:
             self._roster.strike(member)
-            out = "; it is left out from now on" if self._roster.excluded(member) else ""
+            out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
             self._report(replies, member, "bad", f"{problem}{out}")
 
     def _report(self, replies: Replies, member: Member, what: str, why: str) -> None:
@@ -277,34 +283,34 @@ class RemoteCohort(Cohort):
         self._log(f"round {self._done + 1}: site {member.name} (node {member.node}): {what}: {why}")
 
     def _log_respondents(self, replies: Replies, asked: int) -> None:
-        """Who answered, if it is not the same as a round before; not in the run's folder, for sampling hides it."""
+        """Log who answered, where that has changed; never saved with the run, as sampling must hide it."""
         if replies.sites != self._answered:
             self._answered = replies.sites
             names = sorted(name for name, _ in replies.sites)
             some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-            self._log(f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'nobody'}")
+            self._log(f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'none'}")
 
-    def _greet(self, here: dict[int, str]) -> None:
-        """Send the terms to those who have not seen them."""
+    def _send_terms(self, connected: dict[int, str]) -> None:
+        """Send the terms to the sites that have not seen them."""
         known = {member.node for member in self._roster.members.values() if member.agreed}
-        busy = set(self._greeted.values())
-        self._identities |= here
-        self._rejected &= set(here)
+        busy = set(self._terms_sent.values())
+        self._identities |= connected
+        self._rejected &= set(connected)
         messages = {}
-        for node in here:
+        for node in connected:
             if node not in known and node not in busy and node not in self._rejected:
                 messages[node] = Payload({"terms": self._terms.text, "round": self._done})
-        self._greeted |= self._transport.send(messages, TERMS, GREETING)
+        self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
 
     def _admit(self, reply: Reply) -> None:
-        """A site's word on the terms; one that refuses may be gone by now."""
+        """Admit a site that agreed to the terms, or log why it does not take part."""
         if reply.lost:
             return
         identity = self._identities[reply.node]
         name = self._names.get(identity, "")
         try:
             if reply.payload is None:
-                raise InvalidMessage(reply.problem or "it cannot be read")
+                raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
                 raise InvalidMessage(f"it refused: {reply.payload.text('refused')}")
             reply.payload.require({"agreed", "name"}, {})
@@ -321,7 +327,7 @@ class RemoteCohort(Cohort):
     def _sum(
         self, answers: list[SiteUpdate], params: Tensor, state: State, clip_norm: float, index: RoundIndex
     ) -> Sum:
-        """The sum of what left the sites; where the method clips at the server, that is done here."""
+        """The sum of the updates, clipped here where the method clips at the server."""
         updates, norms = stacked(answers, params)
         per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
         if self._validator.raw and per_update is not None:
@@ -330,7 +336,7 @@ class RemoteCohort(Cohort):
             numbers = np.array([answer.number for answer in answers])
             updates = protected_updates(self, Updates(numbers, updates, norms), clip_norm, index)
         elif secure and self.algorithm.per_round is not None:
-            updates = toward_zero(updates, grid(clip_norm))  # as sent, unless a site is up to something
+            updates = toward_zero(updates, grid(clip_norm))  # a no-op unless a site is malicious
         updates = updates.double() if secure else updates
         weights = updates.new_tensor([answer.weight for answer in answers])
         return Sum(
@@ -343,19 +349,19 @@ class RemoteCohort(Cohort):
         )
 
     def end(self, why: str, done: int) -> None:
-        """Tell the sites that the run is over; those that are away have a moment to come back and hear it."""
+        """Notify the sites that the run is over; those that are away have LINGER seconds to reconnect."""
         waiting: dict[str, int] = {}
-        told: set[int] = set()
-        said: dict[str, Value] = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
+        notified: set[int] = set()
+        values: dict[str, Value] = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
-            here = self._transport.here()
-            messages = {node: Payload(said) for node in here if node not in told}
-            told |= set(messages)
+            connected = self._transport.connected()
+            messages = {node: Payload(values) for node in connected if node not in notified}
+            notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():
                 waiting.pop(reply.message_id, None)
-            waiting = {message: node for message, node in waiting.items() if node in here}
-            if not waiting and len(told) >= len(self._roster.members):
+            waiting = {message: node for message, node in waiting.items() if node in connected}
+            if not waiting and len(notified) >= len(self._roster.members):
                 return
             time.sleep(LISTEN)

@@ -1,7 +1,7 @@
-"""Certificates for TLS and keys by which sites are known: ECDSA on P-256, and files that only their owner can read.
+"""TLS certificates and the keys that identify sites: ECDSA on P-256; only their owner can read private keys.
 
-keys/ca.pem, ca.key            the authority: ca.pem goes to every site, ca.key stays in a safe place
-keys/server.pem, server.key    the coordinator's certificate, for the addresses it is reached at
+keys/ca.pem, ca.key            the authority: ca.pem goes to every site, ca.key is kept safe
+keys/server.pem, server.key    the coordinator's certificate, for its addresses
 keys/sites/NAME.pub            the public keys of the sites that may join, as `ssh-keygen` writes them
 NAME.key                       a site's private key, which never leaves the site
 """
@@ -29,11 +29,11 @@ LONGEST_DAYS = 3650
 
 
 def make_authority(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
-    """A new authority and the coordinator's certificate under it, for these host names and addresses."""
+    """Create an authority and the coordinator's certificate for these host names and addresses; return the files."""
     if not 1 <= days <= LONGEST_DAYS:
         raise ConfigError(f"--days must be in 1 to {LONGEST_DAYS}, got {days}")
     if not hosts:
-        raise ConfigError("name at least one host name or address at which sites reach the coordinator")
+        raise ConfigError("give at least one host name or address of the coordinator")
     paths = [folder / name for name in ("ca.pem", "ca.key", "server.pem", "server.key")]
     _refuse_existing(paths)
     _make(folder)
@@ -54,60 +54,63 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
 
 
 def make_site(folder: Path, name: str) -> tuple[Path, Path]:
-    """A site's key pair: the private key stays here, the public key goes to the coordinator."""
+    """Create a site's key pair; return the files of the private key, which stays here, and of the public key."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"a site's name is messages, digits, '.', '_' and '-', got {name!r}")
+        raise ConfigError(
+            f"a site's name has letters, digits, '.', '_' and '-', the first a letter or digit; got {name!r}"
+        )
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_existing([private, public])
     _make(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     encoding, hidden = serialization.Encoding, serialization.NoEncryption()
     _write(private, key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, hidden), 0o600)
-    words = key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(public, words + f" {name}\n".encode(), 0o644)
+    text = key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(public, text + f" {name}\n".encode(), 0o644)
     return private, public
 
 
 def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key, as made here or by `ssh-keygen -t ecdsa`."""
+    """Read a site's private key, made by `shoal keys site` or by `ssh-keygen -t ecdsa`."""
     try:
         if path.stat().st_mode & 0o077:
-            raise ConfigError(f"others can read the private key {path}; do: chmod 600 {path}")
+            raise ConfigError(f"other users can read the private key {path}; run: chmod 600 {path}")
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{path} is no private key without a password, as `shoal keys site` makes: {error}"
+            f"{path} is not an unencrypted private key, as made by `shoal keys site`: {error}"
         ) from None
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}; `shoal keys site` makes one") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is no key on a NIST curve; `shoal keys site` makes one")
+        raise ConfigError(f"{path} is not a key on a NIST curve; `shoal keys site` makes one")
     return key
 
 
 def read_sites(folder: Path) -> dict[str, bytes]:
-    """The public keys (PEM) of the sites that may join, by name."""
+    """Read the public keys (PEM) of the sites that may join, by name."""
     return read_public(folder / "sites")
 
 
 def read_public(folder: Path) -> dict[str, bytes]:
-    """The public keys (PEM) in a folder, by name."""
+    """Read the public keys (PEM) in a folder, by name."""
     found: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise ConfigError(f"{path} is no public key: {error}") from None
+            raise ConfigError(f"{path} is not a public key: {error}") from None
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ConfigError(f"{path} is no key on a NIST curve; `shoal keys site` makes one")
+            raise ConfigError(f"{path} is not a key on a NIST curve; `shoal keys site` makes one")
         pem = public_pem(key)
         if pem in found.values():
-            raise ConfigError(f"{path} holds the same key as another site's file; each site has its own")
+            raise ConfigError(f"{path} holds the same key as another site's file; each site needs its own")
         found[path.stem] = pem
     return found
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a public key as PEM."""
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -119,7 +122,7 @@ def _certificate(
     days: int,
     extensions: Sequence[x509.ExtensionType],
 ) -> x509.Certificate:
-    start = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ a little
+    start = datetime.now(UTC) - timedelta(minutes=5)  # allows for clock skew
     built = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -174,14 +177,14 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _refuse_existing(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.exists():
-            raise ConfigError(f"{path} is there already, and is not written over; move it away first")
+            raise ConfigError(f"{path} already exists and is not overwritten; move it away first")
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}; choose another --folder") from None
+        raise ConfigError(f"{folder} cannot be created: {error.strerror or error}; choose another --folder") from None
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

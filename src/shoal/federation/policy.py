@@ -1,8 +1,8 @@
-"""The bounds that a site's owner sets on a federation's terms, checked before anything else is done with them.
+"""The bounds that a site's owner sets on a federation's terms, checked before the terms are used for anything.
 
-A check costs the same whatever the terms say: a schedule is looked at where it is least and greatest, not in every
-round. Bounds on clip and learning rate are far from the ends of float32, where norms and noise underflow; the others
-keep a coordinator from asking for more work or memory than a site has.
+A check takes the same time whatever the terms say: a schedule is evaluated at its minimum and maximum, not in every
+round. Bounds on clip norm and learning rate keep away from the limits of float32, where norms and noise underflow;
+the others keep a coordinator from demanding more work or memory than a site has.
 """
 
 from __future__ import annotations
@@ -23,10 +23,17 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and greatest value that this site takes of each term.
+    """The smallest and largest value that this site accepts for each term.
 
-    `clip`: of gradients and of updates, also of one that adapts. `steps`: local steps a round; `clients`: sites in
-    the federation; `parameters`: of the model; `weight`: the greatest of them, whatever its sign.
+    Attributes:
+        clip: Clip norms of gradients and updates, including adaptive ones.
+        lr: The learning rate.
+        steps: Local steps a round.
+        rounds: Rounds of the run.
+        batch: Records in a batch.
+        clients: Sites in the federation.
+        parameters: Parameters of the model.
+        weight: The largest absolute value of a parameter.
     """
 
     clip: Range = (1e-6, 1e6)
@@ -45,7 +52,7 @@ class Bounds:
 
     @classmethod
     def read(cls, words: Iterable[str]) -> Bounds:
-        """Bounds from words such as `clip=0.1:10` or `rounds=:500`; what is left out stays as it is."""
+        """Parse bounds such as `clip=0.1:10` or `rounds=:500`; whatever is omitted keeps its default."""
         found = cls()._ranges
         for word in words:
             name, equals, text = word.partition("=")
@@ -54,31 +61,32 @@ class Bounds:
             low, colon, high = text.partition(":")
             if not (equals and colon):
                 raise ConfigError(
-                    f"--bound {word}: write {name}=LOW:HIGH, for example {name}={':'.join(map(_said, found[name]))}"
+                    f"--bound {word}: write {name}=LOW:HIGH, for example {name}={':'.join(map(_shown, found[name]))}"
                 )
             try:
                 found[name] = (float(low or found[name][0]), float(high or found[name][1]))
             except ValueError:
-                raise ConfigError(f"--bound {word}: LOW and HIGH are numbers") from None
+                raise ConfigError(f"--bound {word}: LOW and HIGH must be numbers") from None
         return cls(**found)
 
     def refuse(self, terms: Terms) -> None:
-        """Refused where a term is out of bounds, in any round."""
-        self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are asked for their last round
+        """Raise Refused where a term is out of bounds in any round."""
+        self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are evaluated
         self.refuse_value("clients", "data.clients", terms.setting.clients)
-        self.refuse_value("parameters", "the number of the model's parameters", terms.parameters)
+        self.refuse_value("parameters", "the model's number of parameters", terms.parameters)
         for name, key, value in _asked(terms.settings.algorithm, terms.setting.rounds):
             self.refuse_value(name, key, value)
 
     def refuse_model(self, model: Tensor) -> None:
-        """Refused where a parameter is too great."""
-        self.refuse_value("weight", "the model's greatest parameter", float(model.abs().amax()))
+        """Raise Refused where a parameter of the model is too large."""
+        self.refuse_value("weight", "the model's largest parameter", float(model.abs().amax()))
 
     def refuse_value(self, name: str, key: str, value: float) -> None:
+        """Raise Refused where the value of `key` is outside bound `name`."""
         low, high = self._ranges[name]
         if not low <= value <= high:
-            taken = f"{_said(low)} to {_said(high)}"
-            raise Refused(f"{key} is {_said(value)}, this site takes {taken} (its --bound {name}=LOW:HIGH)")
+            accepted = f"{_shown(low)} to {_shown(high)}"
+            raise Refused(f"{key} is {_shown(value)}, this site accepts {accepted} (its --bound {name}=LOW:HIGH)")
 
     @property
     def _ranges(self) -> dict[str, Range]:
@@ -86,7 +94,7 @@ class Bounds:
 
 
 def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]]:
-    """Bound, key and value of each term that an algorithm sets; of a schedule its least and greatest."""
+    """The bound, key and value of each term that an algorithm sets; for a schedule, its minimum and maximum."""
     yield "batch", "records.batch", algorithm.records.batch
     local = algorithm.local
     yield "steps", *(("local.epochs", local.epochs) if local.steps is None else ("local.steps", local.steps))
@@ -98,5 +106,5 @@ def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]
             yield name, key + where, schedule.value(t, rounds)
 
 
-def _said(value: float) -> str:
+def _shown(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) or value < 10**6 else f"{min(value, 10**18):.3g}"

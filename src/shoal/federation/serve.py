@@ -1,4 +1,4 @@
-"""`serve`: a run like any other (`shoal.run`), trained with sites over a grid."""
+"""`serve`: a run like that of `shoal.run`, trained by sites over a Flower grid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.federation.coordinator import Log, RemoteCohort
 from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.secagg.secure_cohort import SecureCohort
-from shoal.federation.terms import population, refuse_turns
+from shoal.federation.terms import population, refuse_cyclic
 from shoal.gradients import network
 from shoal.prepare import dataset_of, with_model
 from shoal.training.context import pick_device
@@ -43,14 +43,14 @@ def serve(
     """Coordinate a run over a Flower grid.
 
     Args:
-        grid: What reaches the sites.
+        grid: The Flower grid that connects to the sites.
         config: As for `shoal.run`, and so are `overrides`, `resume`, `runs`, `no_guarantee`, `on_start`, `on_round`,
             `data` and `model`.
-        names: What sites are called, by the hash of their keys.
-        tell: Is told in words what happens.
+        names: The sites' names, by the hashes of their keys.
+        log: Called with one line for each event.
 
     Returns:
-        How the run ended.
+        The result of the run.
     """
     started = time.perf_counter()
     settings = settings_of(config, data, model, overrides, {}, resume=resume, no_guarantee=no_guarantee)
@@ -63,11 +63,13 @@ def serve(
 def coordinator(
     config: Config, data: Any, model: Any, transport: Callable[[int], Transport], names: dict[str, str], log: Log
 ) -> tuple[Config, Trainer[RemoteCohort]]:
-    """The configuration as it is played, and a trainer whose clients are sites."""
+    """Return the configuration as it is run, and a trainer whose clients are sites."""
     section = config.federation
-    refuse_turns(config.algorithm)
+    refuse_cyclic(config.algorithm)
     if config.baseline:
-        raise ConfigError("baseline=true trains without privacy on everyone's data, which is not here; leave it out")
+        raise ConfigError(
+            "baseline=true trains without privacy on all data, which the coordinator does not have; remove it"
+        )
     if not isinstance(config.model, str) or (model is not None and not isinstance(model, str)):
         raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
     if not section.seeded and config.noise_seed is None:

@@ -1,7 +1,7 @@
-"""A site: it keeps its records, agrees to terms or refuses them, and answers a round with what may cross.
+"""A site keeps its records, accepts or refuses the terms, and answers each round with only what may leave the site.
 
-It plays the client's half of a round (training/round.py) with the same streams of random numbers as the simulator, or
-with its own. Nothing that the coordinator sends is run: models come by name from what is installed here.
+It runs the client's half of a round (training/round.py) with the same random streams as the simulator, or with its
+own. It never executes code from the coordinator: models are built by name from what is installed at the site.
 """
 
 from __future__ import annotations
@@ -44,18 +44,25 @@ from shoal.training.run_folder import write_whole
 
 Log = Callable[[str], None]
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
-AT_HOME = "something is amiss at the site; its own terminal says what"
-LEDGER, AGREED, PROGRESS, MEMORY = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
+INTERNAL_ERROR = "internal error at site {name}; see its log"
+LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who runs this site: its name, its own folder (ledger, terms), what its owner insists on (`wishes`, `bounds`).
+    """A site's configuration, set by its owner.
 
-    `records` reads the site's data for given terms. `model` is the one module of the owner's own that may be used;
-    `plugins` are the packages and modules, besides Shoal, from which an algorithm may be imported.
-    `key` is the one by which the site is known, `peers` are the public keys (PEM) of the sites that may take part
-    with it under secure aggregation; None: whoever the coordinator says.
+    Attributes:
+        name: The site's name.
+        folder: Where the site keeps its ledger and the terms it agreed to.
+        records: Loads the site's data for given terms.
+        requirements: The privacy guarantees that the owner requires.
+        model: The only module outside Shoal that may be used as the model.
+        key: The private key that identifies the site.
+        peers: The public keys (PEM) of the sites it may aggregate with securely; None accepts any site that the
+            coordinator names.
+        bounds: The range of values that the owner accepts for each term.
+        plugins: The packages and modules, besides Shoal, from which algorithms may be imported.
     """
 
     name: str
@@ -70,7 +77,7 @@ class Owner:
 
 
 class Site:
-    """Answers messages; `tell` is told in words what happens."""
+    """Answers the coordinator's messages; `log` is called with one line for each event."""
 
     def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
         require_platform()
@@ -87,7 +94,7 @@ class Site:
         owner.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, kind: str, message: Payload) -> Payload:
-        """The answer to a message; a refusal is an answer too, and says why."""
+        """Return the answer to a message; a refusal is also an answer, and gives the reason."""
         try:
             if kind == TERMS:
                 return self._agree(message)
@@ -97,45 +104,53 @@ class Site:
                 return self._aggregate(kind, message)
             if kind == END:
                 return self._finish(message)
-            raise InvalidMessage(f"messages of kind {kind[:40]!r} are not known here")
-        except Exception as error:  # whatever a message does, it must not end this site
+            raise InvalidMessage(f"unknown message type {kind[:40]!r}")
+        except Exception as error:  # no message may stop the site
             known = isinstance(error, ShoalError | OSError)
             self._log(f"refused: {error}" if known else f"refused: {type(error).__name__}: {error}")
             self.refused = str(error) if kind == TERMS else None
             repeated = {key: message.values[key] for key in ("nonce",) if key in message.values}
             may_cross = isinstance(error, InvalidMessage | Refused | ConfigError) and not isinstance(error, Unfit)
-            return Payload({"refused": str(error)[:500] if may_cross else AT_HOME, **repeated})
+            return Payload(
+                {
+                    "refused": str(error)[:500] if may_cross else INTERNAL_ERROR.format(name=self.owner.name),
+                    **repeated,
+                }
+            )
 
     def close(self) -> None:
+        """Close the site's ledger."""
         if self._site_ledger is not None:
             self._site_ledger.close()
             self._site_ledger = None
 
     def _agree(self, message: Payload) -> Payload:
-        """Read the terms, check them against data, model and the owner's wishes."""
+        """Check the terms against the data, the model and the owner's requirements."""
         message.require({"terms", "round"}, {})
         terms = Terms.read(message.text("terms"), self.owner.plugins)
-        if not 0 <= (begun := message.number("round")) <= terms.setting.rounds:
-            raise InvalidMessage(f"there is no round {begun}")
+        if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
+            raise InvalidMessage(f"there is no round {first}")
         if self._terms is not None and self._terms.digest != terms.digest:
-            # Whether data fit is told by yes or no: one answer a join, not as many as it takes to find out.
-            raise Refused("other terms were agreed to here: a site joins again for another run")
+            # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
+            raise Refused("this site agreed to other terms; it must join again to take part in another run")
         if self._terms is None:
-            self._take(terms)
+            self._accept(terms)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
-            self._keep_progress(terms, self._progress(terms, begun))
+            self._keep_progress(terms, self._progress(terms, first))
             self._log(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
-    def _take(self, terms: Terms) -> None:
+    def _accept(self, terms: Terms) -> None:
         self.owner.bounds.refuse(terms)
         settings = terms.settings
         algorithm = settings.algorithm
         if ":" in settings.model and settings.model != self.owner.model:
-            raise Refused(f"it wants to import {settings.model!r} here; if you agree: --model {settings.model}")
+            raise Refused(
+                f"the model {settings.model!r} would be imported at this site; to allow it: --model {settings.model}"
+            )
         if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
-            raise Refused("its terms count other clients or rounds than its configuration")
+            raise Refused("the terms' numbers of clients or rounds differ from those of their configuration")
         self._open(terms, self.owner.requirements)
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
@@ -145,9 +160,9 @@ class Site:
             else None
         )
         sizes = population(settings).sizes
-        of_two_sizes_only = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size between
-        if terms.setting.sizes != sizes or terms.setting.all_answer or of_two_sizes_only:
-            raise Refused("its terms count on other sites than its configuration describes")
+        only_two_sizes = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size in between
+        if terms.setting.sizes != sizes or terms.setting.all_answer or only_two_sizes:
+            raise Refused("the terms' site sizes differ from those of their configuration")
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
@@ -159,7 +174,7 @@ class Site:
         self._state = self._kept_state(terms)
 
     def _open(self, terms: Terms, requirements: Requirements) -> SiteLedger:
-        """The ledger, opened for these terms; Refused where they break a wish."""
+        """Open the ledger for these terms; raise Refused where they violate a requirement."""
         self.close()
         path, settings = self.owner.folder / LEDGER, terms.settings
         self._refuse_cut(path)
@@ -168,12 +183,12 @@ class Site:
         return self._site_ledger
 
     def _settle(self, terms: Terms) -> bool:
-        """Charge the planned rounds that are left of an earlier run whose end was never reported; were there any?
+        """Charge the remaining rounds of an earlier run whose end was never reported; return whether there were any.
 
-        All of them may have been played. They are charged whatever the owner allows by now.
+        All of them may have been run, so they are charged even where they exceed the owner's current budget.
         """
         kept = self._kept_progress()
-        if kept.get("ended", True):  # files of earlier versions do not say
+        if kept.get("ended", True):  # files of earlier versions lack this key
             return False
         try:
             old = self._kept_terms()
@@ -183,7 +198,7 @@ class Site:
         if old is None or algorithm is None:
             raise LedgerError(
                 f"run {kept['run']} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
-                f"read: put the file back, or use the version of Shoal that wrote it"
+                f"read: restore the file, or use the version of Shoal that wrote it"
             )
         if old.digest == terms.digest:
             return False
@@ -191,32 +206,34 @@ class Site:
         site_ledger = self._open(old, Requirements())
         site_ledger.charge(algorithm, old.charged, range(first, total), records=int(kept["records"]))
         self._write_progress(kept | {"next": total, "ended": True})
-        self._log(f"run {old.run} never ended here: charged for its rounds {first + 1} to {total}")
+        self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
 
     def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
         if dataset.input_shape != terms.shape:
-            raise Refused(f"rows here have shape {dataset.input_shape}, the federation's have {terms.shape}")
+            raise Refused(f"the site's rows have shape {dataset.input_shape}, the federation's have {terms.shape}")
         if dataset.classes != terms.classes:
-            raise Refused(f"classes here are {dataset.classes[:5]}..., the federation's {terms.classes[:5]}...")
+            raise Refused(
+                f"the site's classes are {dataset.classes[:5]}..., the federation's are {terms.classes[:5]}..."
+            )
         section, rows = terms.settings.federation, len(dataset.train_y)
         few, many = section.min_records or 1, section.max_records or rows
         if not few <= rows <= many:
-            raise Refused(f"there are {rows} records here, the federation is for {few} to {many}")
+            raise Refused(f"the site has {rows} records, the federation accepts {few} to {many}")
         algorithm = terms.settings.algorithm
         largest = max(algorithm.records.batch, LARGEST_BATCH)
         if not terms.setting.sizes and algorithm.records.varies:
             widest = algorithm.records.widest(rows)
             if algorithm.per_step is not None and widest > largest:
                 raise Refused(
-                    f"a step here may draw {widest:,} records, {largest:,} are counted on: "
-                    f"the coordinator must set federation.min_records and most_records"
+                    f"a step at this site may draw {widest:,} records, more than {largest:,}: "
+                    f"the coordinator must set federation.min_records and max_records"
                 )
         steps = algorithm.local.steps or algorithm.records.steps(rows, algorithm.local.epochs)
         self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
     def _own_cohort(self, terms: Terms, number: int) -> SimulatedCohort:
-        """This site as a cohort of one client, made anew where its number is."""
+        """This site as a cohort of one client, rebuilt when its number changes."""
         if self._cohort is not None and self._number == number:
             return self._cohort
         assert self._dataset is not None
@@ -239,23 +256,29 @@ class Site:
         )
         layout = cohort.network.layout
         if layout.size != terms.parameters:
-            raise Refused(f"the model has {layout.size} parameters here, {terms.parameters} there")
+            raise Refused(
+                f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator"
+            )
         if len(layout.layers) != terms.setting.layers:
-            raise Refused(f"the model has {len(layout.layers)} layers here, {terms.setting.layers} there")
+            raise Refused(
+                f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
+            )
         self._cohort, self._number = cohort, number
         return cohort
 
     def _train(self, message: Payload) -> Payload:
-        """One round: charged, then trained, then what may cross."""
+        """Charge the round, train, and return what may leave the site."""
         terms = self._agreed(message)
-        index, number = self._when(message, terms)
+        index, number = self._round_index(message, terms)
         message.require(
             {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
             {"model": terms.parameters},
         )
         cohort = self._own_cohort(terms, number)
         if terms.seed is None:
-            cohort = replace(cohort, streams=SecureStreams())  # a round that is asked for twice has no noise twice
+            cohort = replace(
+                cohort, streams=SecureStreams()
+            )  # a round that is requested twice never reuses its noise
         state, algorithm = self._carried(message), cohort.algorithm
         algorithm.refuse_unfit(index.t, index.total, terms.setting.clients)
         if self._secure is not None and algorithm.per_update is not None:
@@ -276,9 +299,9 @@ class Site:
         return answer
 
     def _finish(self, message: Payload) -> Payload:
-        """The run is over; rounds since the last one that was asked for here are charged too.
+        """End the run, and charge the rounds since the last one that this site was asked for.
 
-        But for those that the owner's budget does not pay for: asked for one of them, this site would have refused.
+        Rounds that exceed the owner's budget are not charged: the site would have refused them.
         """
         self.ended = message.text("why")
         message.require({"run", "terms", "why", "round"}, {})
@@ -301,22 +324,22 @@ class Site:
         return Payload({"name": self.owner.name})
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
-        """The messages of secure aggregation that ask for nothing of the data."""
+        """Answer the messages of secure aggregation that do not use the data."""
         terms = self._agreed(message)
-        index, number = self._when(message, terms)
+        index, number = self._round_index(message, terms)
         if self._secure is None:
-            raise InvalidMessage("the terms say nothing of secure aggregation")
+            raise InvalidMessage("the terms do not include secure aggregation")
         return Payload(_repeated(message) | self._secure.answer(kind, message, index, number))
 
     def _agreed(self, message: Payload) -> Terms:
         digest = message.text("terms")
         if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest:
-            self._take(kept)
+            self._accept(kept)
         if self._terms is None or self._terms.digest != digest or message.text("run") != self._terms.run:
-            raise InvalidMessage("these are not the terms that were agreed to here")
+            raise InvalidMessage("these are not the terms that this site agreed to")
         return self._terms
 
-    def _when(self, message: Payload, terms: Terms) -> tuple[RoundIndex, int]:
+    def _round_index(self, message: Payload, terms: Terms) -> tuple[RoundIndex, int]:
         t, attempt, number = (message.number(key) for key in ("round", "attempt", "number"))
         if not (0 <= t < terms.setting.rounds and attempt >= 0 and 0 <= number < terms.setting.clients):
             raise InvalidMessage(f"there is no round {t}, attempt {attempt}, for client {number}")
@@ -324,14 +347,14 @@ class Site:
         return RoundIndex(t, terms.setting.rounds, attempt), number
 
     def _carried(self, message: Payload) -> State:
-        """What this round begins with; Spoilt or Refused where its model or its clip cannot be used."""
+        """The state at the start of the round; raise InvalidMessage or Refused for an unusable model or clip norm."""
         if not torch.isfinite(message.vectors["model"]).all():
-            raise InvalidMessage("the model holds NaN or Inf")
+            raise InvalidMessage("the model contains NaN or Inf")
         self.owner.bounds.refuse_model(message.vectors["model"])
         if "clip" not in message.values:
             return dict(self._state)
         clip = message.real("clip")
-        self.owner.bounds.refuse_value("clip", "this round's clip", clip)
+        self.owner.bounds.refuse_value("clip", "this round's clip norm", clip)
         return self._state | {"clip": torch.tensor(clip, dtype=torch.float64)}
 
     def _learn(
@@ -365,26 +388,26 @@ class Site:
         return len(self._dataset.train_y)
 
     def _kept_terms(self) -> Terms | None:
-        """Those of before a restart; Flower as it is shipped starts a process for every message."""
+        """The terms agreed to before a restart; stock Flower starts a process for every message."""
         path = self.owner.folder / AGREED
         if not path.exists():
             return None
         text = path.read_text(encoding="utf-8")
-        text = json.loads(text).get("terms", text)  # once the file was the terms alone
+        text = json.loads(text).get("terms", text)  # earlier versions wrote the terms alone
         return Terms.read(text, self.owner.plugins)
 
-    def _progress(self, terms: Terms, otherwise: int) -> int:
-        """The first round of this run that is not charged yet: from the one in which this site joined."""
+    def _progress(self, terms: Terms, default: int) -> int:
+        """The first round of this run that is not charged yet; `default` for a run that is new to this site."""
         kept = self._kept_progress()
         same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
-        return int(kept["next"]) if same else otherwise
+        return int(kept["next"]) if same else default
 
     def _kept_progress(self) -> dict[str, Any]:
         path = self.owner.folder / PROGRESS
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
     def _keep_progress(self, terms: Terms, following: int, ended: bool = False) -> None:
-        """After the charge: a kill in between makes that round charged twice, never not at all."""
+        """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended, "records": self._records}
         self._write_progress({release.KEY: release.SITE} | kept)
 
@@ -393,16 +416,16 @@ class Site:
         write_whole(self.owner.folder / PROGRESS, json.dumps(kept | {"ledger": self._site_ledger.head}).encode())
 
     def _refuse_cut(self, ledger: Path) -> None:
-        """A ledger that lost its last lines, or was put back from a copy, would let the budget be spent twice."""
+        """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""
         head = self._kept_progress().get("ledger")
         if head is not None and not (ledger.exists() and verify(ledger, str(head)).whole):
             raise LedgerError(
-                f"the ledger {ledger} is not the one that was written here last: it was cut, or an older one was put "
-                f"in its place; put the last one back"
+                f"the ledger {ledger} is not the one last written: it was truncated or replaced by an older copy; "
+                f"restore the latest one"
             )
 
     def _kept_state(self, terms: Terms) -> State:
-        path = self.owner.folder / MEMORY
+        path = self.owner.folder / STATE
         if not terms.settings.algorithm.local.remembers or not path.exists():
             return {}
         with safe_open(path, framework="pt") as file:
@@ -414,9 +437,9 @@ class Site:
         self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
         if self._state:
             notes = {"run": terms.run, release.KEY: release.SITE}
-            write_whole(self.owner.folder / MEMORY, save(self._state, metadata=notes))
+            write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
 
 
 def _repeated(message: Payload) -> dict[str, Value]:
-    """What an answer repeats of its message."""
+    """The values of a message that its answer repeats."""
     return {key: message.values[key] for key in REPEATED}

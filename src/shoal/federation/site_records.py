@@ -1,4 +1,4 @@
-"""A site's records: its own file, all of it, or one client's part of a known data set, as the simulator splits it."""
+"""A site's records: all rows of its own file, or one client's part of a built-in data set, as simulated."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shoal.prepare import parted, with_features
 
 
 def reader(name: str, label: str | None = None, part: int | None = None) -> Callable[[Terms], Dataset]:
-    """What reads the data of this name for given terms; a site trains on all it has."""
+    """Return a function that loads the named data for given terms; a site trains on all of its rows."""
     if "." in name and not Path(name).is_file():
         raise ConfigError(f"--data {name}: there is no such file")
 
     def read(terms: Terms) -> Dataset:
         section = terms.settings.data
-        classes = terms.classes if "." in name else None  # the data sets that are known bring their own
+        classes = terms.classes if "." in name else None  # built-in data sets bring their own
         dataset = load(name, scale=section.scale, label=label or section.label, classes=classes)
         if dataset.notes:
             raise Refused(
-                f"the columns of {name} depend on what is in it ({dataset.notes[0]}), so that other sites may have "
-                f"others; make all columns numbers"
+                f"the columns of {name} depend on its contents ({dataset.notes[0]}), so other sites may have "
+                f"different ones; make all columns numeric"
             )
         if part is not None:
             return with_features(_part(dataset, terms, part), section.features)
@@ -39,7 +39,7 @@ def reader(name: str, label: str | None = None, part: int | None = None) -> Call
 
 
 def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
-    """Client `part` of the simulation of this very configuration."""
+    """Client `part` in a simulation of this configuration."""
     settings = terms.settings
     if settings.data.partition == "auto":
         kind: Literal["iid", "column"] = "iid" if dataset.owners is None else "column"

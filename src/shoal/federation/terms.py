@@ -1,7 +1,7 @@
-"""What a federation asks of a site: the whole configuration and the public facts, sent once, before any round.
+"""A federation's terms: the whole configuration and the public facts, sent to each site once, before any round.
 
-A site reads the algorithm's record from it by itself, so that what it does and what it charges to its own ledger
-follow from what it agreed to, not from what it is told later. Every round names the digest of these terms.
+A site builds the algorithm from the terms itself, so that its training and its ledger's charges follow from what it
+agreed to, not from later messages. Every round names the digest of these terms.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from shoal.training.cohort import Population
 
 PROTOCOL = 3
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
-"""The kinds of messages, as Flower names message types."""
+"""The message types, as Flower writes them."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """`seed` is there only where every random number follows from it (`federation.seeded`).
+    """The terms of a federation.
 
-    `allowed`: the packages besides Shoal from which their reader lets algorithms be imported; it does not travel.
+    `seed` is set only where all random numbers follow from it (`federation.seeded`). `allowed`, which is never sent,
+    names the packages besides Shoal from which the reader of the terms permits algorithms.
     """
 
     run: str
@@ -43,32 +44,35 @@ class Terms:
 
     @property
     def charged(self) -> Setting:
-        """The setting by which a site charges: which noise it draws, and for how many numbers, it knows itself."""
+        """The setting that a site charges by; its noise generator and parameter count are the site's own facts."""
         return replace(self.setting, parameters=self.parameters, secure=self.seed is None)
 
     @cached_property
     def settings(self) -> Config:
+        """The configuration, parsed and checked."""
         try:
             config = configure(tomllib.loads(self.config), allowed=self.allowed)
-            refuse_turns(config.algorithm)
+            refuse_cyclic(config.algorithm)
             return config
-        except PluginError:  # for the owner alone: it may tell what is on this machine
+        except PluginError:  # for the owner alone: it may reveal what is installed
             raise
         except (ShoalError, ValueError, RecursionError) as error:
-            raise InvalidMessage(f"the configuration cannot be used here: {error}") from None
+            raise InvalidMessage(f"the site cannot use this configuration: {error}") from None
 
     @cached_property
     def text(self) -> str:
-        told = asdict(self)
-        del told["allowed"]
-        return json.dumps({"protocol": PROTOCOL, **told}, sort_keys=True)
+        """The terms as JSON."""
+        fields_ = asdict(self)
+        del fields_["allowed"]
+        return json.dumps({"protocol": PROTOCOL, **fields_}, sort_keys=True)
 
     @cached_property
     def digest(self) -> str:
+        """The SHA-256 hash of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def refuse_counts(self) -> None:
-        """Spoilt where a count is below 1: no federation has it, and a charge times 0 is none."""
+        """Raise InvalidMessage where a count is below 1: zero rounds, for example, would be charged nothing."""
         counts = {name: getattr(self.setting, name) for name in ("clients", "rounds", "multiplicity", "layers")}
         counts |= {"parameters": self.parameters} | {f"sizes[{i}]": n for i, n in enumerate(self.setting.sizes)}
         for name, count in counts.items():
@@ -77,12 +81,12 @@ class Terms:
 
     @classmethod
     def read(cls, text: str, allowed: Collection[str] = ()) -> Terms:
-        """Terms from the wire; Spoilt where they cannot be understood."""
+        """Parse terms that were received; raise InvalidMessage where they are malformed."""
         try:
             found = json.loads(text)
             if found.pop("protocol") != PROTOCOL:
                 raise InvalidMessage(
-                    "the coordinator speaks another version of the protocol: use the same Shoal everywhere"
+                    "the coordinator uses another version of the protocol: install the same Shoal everywhere"
                 )
             setting = {each.name: found["setting"].pop(each.name) for each in fields(Setting)}
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
@@ -93,7 +97,7 @@ class Terms:
                 raise TypeError
             if any(type(setting[name]) is not bool for name in ("all_answer", "bounds", "simulated", "secure")):
                 raise TypeError
-            told = cls(
+            terms = cls(
                 run=str(found.pop("run")),
                 config=str(found.pop("config")),
                 setting=Setting(**setting),
@@ -104,20 +108,22 @@ class Terms:
                 allowed=allowed,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidMessage(f"the terms cannot be understood: {type(error).__name__}") from None
-        told.refuse_counts()
-        if told.text != text:
-            raise InvalidMessage("the terms hold more than is known here: use the same Shoal everywhere")
-        return told
+            raise InvalidMessage(f"malformed field 'terms': {type(error).__name__}") from None
+        terms.refuse_counts()
+        if terms.text != text:
+            raise InvalidMessage("the terms have fields unknown to this site: install the same Shoal everywhere")
+        return terms
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What crosses from a site to the coordinator in a round besides one vector, by the algorithm's record.
+    """What a site sends in a round besides one vector, as the algorithm defines it.
 
-    `raw`: the update leaves as it was trained, for the method clips it or adds its noise at the server.
-    `below`: one bit, was its norm within the clip; `share`: the noisy share of gradients that were; `records`: how
-    many records the site has, where updates are weighted by that.
+    Attributes:
+        raw: The update leaves as trained, because the method clips it or adds its noise at the server.
+        below: One bit: whether the update's norm was within the clip norm.
+        share: The noisy share of gradients that were.
+        records: The number of the site's records, where updates are weighted by it.
     """
 
     raw: bool
@@ -127,6 +133,7 @@ class Crossing:
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> Crossing:
+        """What an algorithm sends."""
         per_update, per_record = algorithm.per_update, algorithm.per_record
         return cls(
             raw=per_update is not None and per_update.leaves_raw,
@@ -137,20 +144,21 @@ class Crossing:
 
     @property
     def values(self) -> set[str]:
+        """The names of the values sent."""
         return {name for name in ("below", "share", "records") if getattr(self, name)}
 
 
 def population(config: Config) -> Population:
-    """What is public of the sites: how many there are, and, if the configuration says so, their sizes."""
+    """Return the public facts about the sites: how many there are and, where configured, the range of their sizes."""
     section = config.federation
     sizes = {size for size in (section.min_records, section.max_records) if size is not None}
     return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True)
 
 
-def refuse_turns(algorithm: Algorithm) -> None:
-    """A ConfigError where what a site owes depends on whose turn it was: its own ledger counts rounds, not turns."""
+def refuse_cyclic(algorithm: Algorithm) -> None:
+    """Raise a ConfigError for cyclic sampling and correlated noise, which a site's ledger does not support."""
     if algorithm.clients.in_turn or (algorithm.per_round is not None and algorithm.per_round.correlated):
         raise ConfigError(
-            f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, can only be "
-            f"simulated; for a federation take another method, such as geyer-private"
+            f"algorithm {algorithm.name}: cyclic client sampling and correlated noise can only be simulated; "
+            f"for a federation use another algorithm, such as geyer-private"
         )

@@ -1,7 +1,7 @@
-"""The firewall at the coordinator: every answer is checked against what was asked, before it counts.
+"""The coordinator's validation: every answer is checked against its request before it counts.
 
-Run, round, attempt, nonce, names, kinds, lengths, finite, no longer than the clip allows. A bad answer counts as zero
-and is told of with its site; a site that keeps sending them is left out (`roster`).
+The checks: run, terms, round, attempt, nonce, field names, types, lengths, finite values, and a norm within the clip
+norm. A bad answer counts as zero and is reported with its site; a site that keeps sending them is excluded (roster).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shoal.federation.terms import ROUND, Crossing
 from shoal.training.finite import finite_or_zero
 from shoal.training.round_index import RoundIndex
 
-MOST_RECORDS = 10**6  # of a site, where the configuration does not say
+MOST_RECORDS = 10**6  # of a site, unless configured
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one site is asked in one round; the nonce is for this question alone."""
+    """A request to one site in one round; its nonce is unique."""
 
     run: str
     terms: str
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def names(self) -> dict[str, Value]:
-        """What the answer must repeat."""
+        """The values that the answer must repeat."""
         return {
             "run": self.run,
             "terms": self.terms,
@@ -46,15 +46,15 @@ class Request:
         }
 
     def refuse_other(self, answer: Payload) -> None:
-        """Spoilt unless the answer, whose values are those that were asked for, is to this question."""
+        """Raise InvalidMessage unless the answer, which has all required fields, is to this request."""
         for key, value in self.names.items():
             if answer.values[key] != value:
-                raise InvalidMessage(f"its {key} is {str(answer.values[key])[:40]!r}, not the one that was asked for")
+                raise InvalidMessage(f"its {key} is {str(answer.values[key])[:40]!r}, not that of the request")
 
 
 @dataclass(frozen=True)
 class SiteUpdate:
-    """One site's part of the sum."""
+    """One site's contribution to the sum."""
 
     number: int
     update: Tensor
@@ -65,7 +65,7 @@ class SiteUpdate:
 
 
 class Validator:
-    """Knows what an answer may hold under one algorithm."""
+    """Checks answers under one algorithm."""
 
     def __init__(self, algorithm: Algorithm, parameters: int, largest: float, most_records: int | None) -> None:
         self._algorithm, self._parameters = algorithm, parameters
@@ -74,24 +74,28 @@ class Validator:
 
     @property
     def raw(self) -> bool:
-        """Are updates clipped, or given their noise, here?"""
+        """Whether updates are clipped, or get their noise, at the coordinator."""
         return self._crossing.raw
 
     @property
     def most_bytes(self) -> int:
-        """Of an answer's vectors."""
+        """The most bytes that an answer's vectors may have."""
         return 4 * self._parameters
 
     def check(self, request: Request, payload: Payload, bound: float) -> SiteUpdate:
-        """The answer to a question, under this round's clip; Spoilt, with the reason, where it is none."""
+        """Return the update of an answer to a request, under this round's clip norm.
+
+        Raises:
+            InvalidMessage: The answer is malformed, or impossible under the algorithm.
+        """
         payload.require(set(request.names) | self._crossing.values, {"update": self._parameters})
         request.refuse_other(payload)
         updates, norms, bad = finite_or_zero(payload.vectors["update"].unsqueeze(0))
         if bad.any():
-            raise InvalidMessage("its update holds NaN or Inf, or is too great for a float")
+            raise InvalidMessage("its update contains NaN or Inf, or is too large for a float")
         norm, longest = float(norms[0]), self._longest(request.index, bound)
         if norm > longest:
-            raise InvalidMessage(f"its update has norm {norm:.4g}, at most {longest:.4g} can come of the method")
+            raise InvalidMessage(f"its update has norm {norm:.4g}, the algorithm allows at most {longest:.4g}")
         return SiteUpdate(
             request.number,
             updates[0],
@@ -102,7 +106,7 @@ class Validator:
         )
 
     def _longest(self, index: RoundIndex, bound: float) -> float:
-        """The greatest norm that an honest update can have."""
+        """The largest norm that an honest update can have."""
         per_update = self._algorithm.per_update
         if self._crossing.raw or per_update is None:
             return self._largest
@@ -114,13 +118,13 @@ class Validator:
             return 1.0
         records = payload.number("records")
         if not 1 <= records <= self._most_records:
-            raise InvalidMessage(f"it claims {records:,} records, 1 to {self._most_records:,} can be")
+            raise InvalidMessage(f"it claims {records:,} records, must be 1 to {self._most_records:,}")
         return float(records)
 
     def _below(self, payload: Payload) -> int:
         below = payload.number("below") if self._crossing.below else 0
         if below not in (0, 1):
-            raise InvalidMessage(f"its bit 'below' is {below}")
+            raise InvalidMessage(f"field 'below' must be 0 or 1, got {below}")
         return below
 
     def _share(self, payload: Payload) -> float:
@@ -129,12 +133,12 @@ class Validator:
             return 0.0
         share, most = payload.real("share"), clip.most_share()
         if not abs(share) <= most:
-            raise InvalidMessage(f"its share is {share:g}, within {most:g} of 0 can come of the method")
+            raise InvalidMessage(f"field 'share' must be from {-most:g} to {most:g}, got {share:g}")
         return share
 
 
 def stacked(answers: list[SiteUpdate], like: Tensor) -> tuple[Tensor, Tensor]:
-    """The updates [k, P] and their norms [k]."""
+    """Return the updates [k, P] and their norms [k]."""
     if not answers:
         return like.new_zeros(0, len(like)), like.new_zeros(0)
     updates = torch.stack([answer.update for answer in answers]).to(like.device)

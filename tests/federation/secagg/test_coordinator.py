@@ -236,7 +236,7 @@ def test_a_round_with_too_few_is_charged_and_changes_nothing(tmp_path):
     for line in result.metrics:
         assert (line["clients"], line["noise"]) == (0, 0)
         assert line["reports"][-1]["what"] == "failed"
-        assert "2 sites sent their numbers, 3 must" in line["reports"][-1]["why"]
+        assert "2 sites sent their numbers, fewer than federation.threshold (3)" in line["reports"][-1]["why"]
     with Ledger(result.run / "ledger.jsonl") as ledger:
         assert len(ledger.charged) == 2
     with Ledger(tmp_path / "site-0" / "ledger.jsonl") as ledger:
@@ -253,7 +253,7 @@ def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
     grid_.changes[101] = lie
     result, _ = served(tmp_path, secure(rounds=1), grid_)
     assert result.metrics[0]["clients"] == 0
-    assert "masks hide who" in result.metrics[0]["reports"][0]["why"]
+    assert "masks hide which one" in result.metrics[0]["reports"][0]["why"]
 
 
 def test_another_sites_signature_is_a_bad_answer(tmp_path):
@@ -283,7 +283,7 @@ def test_a_site_that_starts_anew_sits_out_the_round(tmp_path):
     grid_.changes[103] = restart
     result, _ = served(tmp_path, secure(), grid_)
     assert [line["clients"] for line in result.metrics] == [3, 3]  # it is asked again once it has reconnected
-    assert "sits it out" in result.metrics[0]["reports"][0]["why"]
+    assert "skips the round" in result.metrics[0]["reports"][0]["why"]
 
 
 def test_it_does_not_begin_with_fewer_than_the_threshold(tmp_path):
@@ -310,7 +310,7 @@ def test_it_does_not_begin_with_fewer_than_the_threshold(tmp_path):
         ("trusted-curator", {"federation.threshold": 2}, "two different sums"),
         ("trusted-curator", {"federation.threshold": 0}, "federation.threshold must be > 0"),
         ("trusted-curator", {"federation.colluding": 0}, "federation.colluding must be >= 1"),
-        ("trusted-curator", {"federation.aggregation": "plain", "per_round.at": "shared"}, "hides a sum"),
+        ("trusted-curator", {"federation.aggregation": "plain", "per_round.at": "shared"}, "protects a sum"),
     ],
     ids=str,
 )
@@ -336,7 +336,7 @@ def test_sites_refuse_what_they_cannot_check(tmp_path):
     key = ec.generate_private_key(ec.SECP256R1())
     server = Requirements(epsilon=50.0, observer="server")
     given = secure(rounds=1, federation__seeded=False)
-    assert "needs a site that stays and has a key" in told_by_a_site(tmp_path / "1", given)["refused"]
+    assert "needs a long-lived site with a key" in told_by_a_site(tmp_path / "1", given)["refused"]
     assert "--peers" in told_by_a_site(tmp_path / "2", given, key=key, requirements=server)["refused"]
     assert "agreed" in told_by_a_site(tmp_path / "3", given, key=key, requirements=server, peers=frozenset())
     assert "agreed" in told_by_a_site(tmp_path / "4", given, key=key, requirements=Requirements(epsilon=50.0))
@@ -350,7 +350,7 @@ def test_a_site_never_adds_no_noise_where_it_should_share_it(tmp_path):
     plain = terms.values["terms"].replace('aggregation = \\"secure\\"', 'aggregation = \\"plain\\"')
     assert plain != terms.values["terms"]
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
-    assert "hides a sum" in site.answer(TERMS, Payload({"terms": plain, "round": 0})).values["refused"]
+    assert "protects a sum" in site.answer(TERMS, Payload({"terms": plain, "round": 0})).values["refused"]
     site.close()
 
 

@@ -1,11 +1,11 @@
-"""The same coordinator and sites as a plain Flower app, for those who already run a SuperLink and SuperNodes.
+"""The same coordinator and sites as a plain Flower app, for an existing SuperLink and SuperNodes.
 
     flower-superlink ...                     the link, as its operators run it
     flower-supernode ... --node-config 'data="mydata.csv" folder="site"'
     flwr run examples/flower-app             the coordinator, with `federation` in the run's configuration
 
-Flower starts a process for every message, so that a site reads its data anew each time; its ledger and the terms that
-it agreed to are in its folder. `shoal join` may join such a link as well, and stays.
+Flower starts a process for every message, so a site reloads its data each time; its ledger and the terms that it
+agreed to are in its folder. `shoal join` also works with such a link, and keeps its process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ client = ClientApp()
 
 @server.main()
 def coordinate(grid: Grid, context: Context) -> None:
-    """`federation`: the TOML file; `runs`: where run folders are made; `resume`: a run to go on with."""
+    """Coordinate a run.
+
+    The run configuration has `federation` (the TOML file), `runs` (where run folders are made) and `resume` (a run
+    folder to resume).
+    """
     given = context.run_config
     resume = str(given.get("resume", ""))
     result = serve(
@@ -50,16 +54,19 @@ def coordinate(grid: Grid, context: Context) -> None:
 
 @client.query("terms")
 def terms(message: Message, context: Context) -> Message:
+    """Answer the terms."""
     return _answered(message, context)
 
 
 @client.train("round")
 def train(message: Message, context: Context) -> Message:
+    """Train one round."""
     return _answered(message, context)
 
 
 @client.query("end")
 def end(message: Message, context: Context) -> Message:
+    """End the run."""
     return _answered(message, context)
 
 
@@ -75,12 +82,12 @@ def _answered(message: Message, context: Context) -> Message:
 
 
 def owner(given: dict[str, Any]) -> Owner:
-    """The owner's word, from `--node-config`: the options of `shoal join` by the same names.
+    """Return the site's configuration from `--node-config`, which takes the options of `shoal join`.
 
-    What may be given several times is one string: bound="clip=0.1:10 rounds=:500", allow-plugin="PACKAGE ...".
+    Options that may be repeated are one string: bound="clip=0.1:10 rounds=:500", allow-plugin="PACKAGE ...".
     """
     if "data" not in given:
-        raise ConfigError('--node-config lacks data="FILE": where are this site\'s records?')
+        raise ConfigError('--node-config lacks data="FILE", this site\'s records')
     requirements = Requirements(
         epsilon=given.get("require-epsilon"),
         delta=float(given.get("require-delta", 1e-5)),

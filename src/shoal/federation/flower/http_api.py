@@ -1,8 +1,8 @@
 """Flower's Fleet API as a small ASGI app: its own handlers and its own authentication, without the web framework.
 
-A request for messages is held until there is one, and dropped when whoever asked is gone or has started anew: no
-message is handed to a dead connection. What is larger than an update, or does not say how large it is, is refused
-before any of it is read.
+A request for messages is held until there is one, and dropped when its sender has disconnected or restarted: no
+message is handed to a dead connection. A request that is larger than an update, or does not declare its length, is
+refused before any of it is read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from shoal.federation.flower.link_state import LinkState
 from shoal.federation.flower.transport import INVALID
 
 HOLD = 8.0  # seconds for which a request for messages is held
-TICK = 0.25  # seconds
-SMALL = 2**20  # bytes of a request beyond an update
+TICK = 0.25  # seconds between ticks of the clock
+SMALL = 2**20  # bytes that a request may have besides an update
 
 Handler = Callable[..., Message]
 ROUTES: dict[str, tuple[type[Message], Handler]] = {
@@ -50,7 +50,7 @@ ROUTES: dict[str, tuple[type[Message], Handler]] = {
 
 
 class HttpApi:
-    """With `closed` only nodes whose keys are known may come."""
+    """Serves the API; with `closed`, only to nodes with known keys."""
 
     def __init__(self, state: LinkState, closed: bool) -> None:
         self._state, self._closed = state, closed
@@ -58,20 +58,21 @@ class HttpApi:
         self._app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state)))
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Handle one HTTP request (ASGI)."""
         if scope["type"] != "http":
             return
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        status, kind, body = await self._answered(scope, headers, receive)
-        told = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        received = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        status, kind, body = await self._answered(scope, received, receive)
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         if status in (411, 413):
-            told.append((b"connection", b"close"))
-        await send({"type": "http.response.start", "status": status, "headers": told})
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _tick(self) -> None:
-        """The clock by which nodes are missed; a pause of this process counts as one tick."""
+        """Advance the clock that times out nodes; a pause of this process counts as one tick."""
         while not self._state.closing:
             await asyncio.sleep(TICK)
             self._state.clock += TICK
@@ -80,13 +81,13 @@ class HttpApi:
         """Status, media type and body."""
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not length.isdigit():
-            return _words(411, "say how large it is")
+            return _problem(411, "a Content-Length is required")
         if int(length) > self._state.most_in_one_request + SMALL:
-            self._blame(headers, f"{INVALID}it sent {int(length):,} bytes at once")
-            return _words(413, "too large")
+            self._blame(headers, f"{INVALID}it sent a request of {int(length):,} bytes")
+            return _problem(413, "too large")
         found = ROUTES.get(scope["path"].removeprefix("/v1/fleet/"))
         if found is None or not scope["path"].startswith("/v1/fleet/") or scope["method"] != "POST":
-            return _words(404, "there is only the Fleet API here")
+            return _problem(404, "this server has only the Fleet API")
         kind, handler = found
         try:
             request = kind.FromString(await _body(receive))
@@ -98,9 +99,9 @@ class HttpApi:
                 answer = self._handled(request, handler)
             return 200, PROTOBUF_MEDIA_TYPE, answer.SerializeToString()
         except DecodeError:
-            return _words(400, "this is no protobuf message of that kind")
+            return _problem(400, "malformed protobuf message")
         except HTTPException as error:
-            return _words(error.status_code, str(error.detail))
+            return _problem(error.status_code, str(error.detail))
         except FlowerError as error:
             known = API_ERROR_MAP[error.code]
             return (
@@ -108,11 +109,11 @@ class HttpApi:
                 "application/json",
                 json.dumps(error.to_json(known.public_message)).encode(),
             )
-        except Exception:  # whatever a node sends must not stop the coordinator
-            return _words(500, "this could not be done")
+        except Exception:  # no request may stop the coordinator
+            return _problem(500, "internal error")
 
     def _blame(self, headers: dict[str, str], why: str) -> None:
-        """Remember a bad answer of whoever signed these headers, if anybody did."""
+        """Record a bad answer of the node that signed these headers, if any did."""
         with suppress(HTTPException, ValueError, KeyError):
             key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
             claimed = SimpleNamespace(protobuf_request=fleet_pb2.ActivateNodeRequest(public_key=key))
@@ -131,26 +132,26 @@ class HttpApi:
             return handler(request=request, state=state)
 
     async def _held(self, request: Any, receive: Any) -> Message:
-        """The next message for a node, as soon as there is one."""
+        """The next message for a node, as soon as there is one, or none after HOLD seconds."""
         state, node, until = self._state, request.node.node_id, time.monotonic() + HOLD
         start = state.starts[node]
-        gone = asyncio.ensure_future(_hung_up(receive))
+        closed = asyncio.ensure_future(_disconnected(receive))
         try:
-            while state.starts[node] == start and not gone.done():
+            while state.starts[node] == start and not closed.done():
                 news = state.news()
                 answer: Any = self._handled(request, handlers.pull_messages)
                 left = until - time.monotonic()
                 if answer.messages_list or left <= 0 or state.closing:
                     return answer
-                await asyncio.wait({news, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({news, closed}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if state.starts[node] == start:
-                state.replies.pop(node, None)
+                state.last_seen.pop(node, None)
             return fleet_pb2.PullMessagesResponse()
         finally:
-            gone.cancel()
+            closed.cancel()
 
 
-async def _hung_up(receive: Any) -> None:
+async def _disconnected(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -160,11 +161,11 @@ async def _body(receive: Any) -> bytes:
     while True:
         event = await receive()
         if event["type"] != "http.request":
-            raise DecodeError("the sender is gone")
+            raise DecodeError("the sender disconnected")
         parts.append(event.get("body", b""))
         if not event.get("more_body"):
             return b"".join(parts)
 
 
-def _words(status: int, words: str) -> tuple[int, str, bytes]:
-    return status, "application/json", json.dumps({"detail": words}).encode()
+def _problem(status: int, detail: str) -> tuple[int, str, bytes]:
+    return status, "application/json", json.dumps({"detail": detail}).encode()

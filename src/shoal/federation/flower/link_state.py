@@ -1,4 +1,4 @@
-"""The state of a link as Flower keeps it, in memory, which also knows who was heard of when, and wakes who waits."""
+"""Flower's in-memory link state, which also records when each node was last seen, and wakes waiting requests."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from flwr.superlink.federation import NoOpFederationManager
 
 from shoal.federation.flower.transport import INVALID
 
-OBJECTS = 24  # of one message, besides the pieces of its vectors
+OBJECTS = 24  # objects of one message, besides the chunks of its vectors
 
 
 class LinkState(InMemoryLinkState):
-    """`most_bytes`: the most that the vectors of a message may have. `heard`: when a node was, by `clock`, which
-    counts the seconds in which this process was awake: whoever was paused himself must not take all others for dead.
-    `starts`: how often a node has started. `lost`: messages to which no answer can come any more, and why.
+    """The state that the server's thread and the coordinator's share.
 
-    The server's thread and the coordinator's both work on it, each under `lock` for as long as it takes to leave
-    everything whole: a message is never seen before all of its objects are there.
+    Each changes it under `lock` until it is consistent: a message is never visible before all of its objects are.
+
+    Attributes:
+        most_bytes: The most bytes that the vectors of a message may have.
+        clock: Seconds for which this process was awake, so that a pause of it does not time out every node.
+        last_seen: When each node was last heard from, by `clock`.
+        starts: How often each node has started.
+        lost: Messages that can no longer be answered, and why.
     """
 
     def __init__(self) -> None:
         super().__init__(NoOpFederationManager(simulation=False), ObjectStoreFactory().store())
-        self.replies: dict[int, float] = {}
+        self.last_seen: dict[int, float] = {}
         self.clock = 0.0
         self.starts: Counter[int] = Counter()
         self.lost: dict[str, str] = {}
@@ -43,25 +47,25 @@ class LinkState(InMemoryLinkState):
 
     @property
     def most_in_one_request(self) -> int:
-        """Vectors travel in pieces."""
+        """The most bytes of vectors in one request; vectors are sent in chunks."""
         return min(self.most_bytes, FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
 
     def news(self) -> asyncio.Future[None]:
-        """What is done when there may be messages; asked for from the server's loop only."""
+        """A future that is done when there may be messages; call it from the server's loop only."""
         if self._news is None or self._news.done():
             self._news = asyncio.get_running_loop().create_future()
         return self._news
 
     def wake(self) -> None:
-        """There may be messages: said from any thread."""
+        """Signal, from any thread, that there may be messages."""
         news = self._news
         if news is not None:
             with suppress(RuntimeError):  # the server is closed
                 news.get_loop().call_soon_threadsafe(_set, news)
 
     def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
-        """As Flower's, which checks every message of everybody for each request."""
-        self.replies[node_id] = self.clock
+        """Return a node's messages; unlike Flower's own, this does not check every node's messages each time."""
+        self.last_seen[node_id] = self.clock
         current = now()
         with self.lock:
             found = [
@@ -76,55 +80,58 @@ class LinkState(InMemoryLinkState):
         return found
 
     def acknowledge_node_heartbeat(self, node_id: int, heartbeat_interval: float) -> bool:
-        self.replies[node_id] = self.clock
+        """Record a heartbeat."""
+        self.last_seen[node_id] = self.clock
         return super().acknowledge_node_heartbeat(node_id, heartbeat_interval)
 
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """A site that crashed comes back at once, not only when it has been missed; what it had to answer is lost."""
+        """Activate a node; one that crashed may return before its timeout, but its open messages are lost."""
         super().deactivate_node(node_id)
-        self.lose(node_id, "the site has started anew, and lost the message")
+        self.lose(node_id, "the site restarted and lost the message")
         self.starts[node_id] += 1
         self.wake()
-        self.replies[node_id] = self.clock
+        self.last_seen[node_id] = self.clock
         return super().activate_node(node_id, heartbeat_interval)
 
     def lose(self, node_id: int, why: str) -> None:
-        """No answer comes to what this node has; what was said of it first stands."""
+        """Mark the messages delivered to a node as unanswerable; the first reason given stands."""
         with self.lock:
-            for name, message_id in self.message_ins_store.items():
-                if message_id.metadata.dst_node_id == node_id and message_id.metadata.delivered_at:
-                    self.lost.setdefault(name, why)
+            for message_id, message in self.message_ins_store.items():
+                if message.metadata.dst_node_id == node_id and message.metadata.delivered_at:
+                    self.lost.setdefault(message_id, why)
 
     def deactivate_node(self, node_id: int) -> bool:
-        self.replies.pop(node_id, None)
+        """Deactivate a node."""
+        self.last_seen.pop(node_id, None)
         return super().deactivate_node(node_id)
 
     def store_message_and_object_tree(
         self, message: Message, object_tree: ObjectTree, session_id: str
     ) -> tuple[bool, list[str]]:
+        """Store a message, unless it has too many objects."""
         most = OBJECTS + math.ceil(self.most_bytes / FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
         for count, _ in enumerate(iterate_object_tree(object_tree)):
             if count >= most:
-                problem, message_id = f"it has more than {most} pieces", message.metadata.reply_to_message_id
+                problem, message_id = f"it has more than {most} objects", message.metadata.reply_to_message_id
                 if message_id in self.message_ins_store:
                     self.lost[message_id] = f"{INVALID}{problem}"
                 raise ValueError(problem)
         return super().store_message_and_object_tree(message, object_tree, session_id)
 
     def pushing(self, message_id: str) -> bool:
-        """Are objects of this message still to come? A look at the session costs far less than one at the objects."""
+        """Whether objects of a message are missing, by its session, which is far cheaper than by its objects."""
         with self._lock_object_push_sessions:
             session = self._object_push_sessions.get(self._object_push_session_by_root.get(message_id, ""))
             return session is not None and bool(session.pending_object_ids)
 
     def open_run(self) -> int:
-        """A run of Flower's, always running; its messages are the coordinator's messages."""
+        """Create the Flower run, which never stops, that carries the coordinator's messages."""
         run = self.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
         task = self.run_ids[run].run.primary_task_id
         assert task is not None
         self.claim_task(task)
         self.activate_task(task)
-        self.task_token_store.clear()  # nobody sends this task's heartbeat: it must not expire
+        self.task_token_store.clear()  # this task has no heartbeat and must not expire
         return run
 
 

@@ -1,7 +1,7 @@
 """A site's end of Flower's Fleet API: one long-lived connection that pulls messages and pushes the answers.
 
-It does what `flower-supernode` does, without starting a process for every message, and runs no code that it is sent.
-A link that goes away is tried again, for the coordinator may be restarting.
+It replaces `flower-supernode`, without starting a process for every message, and runs no code that it receives. It
+retries a lost link, since the coordinator may be restarting.
 """
 
 from __future__ import annotations
@@ -53,23 +53,29 @@ from shoal.errors import ShoalError
 from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from shoal.federation.site import Site
 
-BEAT = 2.0  # seconds between two signs of life
-INTERVAL = 10.0  # what Flower is told of that; it takes no less
+BEAT = 2.0  # seconds between heartbeats
+INTERVAL = 10.0  # seconds: the interval declared to Flower, its minimum
 SOON = 0.05  # seconds to wait for the rest of a message
-FIRST_WAIT = 0.2  # seconds until a link is tried again
-IDLE = 0.5  # seconds to wait where a link does not hold a request for messages
+FIRST_WAIT = 0.2  # seconds until the first retry
+IDLE = 0.5  # seconds between requests where a link does not hold them
 MOST_BYTES = 2**31
 MOST_WAIT = 600.0  # seconds for a part of a message
 
 
 class JoinError(ShoalError):
-    """The link cannot be reached, or does not let this site in."""
+    """The link is unreachable or rejects this site, or the site refuses the terms."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the link is, and with what key this site knocks. `ca` is the authority's certificate (PEM), or None
-    without TLS; `registers`: this site makes itself known, where the link lets anybody in."""
+    """The link's address and this site's credentials.
+
+    Attributes:
+        address: HOST:PORT of the link.
+        key: The site's private key.
+        ca: The authority's certificate (PEM); None without TLS.
+        registers: Whether the site registers its own key, where the link accepts any site.
+    """
 
     address: str
     key: ec.EllipticCurvePrivateKey
@@ -78,63 +84,66 @@ class Endpoint:
 
 
 def run_site(site: Site, endpoint: Endpoint, patience: float, log: Callable[[str], None]) -> str:
-    """Answer messages until the run is over; why it is. A link that is away is tried for `patience` seconds.
+    """Answer messages until the run is over, and return why it ended.
 
-    JoinError where nobody lets this site in, or where this site refuses the terms.
+    Args:
+        site: What answers the messages.
+        endpoint: The link.
+        patience: Seconds to retry an unreachable link.
+        log: Called with one line for each event.
+
+    Raises:
+        JoinError: The link is unreachable or rejects this site, or the site refuses the terms.
     """
-    last, wait, met = time.monotonic(), FIRST_WAIT, False
+    last, wait, connected = time.monotonic(), FIRST_WAIT, False
     while site.ended is None:
         try:
             with Link(endpoint) as link:
                 log(f"connected to {endpoint.address} as node {link.node}")
-                met, wait = True, FIRST_WAIT
+                connected, wait = True, FIRST_WAIT
                 while site.ended is None:
                     link.once(site)
                     last = time.monotonic()
                     if site.refused is not None:
-                        raise JoinError(f"this site takes no part in the run: {site.refused}")
+                        raise JoinError(f"this site does not take part in the run: {site.refused}")
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            _refuse_hopeless(error, endpoint, met)
-            if not met and wait == FIRST_WAIT:
-                log(f"{endpoint.address} does not answer; trying for {patience:g} s")
+            _refuse_permanent(error, endpoint, connected)
+            if not connected and wait == FIRST_WAIT:
+                log(f"{endpoint.address} does not answer; retrying for {patience:g} s")
             if time.monotonic() - last > patience:
-                raise JoinError(
-                    f"{endpoint.address} cannot be reached since {patience:g} s: {_words(error)}"
-                ) from None
+                raise JoinError(f"{endpoint.address} unreachable for {patience:g} s: {_reason(error)}") from None
             time.sleep(wait)
             wait = min(2 * wait, 2.0)
     return site.ended
 
 
-def _refuse_hopeless(error: Exception, endpoint: Endpoint, met: bool) -> None:
-    """What will not get better by trying again."""
-    words = _words(error)
-    if "CERTIFICATE_VERIFY_FAILED" in words or "certificate verify failed" in words:
+def _refuse_permanent(error: Exception, endpoint: Endpoint, connected: bool) -> None:
+    """Raise a JoinError for errors that a retry cannot fix."""
+    reason = _reason(error)
+    if "CERTIFICATE_VERIFY_FAILED" in reason or "certificate verify failed" in reason:
         raise JoinError(
-            f"{endpoint.address} shows a certificate that --ca did not sign, or one for another address: {words}"
+            f"{endpoint.address} presented a certificate that --ca did not sign, or one for another address: {reason}"
         ) from None
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and not met and endpoint.ca is None:
-        raise JoinError(f"{endpoint.address} does not speak plain HTTP; if it has TLS, give --ca") from None
-    if isinstance(error, httpx.ConnectError) and "WRONG_VERSION_NUMBER" in words:
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and not connected and endpoint.ca is None:
+        raise JoinError(f"{endpoint.address} does not use plain HTTP; if it uses TLS, give --ca") from None
+    if isinstance(error, httpx.ConnectError) and "WRONG_VERSION_NUMBER" in reason:
+        raise JoinError(f"{endpoint.address} does not use TLS; on loopback or with --insecure, omit --ca") from None
+    if isinstance(error, httpx.HTTPStatusError) and not connected and error.response.status_code < 500:
         raise JoinError(
-            f"{endpoint.address} does not speak TLS; on loopback or with --insecure leave --ca out"
-        ) from None
-    if isinstance(error, httpx.HTTPStatusError) and not met and error.response.status_code < 500:
-        raise JoinError(
-            f"{endpoint.address} does not let this site in: {words}. Does the coordinator have its key (sites/*.pub)?"
+            f"{endpoint.address} rejected this site: {reason}. Does the coordinator have its key (sites/*.pub)?"
         ) from None
 
 
-def _words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         with suppress(Exception):
-            if (told := FlowerError.from_json(error.response.text)) is not None:
-                return str(told.message)
+            if (flower := FlowerError.from_json(error.response.text)) is not None:
+                return str(flower.message)
     return str(error) or type(error).__name__
 
 
 class Link:
-    """One connection; a thread gives a sign of life while this site trains."""
+    """One connection to the link; a thread sends heartbeats while the site trains."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -153,40 +162,40 @@ class Link:
     def __enter__(self) -> Link:
         try:
             if self._endpoint.registers:
-                with suppress(httpx.HTTPStatusError):  # it is known already
+                with suppress(httpx.HTTPStatusError):  # already registered
                     self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
             asked = ActivateNodeRequest(public_key=self._public, heartbeat_interval=INTERVAL)
             self.node = self._client.ActivateNode(asked).node_id
         except BaseException:
             self._client.close()
             raise
-        self._beating = threading.Thread(target=self._beat, daemon=True)
-        self._beating.start()
+        self._heartbeats = threading.Thread(target=self._beat, daemon=True)
+        self._heartbeats.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         with suppress(httpx.HTTPError):
             self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node))
-        self._beating.join(BEAT)
+        self._heartbeats.join(BEAT)
         self._client.close()
 
     def once(self, site: Site) -> None:
-        """One request for messages, and the answer to what came."""
-        if (message := self.pulled()) is not None:
+        """Request a message, and answer it if there is one."""
+        if (message := self.pull()) is not None:
             try:
-                message_id = unpack(message.content, MOST_BYTES)
-                answer = site.answer(message.metadata.message_type, message_id)
+                payload = unpack(message.content, MOST_BYTES)
+                answer = site.answer(message.metadata.message_type, payload)
             except InvalidMessage as problem:
                 answer = Payload({"refused": str(problem)})
-            except Exception as problem:  # whatever a message holds, it must not end this site
-                answer = Payload({"refused": f"it cannot be read: {type(problem).__name__}"})
+            except Exception as problem:  # no message may stop the site
+                answer = Payload({"refused": f"malformed message: {type(problem).__name__}"})
             self._send(Message(pack(answer), reply_to=message))
 
-    def pulled(self) -> Message | None:
-        """The next message, or None where there is none yet."""
+    def pull(self) -> Message | None:
+        """Return the next message, or None where there is none yet."""
         asked = time.monotonic()
-        found = self._client.PullMessages(PullMessagesRequest(node=self._me))
+        found = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if found.messages_list:
             return self._received(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
         if time.monotonic() - asked < IDLE:
@@ -194,25 +203,25 @@ class Link:
         return None
 
     @property
-    def _me(self) -> Node:
+    def _node(self) -> Node:
         return Node(node_id=self.node)
 
     def _received(self, plain: Message, tree: ObjectTree) -> Message | None:
         run, name = plain.metadata.run_id, plain.metadata.message_id
         contents = {}
         for each in iterate_object_tree(tree):
-            asked = PullObjectRequest(node=self._me, run_id=run, object_id=each.object_id)
+            asked = PullObjectRequest(node=self._node, run_id=run, object_id=each.object_id)
             until = time.monotonic() + MOST_WAIT
             while not (found := self._client.PullObject(asked)).object_available:
                 if not found.object_found or time.monotonic() > until:
-                    return None  # given up by its sender
-                time.sleep(SOON)  # the sender is not through yet
+                    return None  # cancelled by its sender
+                time.sleep(SOON)  # the sender is still uploading
             contents[each.object_id] = found.object_content
-        confirmed = ConfirmMessageReceivedRequest(node=self._me, run_id=run, message_object_id=name)
+        confirmed = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         self._client.ConfirmMessageReceived(confirmed)
         try:
             message = inflate_object_from_contents(name, contents)
-        except Exception:  # as if it had been given up
+        except Exception:  # treated as cancelled
             return None
         if not isinstance(message, Message):
             return None
@@ -225,16 +234,16 @@ class Link:
             objects = get_all_nested_objects(answer)
             pushed = self._client.PushMessages(
                 PushMessagesRequest(
-                    node=self._me,
+                    node=self._node,
                     messages_list=[message_to_proto(remove_content_from_message(answer))],
                     message_object_trees=[get_object_tree(answer)],
-                    clientapp_runtime_list=[0.0],  # how long it took is nobody's business
+                    clientapp_runtime_list=[0.0],  # the training time stays private
                 )
             )
             for name in pushed.objects_to_push:
                 self._client.PushObject(
                     PushObjectRequest(
-                        node=self._me,
+                        node=self._node,
                         run_id=answer.metadata.run_id,
                         object_id=name,
                         object_content=objects[name].deflate(),
@@ -245,4 +254,4 @@ class Link:
     def _beat(self) -> None:
         while not self._stop.wait(BEAT):
             with suppress(httpx.HTTPError):
-                self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._me, heartbeat_interval=INTERVAL))
+                self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=INTERVAL))

@@ -1,9 +1,9 @@
-"""Flower's SuperLink inside the coordinator's own process: sites reach it over Flower's Fleet API.
+"""Flower's SuperLink inside the coordinator's own process: sites connect to it over Flower's Fleet API.
 
-Flower as it is shipped runs the link, the coordinator and every message's work as processes of their own, and polls
-every three seconds. Here the coordinator looks into the link's memory, and a site's request for messages is held
-until there is one. Only the Fleet API is open: with Flower's Control API beside it whoever reaches the port could
-register a node of his own. Requests larger than an update are refused before they are read.
+Stock Flower runs the link, the coordinator and the work on each message as separate processes, and polls every three
+seconds. Here the coordinator reads the link's memory directly, and a site's request for messages is held until there
+is one. Only the Fleet API is served: with Flower's Control API, anyone who can connect to the port could register a
+node. Requests larger than an update are refused before they are read.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from shoal.federation.flower.http_api import SMALL, HttpApi
 from shoal.federation.flower.link_state import LinkState
 from shoal.federation.flower.transport import INVALID
 
-ALIVE = 12.0  # seconds after which a site that says nothing is taken to be gone
+ALIVE = 12.0  # seconds of silence after which a site counts as disconnected
 
 
 @dataclass(frozen=True)
 class Tls:
-    """The coordinator's certificate and its key."""
+    """The files of the coordinator's certificate and its private key."""
 
     certificate: Path
     key: Path
 
 
 class SuperLink:
-    """The link, open; as a grid, what the coordinator sends and receives by."""
+    """A running link; the coordinator uses it as its grid."""
 
     def __init__(self, host: str, port: int, tls: Tls | None, keys: Sequence[bytes]) -> None:
-        """With `keys` (PEM) only these nodes may come; without, anybody who reaches the port."""
+        """Start the server; with `keys` (PEM) only these nodes may join, without any node may."""
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         self._state = LinkState()
         for key in keys:
@@ -70,22 +70,21 @@ class SuperLink:
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
-                raise RunError(f"nothing can be served on {host}:{port}; see the messages above")
+                raise RunError(f"the server on {host}:{port} did not start; see the messages above")
             time.sleep(0.01)
 
     def limit(self, most_bytes: int) -> None:
-        """The most bytes of vectors that a message may have."""
+        """Set the most bytes that the vectors of a message may have."""
         self._state.most_bytes = most_bytes
 
     def get_nodes(self) -> list[NodeInfo]:
-        """The nodes that are connected and were heard of just now."""
+        """The nodes seen within the last ALIVE seconds."""
         state = self._state
         with state.lock:
-            return [
-                state.nodes[node] for node, replies in list(state.replies.items()) if state.clock - replies < ALIVE
-            ]
+            return [state.nodes[node] for node, seen in list(state.last_seen.items()) if state.clock - seen < ALIVE]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages, and return their ids."""
         names = []
         with no_object_id_recompute():
             for message in messages:
@@ -102,7 +101,7 @@ class SuperLink:
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The answers that have come whole; one that cannot be put together becomes an error."""
+        """The answers that have arrived completely; one that cannot be decoded becomes an error."""
         state, found = self._state, []
         for name in message_ids:
             with state.lock:
@@ -116,7 +115,7 @@ class SuperLink:
         return found
 
     def forget(self, names: Iterable[str]) -> None:
-        """Give up messages, and whatever came to them: an answer that comes later is turned away."""
+        """Delete messages and their answers; an answer that arrives later is rejected."""
         with self._state.lock:
             for name in names:
                 answer = self._state.message_ins_id_to_message_res_id.get(name)
@@ -127,6 +126,7 @@ class SuperLink:
                         self._state.object_store.delete(each)
 
     def close(self) -> None:
+        """Stop the server."""
         self._state.closing = True
         self._state.wake()
         self._server.should_exit = True
@@ -140,17 +140,17 @@ class SuperLink:
             names = [tree.object_id for tree in iterate_object_tree(state.object_store.get_object_tree(answer))]
             contents = {each: state.object_store.get(each) for each in names}
             if any(not content for content in contents.values()):
-                return None  # not all of it is here yet
+                return None  # not complete yet
             size = sum(len(content) for content in contents.values() if content)
             if size > state.most_bytes + SMALL:
                 raise ValueError(f"{size:,} bytes")
             message = inflate_object_from_contents(answer, contents)  # type: ignore[arg-type]
             if not isinstance(message, Message) or message.metadata.reply_to_message_id != name:
-                raise TypeError("it is no answer to this message")
+                raise TypeError("it does not answer this message")
             return message
-        except Exception as error:  # whatever a site sends must not stop the coordinator
+        except Exception as error:  # no answer may stop the coordinator
             asked = state.message_res_store[answer].metadata
-            return make_message(asked, error=Error(0, f"{INVALID}it cannot be put together: {error}"[:200]))
+            return make_message(asked, error=Error(0, f"{INVALID}it cannot be decoded: {error}"[:200]))
 
 
 def _server(app: HttpApi, host: str, port: int, tls: Tls | None) -> uvicorn.Server:
@@ -189,5 +189,5 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def identity(public_key: bytes) -> str:
-    """By what a node is known: the hash of its key, as `mail` makes it."""
+    """Return a node's identity: the hash of its public key, as in `transport`."""
     return hashlib.sha256(public_key).hexdigest()[:16]

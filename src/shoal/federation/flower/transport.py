@@ -1,4 +1,4 @@
-"""Messages to sites and their answers, over any Flower grid: Flower's own, ours inside `shoal serve`, or a test's."""
+"""Messages to sites and their answers, over any Flower grid: Flower's own, that of `shoal serve`, or a test's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 if TYPE_CHECKING:
     from flwr.app import Message
 
-INVALID = "spoilt: "  # how an error begins that is the site's fault
+INVALID = "invalid: "  # the prefix of errors that are the site's fault
 
 
 class Node(Protocol):
-    """What is known of a node: Flower's NodeInfo."""
+    """The part of Flower's NodeInfo that is used."""
 
     node_id: int
     public_key: bytes
@@ -25,16 +25,19 @@ class Node(Protocol):
 class Grid(Protocol):
     """The part of Flower's Grid that is used."""
 
-    def get_nodes(self) -> Iterable[Node]: ...
+    def get_nodes(self) -> Iterable[Node]:
+        """The connected nodes."""
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]: ...
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages, and return their ids."""
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The answers to these messages that have arrived."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer to a message of ours, or in its place why there is none."""
+    """The answer to a message, or the reason why there is none."""
 
     message_id: str
     node: int
@@ -45,7 +48,7 @@ class Reply:
 
 
 class Transport:
-    """What was sent and is not answered yet."""
+    """Sends messages, and keeps track of those that are not answered yet."""
 
     def __init__(self, grid: Grid, most_bytes: int) -> None:
         self._grid, self._most_bytes = grid, most_bytes
@@ -53,42 +56,40 @@ class Transport:
             limit(most_bytes)
         self._open: dict[str, int] = {}
 
-    def here(self) -> dict[int, str]:
-        """The nodes that are connected, and who each is: the hash of its public key."""
+    def connected(self) -> dict[int, str]:
+        """The connected nodes, each with its identity: the hash of its public key."""
         return {node.node_id: _identity(node) for node in self._grid.get_nodes()}
 
-    def send(self, payloads: dict[int, Payload], kind: str, keep: float) -> dict[str, int]:
-        """Send a message to each of these nodes; the messages' names. They are kept for so many seconds."""
+    def send(self, payloads: dict[int, Payload], kind: str, ttl: float) -> dict[str, int]:
+        """Send a message, valid for `ttl` seconds, to each node; return the nodes by message id."""
         from flwr.app import Message
 
         nodes = list(payloads)
         packed: dict[int, object] = {}
-        messages = [Message(pack(payloads[node], packed), node, kind, ttl=keep) for node in nodes]
-        names = list(self._grid.push_messages(messages)) if messages else []
-        sent = {name: node for name, node in zip(names, nodes, strict=False) if name}
+        messages = [Message(pack(payloads[node], packed), node, kind, ttl=ttl) for node in nodes]
+        ids = list(self._grid.push_messages(messages)) if messages else []
+        sent = {message_id: node for message_id, node in zip(ids, nodes, strict=False) if message_id}
         self._open |= sent
         return sent
 
     def replies(self) -> list[Reply]:
-        """Answers that have come since; those to messages that were given up are not among them."""
+        """The answers that have arrived since the last call, except those to cancelled messages."""
         if not self._open:
             return []
         found = []
         for message in self._grid.pull_messages(list(self._open)):
             message_id = message.metadata.reply_to_message_id
-            node = self._open.pop(
-                message_id, None
-            )  # an error is sent by the SuperLink: only the message tells whose it is
+            node = self._open.pop(message_id, None)  # the sender of an error is the SuperLink, not the node
             if node is not None:
                 found.append(self._read(message_id, node, message))
         return found
 
-    def cancel(self, payloads: Iterable[str]) -> None:
-        """Whatever comes to these is not wanted any more."""
-        names = [name for name in payloads if self._open.pop(name, None) is not None]
+    def cancel(self, message_ids: Iterable[str]) -> None:
+        """Discard any answer to these messages."""
+        ids = [message_id for message_id in message_ids if self._open.pop(message_id, None) is not None]
         forget = getattr(self._grid, "forget", None)
-        if forget is not None and names:
-            forget(names)
+        if forget is not None and ids:
+            forget(ids)
 
     def _read(self, message_id: str, node: int, message: Message) -> Reply:
         if message.has_error():

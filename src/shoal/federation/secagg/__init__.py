@@ -1,0 +1,7 @@
+"""Secure aggregation (Bonawitz et al. 2017): the coordinator learns only the sum of the updates.
+
+shamir, masks, round_keys, encoding    secret sharing, masks that cancel, keys for a round, the wire format
+round_plan                             a round's public numbers: threshold, grid, noise shares, modulus
+party, client                          a site's part of the protocol, and its messages
+aggregator, secure_cohort              the coordinator's part, and its round
+"""

@@ -1,7 +1,7 @@
-"""A site's messages of secure aggregation: read, given to its party of that round, and answered.
+"""A site's messages of secure aggregation: decoded, passed to the round's party, and answered.
 
-A round is begun once: a second set of keys for the same round and attempt is refused, and so is a message of a round
-that is not the one in hand. Keys and shares are in memory only; a site that starts anew sits out the round.
+A round begins once: a second request for keys in the same round and attempt is refused, and so is a message of any
+round but the current one. Keys and shares are in memory only; a site that restarts skips the round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shoal.training.round_index import RoundIndex
 
 
 class SecureAggregationClient:
-    """One site's, for one run."""
+    """One site's secure aggregation, for one run."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class SecureAggregationClient:
         requirements: Requirements,
     ) -> None:
         if key is None:
-            raise Refused("secure aggregation needs a site that stays and has a key: `shoal join`")
+            raise Refused("secure aggregation needs a long-lived site with a key: use `shoal join`")
         if peers is None and requirements.observer == "server" and requirements.any:
             raise Refused(
-                "who the other sites are is the coordinator's word alone, so that it could be all of them itself; "
+                "only the coordinator says who the other sites are, so it could impersonate all of them; "
                 "collect their public keys and give --peers"
             )
         self._terms, self._key, self._peers = terms, key, peers
@@ -57,7 +57,7 @@ class SecureAggregationClient:
         self._index: RoundIndex | None = None
 
     def answer(self, kind: str, message: Payload, index: RoundIndex, number: int) -> dict[str, Value]:
-        """What is answered besides the message's own names."""
+        """Return the values of the answer, besides those that it repeats."""
         if kind == KEYS:
             return dict(bundle_values(self._begin(index, number).bundle()))
         party = self._current(index, number)
@@ -68,12 +68,12 @@ class SecureAggregationClient:
         return {"shares": write_shares(party.open(read_bytes(message, "signatures")))}
 
     def take(self, message: Payload, index: RoundIndex, number: int, bound: float) -> None:
-        """The shares that come with the model; a ConfigError where no sound plan has the round's clip."""
+        """Take the shares sent with the model; raise a ConfigError where the clip norm allows no sound plan."""
         self._plan(index, bound)
         self._current(index, number).take(read_bytes(message, "sealed"))
 
     def send(self, update: Tensor, below: bool, bound: float, index: RoundIndex, streams: Streams) -> Tensor:
-        """The clipped update, with a share of noise, masked."""
+        """Return the clipped update with its noise share, masked."""
         assert self._party is not None
         name = "noise share", index.t, index.attempt, self._party.number
         numbers = contribution(self._plan(index, bound), update, below, SecureGenerator(streams.keystream(*name)))
@@ -81,16 +81,16 @@ class SecureAggregationClient:
 
     def _begin(self, index: RoundIndex, number: int) -> Party:
         if index in self._begun:
-            raise InvalidMessage(f"round {index.t + 1}, attempt {index.attempt + 1}, was begun here before")
+            raise InvalidMessage(f"round {index.t + 1}, attempt {index.attempt + 1}, has already begun at this site")
         self._begun.add(index)
         self._index = index
-        where = context(self._terms.run, self._terms.digest, index.t, index.attempt)
-        self._party = Party(number, where, self._key, self._peers)
+        round_context = context(self._terms.run, self._terms.digest, index.t, index.attempt)
+        self._party = Party(number, round_context, self._key, self._peers)
         return self._party
 
     def _current(self, index: RoundIndex, number: int) -> Party:
         if self._party is None or self._index != index or self._party.number != number:
-            raise InvalidMessage(f"round {index.t + 1} was not begun here: this site sits it out")
+            raise InvalidMessage(f"round {index.t + 1} has not begun at this site, which skips the round")
         return self._party
 
     def _plan(self, index: RoundIndex, bound: float | None = None) -> Plan:

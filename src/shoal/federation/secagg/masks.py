@@ -1,8 +1,8 @@
-"""The arithmetic of secure aggregation (Bonawitz et al. 2017): whole numbers modulo 2^32, and masks that cancel.
+"""The arithmetic of secure aggregation (Bonawitz et al. 2017): integers modulo 2^32, and masks that cancel.
 
-A clipped update becomes multiples of a public step, rounded towards 0. To these a site adds a mask of its own and,
-for every other site of the round, the mask of that pair, which the one adds and the other takes away. Masks are
-ChaCha20's keystream under a seed: without the seed a masked number is any number, whatever it was.
+A clipped update is rounded towards 0 to multiples of a public step. A site adds its self-mask and, for every other
+site of the round, a pairwise mask that one of the two adds and the other subtracts. A mask is ChaCha20's keystream
+under a seed: without the seed, a masked number looks uniformly random.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MODULUS = 2**32
 
 
 def quantised(update: Tensor, bound: float, step: float) -> Whole:
-    """The update in steps, no number further from 0 than it was; its norm is at most the bound, exactly.
+    """Return the update in integer steps, each rounded towards 0, with a norm of at most the bound, exactly.
 
-    One that was not clipped is; one that holds NaN or Inf is zero.
+    An update over the bound is clipped; one that contains NaN or Inf becomes zero.
     """
     most = math.floor(Fraction(bound / step) ** 2)  # a step is a power of two: the quotient is exact
     values = update.detach().cpu().double() / step
@@ -37,17 +37,19 @@ def quantised(update: Tensor, bound: float, step: float) -> Whole:
         whole = toward_zero(values, 1.0).to(torch.int64)
         if (square := int((whole * whole).sum())) <= most:
             return whole.numpy()
-        values = values * (math.sqrt(most / square) * (1 - 1e-12))  # float32's clip may be over by its last digit
+        values = values * (
+            math.sqrt(most / square) * (1 - 1e-12)
+        )  # clipping in float32 may exceed the bound by one ulp
 
 
 def stream(seed: bytes, count: int) -> Words:
-    """So many words that follow from the seed."""
+    """Return `count` pseudorandom 32-bit words from a seed."""
     cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
     return np.frombuffer(cipher.update(bytes(4 * count)), "<u4")
 
 
 def masked(values: Whole, number: int, own: bytes, pairs: Mapping[int, bytes]) -> Words:
-    """What site `number` sends: `own` is the seed of its own mask, `pairs` are those it has with the others."""
+    """Return what site `number` sends; `own` is the seed of its self-mask, `pairs` those of its pairwise masks."""
     words = values.astype(np.uint32)  # modulo 2^32
     words += stream(own, len(words))
     for other, seed in pairs.items():
@@ -58,8 +60,14 @@ def masked(values: Whole, number: int, own: bytes, pairs: Mapping[int, bytes]) -
 def unmasked(
     sent: Iterable[Words], count: int, own: Iterable[bytes], open_pairs: Iterable[tuple[int, int, bytes]]
 ) -> Whole:
-    """The sum of what was sent. `own`: the seeds of the senders' own masks. `open_pairs`: (sender, other, seed) for
-    the others who had agreed on a mask with a sender and then sent nothing."""
+    """Return the sum of the values sent.
+
+    Args:
+        sent: The masked values of each sender.
+        count: How many values each sent.
+        own: The seeds of the senders' self-masks.
+        open_pairs: (sender, other, seed) for each other site that shares a mask with a sender but sent nothing.
+    """
     words = np.zeros(count, np.uint32)
     for each in sent:
         words += each
@@ -78,10 +86,10 @@ def _shift(words: Words, mask: Words, up: bool) -> None:
 
 
 def as_vector(words: Words) -> Tensor:
-    """Words as a payload carries them: bits that nobody computes with, in the place of float32."""
+    """Return words as a payload carries them: their bits reinterpreted as float32, never computed with."""
     return torch.from_numpy(words.view(np.float32))
 
 
 def from_vector(vector: Tensor) -> Words:
-    """The words that `as_vector` was given."""
+    """Return the words that `as_vector` was given."""
     return vector.contiguous().numpy().view(np.uint32)

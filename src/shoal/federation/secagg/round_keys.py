@@ -1,9 +1,9 @@
-"""Keys of one round of secure aggregation: made for it, signed by the sites' own keys, and forgotten after it.
+"""Keys of one round of secure aggregation: made for it, signed by the sites' own keys, and discarded after it.
 
-Each site makes two X25519 keys: `sealing`, under which shares are sent to it (ChaCha20-Poly1305), and `masking`, from
-which the masks of its pairs follow. Both go to the others on a card that is signed with the key by which the site is
-known (`keys`). Everything is bound to the run, its terms, the round and the attempt (`context`), and what is derived
-also to the whole list of cards (`digest`), so that nothing of one round, or of one list, is of use in another.
+Each site makes two X25519 keys: `sealing`, to encrypt the shares sent to it (ChaCha20-Poly1305), and `masking`, from
+which its pairwise masks are derived. It sends both to the others in a bundle, signed with the key that identifies it
+(`keys`). Everything is bound to the run, its terms, the round and the attempt (`context`), and derived keys also to
+the whole list of bundles (`digest`), so nothing from one round, or one list, is valid in another.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from shoal.federation.keys import public_pem
 from shoal.federation.messages import InvalidMessage
 
-MOST_KEY = 1000  # characters of a public key (PEM) on the largest NIST curve, and some
+MOST_KEY = 1000  # bytes: more than a public key (PEM) on the largest NIST curve
 
 
 @dataclass(frozen=True)
 class KeyBundle:
-    """What a site makes known of itself for a round; `identity` is the public key by which it is known (PEM)."""
+    """A site's signed public keys for a round; `identity` is the public key (PEM) that identifies it."""
 
     number: int
     identity: bytes
@@ -38,32 +38,34 @@ class KeyBundle:
     signature: bytes
 
     def refuse_forged(self, context: bytes) -> None:
+        """Raise InvalidMessage unless the keys are well-formed and signed by the site."""
         if len(self.sealing) != 32 or len(self.masking) != 32:
-            raise InvalidMessage(f"site {self.number}'s keys for the round are no X25519 keys")
-        words = _said("keys", context, self.number, self.sealing, self.masking)
-        verify(self.identity, self.signature, words, f"site {self.number}'s keys for the round")
+            raise InvalidMessage(f"site {self.number}'s keys for the round are not X25519 keys")
+        content = _encoded("keys", context, self.number, self.sealing, self.masking)
+        verify(self.identity, self.signature, content, f"site {self.number}'s keys for the round")
 
 
 @dataclass(frozen=True)
 class Keys:
-    """A site's own for a round."""
+    """A site's private keys for a round."""
 
     sealing: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
     masking: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
 
     def bundle(self, number: int, context: bytes, key: ec.EllipticCurvePrivateKey) -> KeyBundle:
+        """Return the public keys, signed with the site's own key."""
         sealing, masking = (each.public_key().public_bytes_raw() for each in (self.sealing, self.masking))
-        signature = sign(key, _said("keys", context, number, sealing, masking))
+        signature = sign(key, _encoded("keys", context, number, sealing, masking))
         return KeyBundle(number, public_pem(key.public_key()), sealing, masking, signature)
 
 
 def context(run: str, terms: str, t: int, attempt: int) -> bytes:
-    """By what a round is told from every other."""
+    """Return a hash that identifies an attempt at a round."""
     return hashlib.sha256(json.dumps([run, terms, t, attempt]).encode()).digest()
 
 
 def digest(bundles: Mapping[int, KeyBundle], context: bytes) -> bytes:
-    """By what a round with these sites and these keys is told from every other."""
+    """Return a hash that identifies a round with these sites and keys."""
     listed = [
         [number, bundle.identity.hex(), bundle.sealing.hex(), bundle.masking.hex()]
         for number, bundle in sorted(bundles.items())
@@ -71,49 +73,54 @@ def digest(bundles: Mapping[int, KeyBundle], context: bytes) -> bytes:
     return hashlib.sha256(context + json.dumps(listed).encode()).digest()
 
 
-def survivors_said(digest: bytes, agreed: set[int], survivors: set[int]) -> bytes:
-    """What sites sign before they unmask: who had agreed on masks, and who of them is in the sum."""
-    return _said("survivors", digest, json.dumps([sorted(agreed), sorted(survivors)]).encode())
+def survivors_message(digest: bytes, agreed: set[int], survivors: set[int]) -> bytes:
+    """Return what sites sign before they unmask: the sites that share masks, and those of them in the sum."""
+    return _encoded("survivors", digest, json.dumps([sorted(agreed), sorted(survivors)]).encode())
 
 
 def mask_seed(own: X25519PrivateKey, other: bytes, pair: tuple[int, int], digest: bytes, bound: float) -> bytes:
-    """The seed of a pair's mask, the same for both where both were told the same clip: shares of noise are in units
-    of it, and some that were made for a small one would not hide an update under a large one.
+    """Return the seed of a pairwise mask, equal for both sites only if both received the same clip norm.
+
+    Noise shares scale with the clip norm: those made for a small one would not hide an update under a large one.
     """
-    return _derived(own, other, _said("mask", digest, min(pair), max(pair), bound.hex().encode()))
+    return _derived(own, other, _encoded("mask", digest, min(pair), max(pair), bound.hex().encode()))
 
 
 def seal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: bytes, content: bytes) -> bytes:
-    """Content that only site way[1] can read, and that only site way[0] can have written. A key seals once."""
-    return ChaCha20Poly1305(_derived(own, other, _said("share", digest, *way))).encrypt(bytes(12), content, None)
+    """Encrypt content that only site way[1] can read and only site way[0] can have written; a key is used once."""
+    return ChaCha20Poly1305(_derived(own, other, _encoded("share", digest, *way))).encrypt(bytes(12), content, None)
 
 
 def unseal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: bytes, sealed: bytes) -> bytes:
+    """Decrypt content sealed by site way[0] for site way[1]."""
     try:
-        return ChaCha20Poly1305(_derived(own, other, _said("share", digest, *way))).decrypt(bytes(12), sealed, None)
+        return ChaCha20Poly1305(_derived(own, other, _encoded("share", digest, *way))).decrypt(
+            bytes(12), sealed, None
+        )
     except InvalidTag:
-        raise InvalidMessage(f"the share from site {way[0]} was changed on its way") from None
+        raise InvalidMessage(f"the share from site {way[0]} was modified in transit") from None
 
 
-def sign(key: ec.EllipticCurvePrivateKey, words: bytes) -> bytes:
-    return key.sign(words, ec.ECDSA(hashes.SHA256()))
+def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
+    """Return the signature of content."""
+    return key.sign(content, ec.ECDSA(hashes.SHA256()))
 
 
-def verify(identity: bytes, signature: bytes, words: bytes, what: str) -> None:
-    """Spoilt unless the owner of this public key has signed these words."""
+def verify(identity: bytes, signature: bytes, content: bytes, what: str) -> None:
+    """Raise InvalidMessage, naming `what`, unless the owner of this public key signed the content."""
     try:
         if len(identity) > MOST_KEY:
             raise ValueError
         key = load_pem_public_key(identity)
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError
-        key.verify(signature, words, ec.ECDSA(hashes.SHA256()))
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        raise InvalidMessage(f"{what}: the signature is not its own") from None
+        raise InvalidMessage(f"{what}: invalid signature") from None
 
 
-def _said(what: str, *parts: bytes | int) -> bytes:
-    """Parts put together so that no other parts give the same bytes."""
+def _encoded(what: str, *parts: bytes | int) -> bytes:
+    """An injective encoding of the parts."""
     plain = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
     return b"shoal secure aggregation: " + what.encode() + b"".join(len(p).to_bytes(8, "big") + p for p in plain)
 
@@ -122,5 +129,5 @@ def _derived(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:
     try:
         secret = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:  # a point of small order
-        raise InvalidMessage("a key for the round is none that a secret can be shared with") from None
+        raise InvalidMessage("a key for the round is not a valid X25519 public key") from None
     return HKDF(hashes.SHA256(), 32, None, use).derive(secret)

@@ -1,7 +1,7 @@
-"""Sites under secure aggregation: of a round the coordinator learns the sum, and nothing else.
+"""Sites under secure aggregation: the coordinator learns a round's sum and nothing else.
 
-A round in which too few answer, or whose sum cannot come of the method, counts as one to which nobody came: it was
-charged, its sum is zero, and the run goes on.
+A round in which too few sites answer, or whose sum is impossible under the algorithm, counts as a round without
+answers: it is charged, its sum is zero, and the run continues.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shoal.training.round_index import RoundIndex
 
 
 class SecureCohort(RemoteCohort):
-    """Sites that are asked five times a round, and whose sum is unmasked."""
+    """Sites that exchange five messages a round, and whose sum is unmasked."""
 
     @property
     def _most_bytes(self) -> int:
         return super()._most_bytes + 4  # the count
 
     def _wanted(self, state: State, index: RoundIndex) -> int:
-        """Fewer than the threshold need not begin."""
+        """How many sites to wait for, at least the threshold."""
         return max(super()._wanted(state, index), self._plan(index, self._clip_norm(state, index)).threshold)
 
     def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
@@ -57,14 +57,14 @@ class SecureCohort(RemoteCohort):
         except Failed as why:
             total = Sum(torch.zeros_like(params))
             replies.reports.append({"site": "", "node": "", "what": "failed", "why": str(why)})
-            self._log(f"round {index.t + 1}: it gave no sum: {why}")
+            self._log(f"round {index.t + 1}: no sum: {why}")
         total.clip_norm = clip_norm
         if self.algorithm.per_round is not None and self.algorithm.per_round.at == "shared":
             total.noise = plan.noise_of(total.clients)
         return total
 
     def _summed(self, plan: Plan, numbers: Whole, clients: int, params: Tensor) -> Sum:
-        """The sum as the engine takes it; of the count, as many below as with `clients` gives what was counted."""
+        """The sum in the trainer's units; `below` is recovered from the centred count of +1/2 and -1/2."""
         update = torch.from_numpy(numbers[: plan.parameters] * plan.step).to(params)
         below = float(numbers[-1]) * COUNT_STEP + clients / 2 if plan.count_noise is not None else 0.0
         return Sum(update, weight=clients, clients=clients, below=below)
@@ -74,6 +74,6 @@ class SecureCohort(RemoteCohort):
         return Plan.of(self.algorithm, self.section, setting, setting.parameters, index.t, clip_norm)
 
     def _known(self, number: int, identity: bytes) -> bool:
-        """Is this the public key by which the site of this number is known?"""
+        """Whether this is the public key that identifies the site of this number."""
         known = {member.number: key for key, member in self._roster.members.items()}
         return known.get(number) == hashlib.sha256(identity).hexdigest()[:16]
