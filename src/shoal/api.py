@@ -53,6 +53,7 @@ class Result:
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         names = [
             "algorithm",
             "dataset",

@@ -243,6 +243,7 @@ def configure(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The keys and values of a TOML file, with dotted keys."""
     try:
         return _flat(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
@@ -274,6 +275,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
+    """The configuration as a TOML file that `read_toml` reads back."""
     tables = to_dict(config)
     lines = [f"{key} = {_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for name, table in tables.items():
@@ -301,6 +303,7 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(word: str) -> tuple[str, Any]:
+    """The key and the value of a word `key=value`."""
     key, equals, text = word.partition("=")
     if not equals:
         raise ConfigError(f"'-c {word}' has no '='; write key=value, for example -c rounds=50")

@@ -40,4 +40,5 @@ def of_model(proven: Iterable[Mapping[str, Any]], random: str) -> str:
 
 
 def of_config(random: str) -> str:
+    """The label of a run's configuration."""
     return CONFIG if random == "secure" else SEED

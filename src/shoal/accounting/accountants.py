@@ -32,6 +32,7 @@ class Answer:
     sampler_delta: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -65,7 +66,9 @@ class Accountant(Protocol):
     only `rdp-classic` looks at.
     """
 
-    def __call__(self, counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str, /) -> Figures: ...
+    def __call__(self, counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str, /) -> Figures:
+        """The figures for these events."""
+        ...
 
 
 def epsilon(

@@ -57,6 +57,7 @@ class Proven:
             raise ConfigError(f"a proven epsilon ({self.unit}, {self.observer}) needs a delta and an accountant")
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
     def words(self) -> str:
@@ -84,6 +85,7 @@ class Published:
         check_unit(self.unit)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
     def words(self) -> str:
@@ -143,10 +145,12 @@ def large_delta(unit: str, delta: float, units: int) -> str | None:
 
 
 def check_unit(unit: str) -> None:
+    """Raise a ConfigError where there is no such unit of privacy."""
     if unit not in get_args(Unit):
         raise ConfigError(f"no unit of privacy is called '{unit}'{nearest(unit, get_args(Unit))}")
 
 
 def check_observer(observer: str) -> None:
+    """Raise a ConfigError where there is no such observer."""
     if observer not in get_args(Observer):
         raise ConfigError(f"no observer is called '{observer}'{nearest(observer, get_args(Observer))}")

@@ -47,11 +47,13 @@ def zcdp_rho(done: list[Step]) -> float:
 
 
 def zcdp_epsilon(done: list[Step], delta: float) -> float:
+    """The epsilon of these events at this delta, by zCDP."""
     rho = zcdp_rho(done)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def zcdp_delta(done: list[Step], epsilon: float) -> float:
+    """The delta of these events at this epsilon, by zCDP."""
     rho = zcdp_rho(done)
     if rho == 0:
         return 0.0
@@ -59,6 +61,7 @@ def zcdp_delta(done: list[Step], epsilon: float) -> float:
 
 
 def zcdp_flaw(done: list[Step]) -> str | None:
+    """Why the figure is no proof; None where it is one."""
     if any(s.kind != "none" for s in done):
         return "zCDP has no amplification by sampling: rho = rate^2/noise^2 is not a bound"
     return None

@@ -30,6 +30,7 @@ class Pair:
 
     @property
     def symmetric(self) -> bool:
+        """True where both directions are the same curve."""
         return self.forward is self.backward
 
 

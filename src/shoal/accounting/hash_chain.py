@@ -43,6 +43,7 @@ class Verification:
     torn: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

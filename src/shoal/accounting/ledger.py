@@ -50,6 +50,7 @@ class Charge:
         check_observer(self.observer)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         written = {"unit": self.unit, "observer": self.observer, "event": self.event.to_json()}
         return written if self.adjacency is None else written | {"adjacency": self.adjacency}
 

@@ -37,6 +37,7 @@ class Cell:
     amplified: bool = False
 
     def words(self) -> str:
+        """The cell as the table shows it."""
         return f"refused: {self.refused}" if self.refused else f"{self.theorem} ({self.reference})"
 
 

@@ -204,6 +204,7 @@ class Algorithm:
 
     @property
     def claims_privacy(self) -> bool:
+        """True where the paper claims privacy."""
         return self.claims != NO_CLAIM
 
     @property

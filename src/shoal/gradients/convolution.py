@@ -46,6 +46,7 @@ class Conv2dRule(Rule):
         self.shifts = 1 if self.both_ways else module.kernel_size[0]
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
+        """The output, and what the backward pass needs of the input."""
         clients = len(params)
         if any(self.padding):
             x = F.pad(x, self.padding)
@@ -66,6 +67,7 @@ class Conv2dRule(Rule):
         return pictures.permute(0, 3, 1, 2), (rows, x.shape)
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         rows, shape = saved
         high, wide = self._output(shape)
         kernel = self._kernel(params).transpose(2, 3)
@@ -82,6 +84,7 @@ class Conv2dRule(Rule):
         return x[:, :, top : shape[2] - bottom, left : shape[3] - right]
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         with _products_of(grad):
             self._accumulate(saved, grad, into, scale)
 
@@ -99,6 +102,7 @@ class Conv2dRule(Rule):
             self.bias.of(into).add_(grad_rows.sum(1), alpha=scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The squared norm of every gradient, in float64."""
         rows, shape = saved
         _, wide = self._output(shape)
         pictures = rows.view(len(grad), -1, rows.shape[-1])
@@ -127,6 +131,7 @@ class Conv2dRule(Rule):
         into: Tensor,
         scale: float,
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         if kept is None:  # its norm came from another product
             self._accumulate_records(saved, weighed(grad, factors), into, scale)
             return

@@ -36,6 +36,7 @@ class LibraryConv2dRule(Conv2dRule):
         self._sides = (top, left)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
+        """The output, and what the backward pass needs of the input."""
         x = x.contiguous(memory_format=torch.channels_last)
         weights = self.weight.of(params).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         biases = [None] * len(params) if self.bias is None else self.bias.of(params)
@@ -44,6 +45,7 @@ class LibraryConv2dRule(Conv2dRule):
         return torch.cat(y), (x, weights)
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         x, weights = saved
         return torch.cat([found for found, _, _ in self._backward(x, grad, weights, (True, False, False))])
 
@@ -57,6 +59,7 @@ class LibraryConv2dRule(Conv2dRule):
                 self.bias.of(own).add_(bias, alpha=scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The squared norm of every gradient, in float64."""
         x = F.pad(saved[0], self.padding)
         return super().squares((self._unfold(x, *self._output(x.shape)), x.shape), grad)
 
@@ -79,6 +82,7 @@ class ThinConv2dRule(Conv2dRule):
     """
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
+        """The output, and what the backward pass needs of the input."""
         padded = F.pad(x, self.padding) if any(self.padding) else x
         patches = self._patches(padded)
         kernel = self._kernels(params, len(x)).transpose(1, 2)
@@ -90,6 +94,7 @@ class ThinConv2dRule(Conv2dRule):
         return y.view(len(x), *self._output(padded.shape), -1).permute(0, 3, 1, 2), (patches, padded.shape)
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         _, shape = saved
         patches = torch.bmm(self._kernels(params, len(grad)).transpose(1, 2), grad.flatten(2))
         x = F.fold(patches, shape[2:], self.kernel, self.dilation, stride=self.stride)
@@ -101,6 +106,7 @@ class ThinConv2dRule(Conv2dRule):
         self.accumulate_weighted(saved, self._gradients(saved, grad), grad, ones, into, scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared norm of every gradient, in float64."""
         kept = self._gradients(saved, grad)
         return self._squares_of(kept, grad), kept
 

@@ -55,6 +55,7 @@ class TritonConv2dRule(Conv2dRule):
         self._size = weight.stop - weight.start + (0 if bias is None else bias.stop - bias.start)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
+        """The output, and what the backward pass needs of the input."""
         left, right, top, bottom = self.padding
         n, channels, h, w = x.shape
         high, wide = self._output(torch.Size((n, channels, h + top + bottom, w + left + right)))
@@ -73,6 +74,7 @@ class TritonConv2dRule(Conv2dRule):
         return y, x
 
     def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         if not isinstance(saved, Tensor):
             return super().input_gradient(saved, grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
@@ -95,6 +97,7 @@ class TritonConv2dRule(Conv2dRule):
         self._of(into).add_(gradients.view(len(into), parts, -1).sum(1), alpha=scale)
 
     def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The squared norm of every gradient, in float64."""
         if not isinstance(saved, Tensor):
             return super().squares(saved, grad)
         kept, parts = self._gradients(saved, grad, len(grad))
@@ -103,6 +106,7 @@ class TritonConv2dRule(Conv2dRule):
     def accumulate_weighted(
         self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         if kept is None or not isinstance(saved, Tensor):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
             return
@@ -113,6 +117,7 @@ class TritonConv2dRule(Conv2dRule):
         self._of(into).unsqueeze(1).baddbmm_(factors.unsqueeze(1), rows, alpha=scale)
 
     def product(self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        """What `accumulate_weighted` adds, as a product that is added together with the noise."""
         if kept is None or not isinstance(saved, Tensor):
             return None
         return Product(self.weight.start, kept.view(*factors.shape, -1), factors.unsqueeze(2), scale)

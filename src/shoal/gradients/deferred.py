@@ -34,6 +34,7 @@ class DeferredLinearRule(Rule):
         self._grads = start.new_empty(clients, capacity, outs)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of the input."""
         rows = x.reshape(len(params), -1, x.shape[-1])
         if self._shared is None:
             y = outputs(rows, self.rule.weight.of(params))
@@ -47,6 +48,7 @@ class DeferredLinearRule(Rule):
         return y.view(*x.shape[:-1], y.shape[-1]), rows
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         grads = grad.reshape(len(params), -1, grad.shape[-1])
         if self._shared is None:
             x = torch.bmm(grads, self.rule.weight.of(params))
@@ -58,6 +60,7 @@ class DeferredLinearRule(Rule):
         return x.view(*grad.shape[:-1], x.shape[-1])
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         grads = grad.reshape(len(into), -1, grad.shape[-1])
         after = self._count + grads.shape[1]
         if after > self.capacity:
@@ -71,6 +74,7 @@ class DeferredLinearRule(Rule):
             self.rule.bias.of(into).add_(grads.sum(1), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        """The squared norm of every gradient, in float64."""
         return self.rule.squares(saved, grad)
 
     def flush(self, params: Tensor) -> None:

@@ -39,6 +39,7 @@ class MaxPool(nn.Module):
         self._plain, self._window = module, _pair(cast(int | tuple[int, int], module.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Max pooling, by a Triton kernel where it fits."""
         fits = x.dim() == 4 and x.shape[2] >= self._window[0] and x.shape[3] >= self._window[1]
         if fits and x.is_cuda and x.dtype == torch.float32 and x.numel() < MOST:
             return Pooled.apply(x, self._window)  # type: ignore[no-any-return,no-untyped-call]
@@ -50,6 +51,7 @@ class Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: tuple[int, int]) -> Tensor:
+        """The pooled picture; the place of each maximum is kept."""
         (n, channels, h, w), (high, wide) = x.shape, (x.shape[2] // window[0], x.shape[3] // window[1])
         y = x.new_empty(n, channels, high, wide)
         which = torch.empty_like(y, dtype=torch.int8)
@@ -61,6 +63,7 @@ class Pooled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Each output's gradient, added where its maximum was."""
         (which,), (h, w), (high, wide) = ctx.saved_tensors, ctx.shape[2:], grad.shape[2:]
         before = grad.new_empty(ctx.shape)
         if before.numel():

@@ -25,6 +25,7 @@ class SequentialNetwork:
         self._module = copy.deepcopy(module).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> SumTape:
+        """The tape of the gradients of a batch for every client."""
         total = torch.zeros_like(params)
         for k in range(len(params)):
             mask = weights[k] > 0
@@ -33,6 +34,7 @@ class SequentialNetwork:
         return SumTape(total)
 
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        """Nothing is deferred here."""
         return nullcontext()
 
     def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -63,6 +65,7 @@ class SumTape:
         self._vectors = vectors
 
     def accumulate(self, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         into.add_(self._vectors, alpha=scale)
 
 
@@ -77,9 +80,11 @@ class RecordNetwork(SequentialNetwork):
         self._vmapped = True
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
+        """The tape of the gradients of a batch for every client."""
         return GradientTape(self.layout, self.records(params, x, y, weights))
 
     def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         if weights.numel() == 0:
             return params.new_zeros(*weights.shape, params.shape[1])
         if self._vmapped:
@@ -106,6 +111,7 @@ class GradientTape:
         self._layers, self._gradients, self.layers = layout.layers, gradients, layout.layer_names
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient."""
         if factors is None:
             into.add_(self._gradients.sum(1), alpha=scale)
             return
@@ -116,16 +122,20 @@ class GradientTape:
             into[:, layer].add_(total, alpha=scale)
 
     def accumulate_except(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+        """Leaves no products out."""
         self.accumulate(into, scale, factors)
         return []
 
     def squares(self) -> Tensor:
+        """The squared norm of every gradient, in float64."""
         rows = self._gradients.flatten(0, 1)
         squares = torch.stack([row_norms(rows[:, layer]).square() for layer in self._layers])
         return squares.view(len(self._layers), *self._gradients.shape[:2])
 
     def records(self) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         return self._gradients
 
     def make_finite(self) -> None:
+        """Replace every NaN and Inf by 0."""
         self._gradients = torch.nan_to_num(self._gradients, nan=0.0, posinf=0.0, neginf=0.0)

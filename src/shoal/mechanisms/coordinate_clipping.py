@@ -56,15 +56,20 @@ class AdaClip(GradientClip):
         total: int,
         draw: Source,
     ) -> Sanitiser:
+        """The sanitiser of a chunk of clients for the steps of round t."""
         return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)
 
     def least(self, state: State, t: int, total: int, size: int) -> float:
+        """The smallest bound that round t may have."""
         return float(self.h1 * size**0.5)
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
+        """The sensitivity of a batch sum in the first step of a run."""
         return float(self.start(torch.zeros(1, size)).spread()[0, 0])
 
     def unclipped(self) -> Self:
+        """The same mechanism without its clip, which an audit must flag."""
+
         def unclipped_sum(self: Self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
             moved = (gradients - at.mean.unsqueeze(1)) / at.spread().unsqueeze(1)
             return (moved * mask.unsqueeze(2)).sum(1)
@@ -110,6 +115,7 @@ class Coordinates:
     scale: Tensor
 
     def spread(self) -> Tensor:
+        """a, the scale of every coordinate, [K, P]."""
         return self.scale.sqrt() * self.scale.sum(1, keepdim=True).sqrt()
 
 
@@ -123,9 +129,11 @@ class AdaptiveCoordinates:
 
     @property
     def values(self) -> tuple[object, ...]:
+        """The settings that must be equal for another sanitiser to take its place."""
         return self.clip, self.noise, self.batch
 
     def begin(self, other: Sanitiser) -> None:
+        """Take over another one's values and random streams."""
         assert isinstance(other, AdaptiveCoordinates)
         self.source.begin(other.source)
         self.at.mean.copy_(other.at.mean)
@@ -133,6 +141,7 @@ class AdaptiveCoordinates:
         self.metrics.clear()
 
     def non_finite(self, tape: Gradients) -> Tensor:
+        """Which gradients [K, B] have no finite norm."""
         return ~tape.squares().sum(0).isfinite()
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
@@ -150,4 +159,5 @@ class _Vectors:
     vectors: Tensor
 
     def accumulate(self, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         into.add_(self.vectors, alpha=scale)

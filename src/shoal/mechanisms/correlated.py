@@ -73,12 +73,14 @@ class Correlated(Gaussian):
         return (total + added).to(total.dtype)
 
     def coefficients(self) -> Array:
+        """The coefficients 1, c_1, c_2, ... of the correlated noise."""
         j = np.arange(1, self.bands)
         root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])  # of 1/(1 - x)
         found: Array = np.convolve(root, root * self.momentum ** np.arange(self.bands))[: self.bands]
         return found
 
     def rounding(self, parameters: int) -> float:
+        """How far rounding may move a round's weighted sum, in clips for each unit of noise."""
         return 1.001 * math.sqrt(parameters) / FINEST
 
     def counted(self, noise: float, count_rounding: float) -> float:
@@ -86,6 +88,7 @@ class Correlated(Gaussian):
         return charged(noise, FINEST)
 
     def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
+        """Raise a ConfigError beside secret sampling or a clip that follows counts."""
         if clients.secret:
             raise ConfigError(
                 f"algorithm {name}: noise that rounds share gains nothing by {clients.sampling} sampling; "

@@ -14,9 +14,11 @@ Array = npt.NDArray[np.float64]
 class Weighted(Protocol):
     """Noise on a weighted sum of the last rounds' sums (see `correlated`)."""
 
-    def multiplier(self, t: int, total: int) -> float: ...
+    def multiplier(self, t: int, total: int) -> float:
+        """The noise multiplier of round t."""
 
-    def coefficients(self) -> Array: ...
+    def coefficients(self) -> Array:
+        """The coefficients 1, c_1, c_2, ... of the correlated noise."""
 
     def __hash__(self) -> int: ...
 

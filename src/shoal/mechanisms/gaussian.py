@@ -59,9 +59,11 @@ class Gaussian(RoundNoise):
             raise ConfigError(f"per_round.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
+        """The schedule of the noise multiplier."""
         return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int) -> float:
+        """The noise multiplier of round t."""
         return multiplier("per_round.noise_multiplier", self.noise_multiplier, t, total)
 
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
@@ -69,6 +71,7 @@ class Gaussian(RoundNoise):
         return add_to_sum(total, z * bound, bound, generator)
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What a round costs one unit, as one observer sees it."""
         if self.at == "shared":
             return self._shared(round, unit)
         if observer == "server":
@@ -127,13 +130,16 @@ class StepNoise(StepMechanism):
             raise ConfigError(f"per_step.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
+        """The schedule of the noise multiplier."""
         return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int, batch: float) -> float:
+        """The noise multiplier of round t."""
         times = {"dp-sgd": 1.0, "per-example": math.sqrt(batch), "algorithm1": batch}[self.placement]
         return times * multiplier("per_step.noise_multiplier", self.noise_multiplier, t, total)
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What a round costs one unit, as one observer sees it."""
         clip = round.per_record
         if clip is None:
             return Unbounded("gradients are not clipped: one record can move a step by any amount")

@@ -67,12 +67,15 @@ class FactorClip(GradientClip):
         return 0.0
 
     def public_bound(self, state: State, t: int, total: int) -> float:
+        """The bound of round t, which is the same for all records."""
         return self.bound(state, t, total)
 
     def least(self, state: State, t: int, total: int, size: int) -> float:
+        """The smallest bound that round t may have."""
         return self.bound(state, t, total)
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
+        """The sensitivity of a batch sum in the first step of a run."""
         return self.bound({}, 0, 1) * self.excess(layers)
 
     def sanitiser(
@@ -86,6 +89,7 @@ class FactorClip(GradientClip):
         total: int,
         draw: Source,
     ) -> Sanitiser:
+        """The sanitiser of a chunk of clients for the steps of round t."""
         noise = self.update_noise(noise, batch)
         return ClippedByFactors(
             self,
@@ -100,6 +104,8 @@ class FactorClip(GradientClip):
         )
 
     def unclipped(self) -> Self:
+        """The same mechanism without its clip, which an audit must flag."""
+
         def ones(self: Self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
             return torch.ones_like(squares)
 
@@ -107,6 +113,7 @@ class FactorClip(GradientClip):
         return found
 
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
+        """What an attacker makes of its dummies."""
         squares = torch.stack([vectors[:, place].square().sum(1) for place in layers.values()])
         factors = self.factors(squares.unsqueeze(1) + 1e-30, self.bound({}, t, total), layers).squeeze(1).to(vectors)
         if len(factors) == 1:
@@ -132,12 +139,15 @@ class RecordClipping(FactorClip):
         return shrinking(norms, bound)
 
     def excess(self, layers: int) -> float:
+        """sqrt(M) where each of M layers has the whole bound, else 1."""
         return math.sqrt(layers) if self.layers == "each" else 1.0
 
     def layers_forgotten(self) -> tuple[GradientClip, GradientClip]:
+        """Charged as one bound on the whole gradient, run with one on each layer."""
         return replace(self, layers="flat"), replace(self, layers="each")  # type: ignore[type-var]
 
     def following_data(self) -> GradientClip:
+        """The clip whose noise is scaled to the largest clipped norm in the batch."""
         return MaxClip(self.bound({}, 0, 1), self.layers)
 
 
@@ -152,6 +162,7 @@ class RecordClip(RecordClipping):
         require_scales("per_record.clip_norm", self.clip_norm)
 
     def bound(self, state: State, t: int, total: int) -> float:
+        """The bound of round t."""
         return scale_in("per_record.clip_norm", self.clip_norm, t, total)
 
 
@@ -165,12 +176,14 @@ class MaxClip(RecordClip):
     )
 
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
+        """The largest clipped norm in the batch of each client, [K]."""
         if self.layers == "flat":
             squares = squares.sum(0, keepdim=True)
         clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
         return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
 
     def presumed(self) -> RecordClip:
+        """The clip by a public bound that the paper's claim presumes."""
         return RecordClip(self.clip_norm, self.layers)
 
 
@@ -189,12 +202,15 @@ class QuantileRecordClip(Quantile, RecordClipping):
     )
 
     def bound(self, state: State, t: int, total: int) -> float:
+        """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
 
     def adapt(self, state: State, share: float) -> None:
+        """Set the next round's bound, from the mean noisy share."""
         self.move(state, share)
 
     def most_share(self) -> float:
+        """Half, plus ten standard deviations of the count noise."""
         return 0.5 + 10 * self.count_noise_multiplier
 
 
@@ -218,9 +234,11 @@ class ClippedByFactors:
 
     @property
     def values(self) -> tuple[object, ...]:
+        """The settings that must be equal for another sanitiser to take its place."""
         return self.clip, self.noise is None, self.batch
 
     def begin(self, other: Sanitiser) -> None:
+        """Take over another one's values and random streams."""
         assert isinstance(other, ClippedByFactors)
         self.bound.copy_(other.bound)
         if self.noise is not None and other.noise is not None:
@@ -231,6 +249,7 @@ class ClippedByFactors:
         self.metrics.clear()
 
     def non_finite(self, tape: Gradients) -> Tensor:
+        """Which gradients [K, B] have no finite norm."""
         return ~tape.squares().sum(0).isfinite()
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
@@ -261,6 +280,7 @@ class _Noisy:
     sums: Tensor | None
 
     def accumulate(self, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x the noisy gradient."""
         scale /= self.batch
         if self.scales is None or self.sums is None:
             self.tape.accumulate(into, scale, self.factors)

@@ -146,16 +146,20 @@ class FixedSizeClients(Clients):
     audited: ClassVar[tuple[int, int]] = (4, 2)
 
     def expected(self, t: int, total: int, clients: int) -> float:
+        """The public cohort size of round t."""
         return max(1, round(super().expected(t, total, clients)))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Exactly m_t clients, without replacement."""
         size = int(self.expected(t, total, clients))
         return np.sort(generator.choice(clients, size=size, replace=False))
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """The cohort size over the number of clients."""
         return min(1.0, self.expected(t, total, clients) / max(1, clients - (copies - 1)))
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """The event of a round, amplified by the sampling."""
         return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
 
     def shows(self, rate: float, unit: Unit) -> bool:
@@ -171,15 +175,19 @@ class PoissonClients(Clients):
     audited: ClassVar[tuple[int, int]] = (2, 1)
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Each client independently."""
         return np.flatnonzero(generator.random(clients) < self.expected(t, total, clients) / clients)
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """The expected cohort size over the number of clients."""
         return self.expected(t, total, clients) / clients
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
     def for_canaries(self) -> Clients:
+        """All clients: the audit game itself runs the sampling."""
         return replace(self, sampling="all")
 
 
@@ -195,15 +203,19 @@ class AllClients(Clients):
         pass
 
     def expected(self, t: int, total: int, clients: int) -> float:
+        """The number of clients."""
         return clients
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """All clients."""
         return np.arange(clients)
 
     def greatest(self, total: int) -> float:
+        """0: all clients take part, however many there are."""
         return 0.0
 
     def of_cohort(self, cohort: float) -> Clients:
+        """The same: there is no cohort size."""
         return self
 
 
@@ -224,13 +236,16 @@ class CyclicClients(Clients):
             raise ConfigError(f"clients.cohort must be a constant where clients come in turn, got {self.cohort}")
 
     def expected(self, t: int, total: int, clients: int) -> float:
+        """The mean size of a cohort over one cycle."""
         super().expected(t, total, clients)
         return clients / self.turns(clients)
 
     def turns(self, clients: int) -> int:
+        """How many rounds one cycle over all clients takes."""
         return math.ceil(clients / max(1, int(parse(self.cohort).value(0, 1))))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Every n-th client, from the round's place in the cycle on."""
         turns = self.turns(clients)
         return np.arange(t % turns, clients, turns)
 
@@ -344,9 +359,11 @@ class PoissonRecords(Records):
             raise ConfigError(f"records.nominal_records must be >= 1, got {records}")
 
     def share(self, records: int) -> float:
+        """The probability that a record enters a batch."""
         return super().share(records) if self.rate is None else self.rate
 
     def steps(self, records: int, epochs: int) -> int:
+        """How many local steps the epochs take."""
         return super().steps(records, epochs) if self.rate is None else epochs * math.ceil(1 / self.rate - 1e-9)
 
     def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -357,9 +374,11 @@ class PoissonRecords(Records):
         return _widest(records, self.share(records))
 
     def most(self, sizes: Sequence[int]) -> int:
+        """The most records that a batch may hold."""
         return max((1, *sizes)) if sizes else LARGEST_BATCH
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """What a record is charged, amplified by Poisson sampling."""
         return TwoLevel(rate, *_worst(uses), noise, local="poisson"), uses
 
 
@@ -374,6 +393,7 @@ class RecordsWithReplacement(Records):
         return generator.integers(records, size=(steps, self.batch))
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """What a record is charged, amplified by sampling with replacement."""
         share, steps = _worst(uses)
         if share >= 1:  # all draws of a step may be of one record
             return TwoLevel(rate, 1.0, steps, noise / self.batch, local="none"), uses[:1]
@@ -399,6 +419,7 @@ class ShuffledRecords(Records):
         return generator.permutation(records)
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
+        """How often a client uses a record, by the client's size."""
         if not setting.sizes:
             return [(0, 1.0, steps or epochs)]
         stretches = _sizes(setting, self.batch)

@@ -74,11 +74,13 @@ class StepMetrics:
     steps: Tensor
 
     def clear(self) -> None:
+        """Set all sums to 0."""
         for tensor in (self.records, self.clipped, self.non_finite, self.shares, self.steps):
             tensor.zero_()
 
     @classmethod
     def nothing(cls, params: Tensor) -> StepMetrics:
+        """Metrics of no step yet, for clients with parameters [K, P]."""
         clients = params.new_zeros(len(params))
         number = params.new_zeros(())
         return cls(number, number.clone(), number.clone(), clients, clients.clone())

@@ -97,6 +97,7 @@ class Schedule:
         return function(t / max(total, 1), t, max(total, 1), *self.numbers)
 
     def values(self, total: int) -> list[float]:
+        """The values of all `total` planned rounds."""
         return [self.value(t, total) for t in range(total)]
 
     def extremes(self, total: int) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ class Prune(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The updates with their smallest coordinates set to 0."""
         dropped = int(self.share * updates.shape[1])
         if dropped:
             least = updates.abs().topk(dropped, dim=1, largest=False, sorted=False).indices
@@ -60,6 +61,7 @@ class RandomNoise(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The updates, each with its own noise."""
         return add_to_updates(updates, self.scale, [draw(row) for row in range(len(updates))])
 
 
@@ -93,6 +95,7 @@ class Select(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The chosen coordinates, capped and with noise; all others are 0."""
         sent = torch.zeros_like(updates)
         wanted = math.ceil(self.fraction * updates.shape[1])
         held = _at_most(self.cap)

@@ -62,6 +62,7 @@ class Clipping(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The clipped updates."""
         return self.clipped(updates, norms, bound, layers)
 
     def clipped(self, updates: Tensor, norms: Tensor, bound: float, layers: Layers) -> Tensor:
@@ -69,16 +70,20 @@ class Clipping(UpdateMechanism):
         return clipped(updates, norms, bound)
 
     def refuse_unfit(self, t: int, total: int) -> None:
+        """Raise a ConfigError where the bound of round t is out of range."""
         self.public_bound(t, total)
 
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        """The bound, plus what rounding may add."""
         return bound * (1 + ROUNDING)
 
     def unclipped(self) -> Self:
+        """The same without its clip, which an audit must flag."""
         found: Self = altered(self, clipped=lambda self, updates, norms, bound, layers: updates)
         return found
 
     def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
+        """The dummies, clipped by the public bound."""
         return into_ball(shown, bound * unit)
 
 
@@ -92,6 +97,7 @@ class Clip(Clipping):
         require_scales("per_update.clip_norm", self.clip_norm)
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The bound of round t."""
         return scale_in("per_update.clip_norm", self.clip_norm, t, total)
 
 
@@ -105,11 +111,13 @@ class MedianClip(Clipping):
     )
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The median of the cohort's norms, within the range of scales."""
         if norms is None or not len(norms):
             return 0.0
         return min(max(float(norms.median()), LEAST_SCALE), MOST_SCALE)
 
     def presumed(self) -> Clip:
+        """The clip by a public bound that the paper's claim presumes."""
         return Clip(1.0)
 
 
@@ -143,6 +151,7 @@ class Quantile:
             )
 
     def scales(self) -> dict[str, str | float]:
+        """The settings, by key, that are bounds on clips."""
         return {f"{self.section}.initial_clip_norm": self.initial_clip_norm}
 
     def update_noise(self, noise: float, cohort: float) -> float:
@@ -167,6 +176,7 @@ class Quantile:
         return 2.002 * self.count_noise_multiplier * cohort / STEPS
 
     def recounted(self, change: Callable[[float], float]) -> Self:
+        """The same with other noise on its count."""
         return replace(self, count_noise_multiplier=change(self.count_noise_multiplier))
 
     def move(self, state: State, share: float) -> None:
@@ -185,18 +195,22 @@ class QuantileClip(Quantile, Clipping):
     section: ClassVar[str] = "per_update"
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
 
     def adapt(
         self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
     ) -> None:
+        """Set the next round's bound, from the noisy count."""
         scale = self.count_scale(cohort) if noise else 0.0
         self.move(state, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
 
     def for_cohort(self, before: float, cohort: float) -> Self:
+        """The same with as much noise on the sum of a cohort of another size."""
         return replace(self, count_noise_multiplier=self.count_noise_multiplier * before / cohort)
 
     def audited(self) -> Self:
+        """The same with an initial bound of 1."""
         return replace(self, initial_clip_norm=1.0)
 
 
@@ -217,18 +231,22 @@ class NoisyClip(Clip):
             raise ConfigError(f"per_update.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
+        """The schedule of the noise multiplier."""
         return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int) -> float:
+        """The noise multiplier of round t."""
         return multiplier("per_update.noise_multiplier", self.noise_multiplier, t, total)
 
     def refuse_unfit(self, t: int, total: int) -> None:
+        """Raise a ConfigError where the settings cannot be used in round t."""
         noise = self.multiplier(t, total) * self.bound({}, t, total, None)
         refuse_unheld_noise("per_update.noise_multiplier x per_update.clip_norm", noise, t, total)
 
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The clipped updates, each with its own noise."""
         scale = self.multiplier(t, total) * bound
         clipped = self.clipped(updates, norms, bound, layers)
         return add_to_updates(clipped, scale, [draw(row) for row in range(len(updates))])
@@ -257,10 +275,12 @@ class NoisyClip(Clip):
         return WITH_ITS_NOISE if unit == "client" else round.shown(unit, own)
 
     def draws(self, round: Round) -> int:
+        """One noise vector for each client of the cohort."""
         return round.many
 
     @property
     def leaves_raw(self) -> bool:
+        """True where the server adds the noise."""
         return self.at == "server"
 
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
@@ -268,6 +288,7 @@ class NoisyClip(Clip):
         return bound * (1 + ROUNDING + self.multiplier(t, total) * (math.sqrt(parameters) + 10))
 
     def for_cohort(self, before: float, cohort: float) -> Self:
+        """The same with as much noise on the sum of a cohort of another size."""
         return self.with_noise(parse(self.noise_multiplier).scaled(math.sqrt(before / cohort)))
 
 

@@ -122,6 +122,7 @@ class OnCpu:
         self._kept: dict[tuple[int, int], Keystream] = {}
 
     def begin(self, other: Normals) -> None:
+        """Draw from another one's streams from now on."""
         assert isinstance(other, OnCpu)
         self._opened = other._opened
         self._kept.clear()
@@ -132,6 +133,7 @@ class OnCpu:
         return few <= FEW and width * product.grads.shape[2] >= WORTH_IT and product.rows.dtype == torch.float32
 
     def add(self, into: Tensor, scales: Tensor, sums: Tensor | None = None, products: Sequence[Product] = ()) -> None:
+        """Add sums, products and noise, as one number for each coordinate."""
         rows = scales.nonzero().flatten().tolist()
         tasks = [task for product in products for task in self._of_product(into, scales, product, rows)]
         for start, stop in between(products, into.shape[1]):

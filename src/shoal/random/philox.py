@@ -33,6 +33,7 @@ class Philox:
         self._step = torch.zeros((), dtype=torch.int64, device=keys.device)
 
     def begin(self, other: Any) -> None:
+        """Take over another one's keys, from their first step on."""
         self._keys.copy_(other._keys)
         self._step.zero_()
 
@@ -42,6 +43,7 @@ class Philox:
         return self.fuses and few and product.start % 4 == product.rows.shape[2] % 4 == 0
 
     def add(self, into: Tensor, scales: Tensor, sums: Tensor | None = None, products: Sequence[Product] = ()) -> None:
+        """Add sums, products and noise, as one number for each coordinate."""
         if triton is None:
             self._add_plainly(into, scales, sums)
         else:

@@ -55,6 +55,7 @@ class SecureStreams(Streams):
         return self._hashed(":".join([purpose, *map(str, numbers)]), secret=self.__dict__["_secret"])
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
+        """The stream of this name, drawn by a cipher under a secret key."""
         return SecureGenerator(self.keystream(purpose, *numbers))
 
 
@@ -81,6 +82,7 @@ class SecureGenerator(np.random.Generator):
         return held[: 8 * count].view(np.uint64)
 
     def bytes(self, length: int) -> bytes:
+        """So many random bytes."""
         return self.words(-(-length // 8)).tobytes()[:length]
 
     def random(self, size: Any = None, *_: Any, **__: Any) -> Any:
@@ -106,6 +108,7 @@ class SecureGenerator(np.random.Generator):
         return values[np.argsort(self.words(len(values)), kind="stable")]
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, *_: Any, **__: Any) -> Any:
+        """`size` elements of `a`, with or without replacement."""
         count = int(a) if isinstance(a, int | np.integer) else len(a)
         places = self.integers(count, size=size) if replace else self.permutation(count)[:size]
         return places if isinstance(a, int | np.integer) else np.asarray(a)[places]

@@ -41,6 +41,7 @@ class Limit:
     observer: Observer = "release"
 
     def budget(self) -> Budget | None:
+        """The budget, or None where there is no limit."""
         if self.epsilon is None:
             return None
         return Budget(self.epsilon, self.delta, adjacency=ADJACENCIES[self.unit])

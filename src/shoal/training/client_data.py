@@ -26,6 +26,7 @@ class ClientData:
 
     @classmethod
     def of(cls, dataset: Dataset, partition: Partition, device: torch.device, first: int = 0) -> ClientData:
+        """The clients of a partition, with their records on this device."""
         return cls(dataset, partition, device, dataset.train_x.to(device), dataset.train_y.to(device), first)
 
     def __len__(self) -> int:

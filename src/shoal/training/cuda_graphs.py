@@ -29,6 +29,7 @@ class Graphs:
         self._seen: Any = None
 
     def play(self, steps: Steps, inputs: Inputs) -> Steps:
+        """Run the steps over the inputs: replayed where a recording fits, recorded where it pays."""
         wanted = tuple(tensor.shape for tensor in inputs), steps.constants
         if self._kept is not None and self._kept.values == wanted:
             return self._kept.play(steps, inputs)
@@ -60,6 +61,7 @@ class Recording:
             self._step()
 
     def play(self, steps: Steps, inputs: Inputs) -> Steps:
+        """Replay the recorded step, once for each row of the inputs."""
         self._own.begin(steps)
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)

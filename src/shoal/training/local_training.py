@@ -76,6 +76,7 @@ class Plan:
 
     @property
     def padded(self) -> np.ndarray:
+        """The batches, padded."""
         return np.where(self.batches >= 0, self.batches, self.own[:, None])
 
 
@@ -169,6 +170,7 @@ class LocalSteps:
     momentum: float
 
     def play(self, inputs: Inputs) -> LocalSteps:
+        """Run one step for each row of the inputs."""
         plain, batch = self.velocity is None and self.sanitiser is None, inputs[0].shape[2]
         with self.network.deferred_updates(self.params, self.client_params, batch) if plain else nullcontext():
             for step in zip(*inputs, strict=True):
@@ -189,6 +191,7 @@ class LocalSteps:
         return self
 
     def step(self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor) -> None:
+        """One step of SGD for every client."""
         self._move(self.network.backward(self.client_params, *self.federation.rows(records), weights), mask, active)
 
     def _move(self, tape: Tape, mask: Tensor, active: Tensor) -> None:
@@ -231,17 +234,21 @@ class Without:
         tape.make_finite()
 
     def squares(self) -> Tensor:
+        """The squared norm of every gradient, in float64."""
         return self._squares
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient."""
         self._tape.accumulate(into, scale, factors)
 
     def accumulate_except(
         self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
     ) -> list[Product]:
+        """The same, but for products that are added together with the noise."""
         return self._tape.accumulate_except(left, into, scale, factors)
 
     def records(self) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         return self._tape.records().masked_fill(self.dropped.unsqueeze(2), 0.0)
 
     def make_finite(self) -> None:

@@ -95,6 +95,7 @@ class SimulatedCohort(TrainingContext, Cohort):
     """Clients whose records are in this process, trained many at once."""
 
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
+        """Train these clients, and sum their updates."""
         total = self.sum(clients, params, state, index)
         exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
         total.update = total.update.to(exact)
@@ -168,17 +169,21 @@ class SimulatedCohort(TrainingContext, Cohort):
 
     @property
     def layout(self) -> Layout:
+        """Where each layer lies in the model's flat parameters."""
         return self.network.layout
 
     @cached_property
     def population(self) -> Population:
+        """The public facts about the clients."""
         return Population.of(self.federation.partition)
 
     @property
     def partition(self) -> Partition:
+        """Who holds which records."""
         return self.federation.partition
 
     def close(self) -> None:
+        """Shut the threads down."""
         self.workers.close()
 
 

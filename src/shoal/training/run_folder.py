@@ -61,6 +61,7 @@ class RunFolder:
         return cls(path, _locked(path))
 
     def close(self) -> None:
+        """Release the lock."""
         self._lock.close()
 
     def __enter__(self) -> RunFolder:
@@ -70,9 +71,11 @@ class RunFolder:
         self.close()
 
     def write_text(self, name: str, text: str) -> None:
+        """Write a text file, whole or not at all."""
         write_whole(self.path / name, text.encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+        """Write tensors and notes as one safetensors file, whole or not at all."""
         held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         write_whole(self.path / name, save(held, metadata=dict(notes)))
 
@@ -107,6 +110,7 @@ class RunFolder:
             ) from None
 
     def add_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines to metrics.jsonl."""
         path = self.path / "metrics.jsonl"
         try:
             with path.open("a", encoding="utf-8") as file:

@@ -70,6 +70,7 @@ class Workers:
         return self._side_by_side(function, list(items))
 
     def close(self) -> None:
+        """Shut the threads down."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
