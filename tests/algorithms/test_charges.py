@@ -52,7 +52,7 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     Who answered shows in the amount of the noise, so that being sampled hides nothing.
     """
     maybe = replace(SETTING, all_answer=False)
-    assert "does not answer takes it along" in why_not(sdp(), setting=maybe)
+    assert "drops out takes its noise with it" in why_not(sdp(), setting=maybe)
     assert charged(sdp(), "record") == Sampled("fixed-size", 0.25, Gaussian(15.0))
     shown = TwoLevel(0.25, 1.0, 1, 3.0, local="none", participation="visible")
     assert charged(sdp(), "record", setting=maybe) == shown == charged(sdp(), "record", "server")
@@ -60,7 +60,7 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     assert charged(sdp(), observer="server", setting=maybe) == charged(sdp(), observer="server")
     in_steps = replace(algorithm("fed-cdp-private"), clients=Clients("fixed-size", 25))
     sizes = replace(maybe, sizes=(50,))
-    assert "does not answer takes it along" in why_not(in_steps, setting=sizes)
+    assert "drops out takes its noise with it" in why_not(in_steps, setting=sizes)
     assert not isinstance(charged(in_steps, "record", setting=sizes), Unbounded)
 
 
@@ -144,13 +144,13 @@ def test_noise_on_each_update_adds_up_in_the_sum(at):
 
 
 def test_a_random_number_of_noises_proves_nothing_for_the_release():
-    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"))
-    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"), "record")
+    assert "reveals the cohort size" in why_not(sdp(sampling="poisson"))
+    assert "reveals the cohort size" in why_not(sdp(sampling="poisson"), "record")
 
 
 def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
     """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
-    assert "its amount tells how many came" in why_not(sdp(sampling="all"))
+    assert "reveals the cohort size" in why_not(sdp(sampling="all"))
     assert charged(sdp(sampling="all"), "record") == Gaussian(3.0 * math.sqrt(100))
     random = Streams(0).generator("spread")
     guesses = [100 if random.standard_normal(34_720).var() * n > 99.5 else 99 for n in (99, 100) for _ in range(200)]
@@ -196,7 +196,7 @@ def test_inside_a_client_nothing_is_hidden(record):
         (curator(per_round=gaussian.Gaussian(0.0)), "the noise is 0"),
         (sdp(own=0.0), "the noise is 0"),
         (curator(per_update=None), "updates are not clipped"),
-        (curator(per_update=MedianClip()), "median of the clients' norms, taken without noise"),
+        (curator(per_update=MedianClip()), "median of the clients' norms, computed without noise"),
         (curator(aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
         (replace(sdp(), aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
         (curator(per_update=Prune()), "pruning adds no noise"),

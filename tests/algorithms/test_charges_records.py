@@ -279,9 +279,9 @@ def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"clients": Clients("poisson", 25)}, "its amount tells how many came"),
-        ({"clients": Clients("all")}, "its amount tells how many came"),
-        ({"clients": Clients("fixed-size", 100)}, "its amount tells how many came"),
+        ({"clients": Clients("poisson", 25)}, "reveals the cohort size"),
+        ({"clients": Clients("all")}, "reveals the cohort size"),
+        ({"clients": Clients("fixed-size", 100)}, "reveals the cohort size"),
         ({"local": Local(epochs=1)}, "clients of several sizes"),
         ({"aggregate": Aggregate("size")}, "clients of several sizes"),
         ({"local": Local(steps=12, momentum=0.5, keep_momentum=True)}, "clients keep their momentum"),
@@ -303,7 +303,7 @@ def test_who_sees_an_update_sees_its_clients_size_where_sizes_differ(observer, c
 
 def test_noise_of_each_clients_own_tells_how_many_came_also_where_a_fixed_size_takes_all():
     record = replace(algorithm("fed-sdp"), clients=Clients("fixed-size", 100), per_update=NoisyClip(1.0, 3.0))
-    assert "its amount tells how many came" in why_not(record, "client")
+    assert "reveals the cohort size" in why_not(record, "client")
 
 
 THESIS = [(0.1, 100, 4.0, 635, 1e-3), (0.05, 1000, 4.0, 1740, 1e-5), (0.005, 10_000, 1.85, 15_000, 1e-5)]

@@ -194,7 +194,7 @@ class Algorithm:
 
     def different_rounds(self, total: int) -> range:
         """The first, where it stands for all; else all, as where each has a price of its own (turns.price)."""
-        priced = self.clients.in_turn or (self.per_round is not None and self.per_round.correlated)
+        priced = self.clients.cyclic or (self.per_round is not None and self.per_round.correlated)
         alike = not priced and all(schedule.shape == "constant" for schedule in self.schedules)
         return range(min(total, 1) if alike else total)
 

@@ -149,7 +149,7 @@ def population(config: Config) -> Population:
 
 def refuse_turns(algorithm: Algorithm) -> None:
     """A ConfigError where what a site owes depends on whose turn it was: its own ledger counts rounds, not turns."""
-    if algorithm.clients.in_turn or (algorithm.per_round is not None and algorithm.per_round.correlated):
+    if algorithm.clients.cyclic or (algorithm.per_round is not None and algorithm.per_round.correlated):
         raise ConfigError(
             f"algorithm {algorithm.name}: clients that come in turn, and noise that rounds share, can only be "
             f"simulated; for a federation take another method, such as geyer-private"

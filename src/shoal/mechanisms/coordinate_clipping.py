@@ -1,11 +1,11 @@
-"""AdaClip (Pichapati et al. 2019; a comparator in 004): clips in coordinates that follow the gradients.
+"""AdaClip (Pichapati et al. 2019; a comparator in Wei et al. 2023): clips in coordinates that follow the gradients.
 
     a   <- sqrt(s) sqrt(sum s);   w_b <- (g_b - m)/a;   w_b <- w_b / max(1, |w_b|)
     g~  <- a (sum_b w_b + N(0, sigma^2))/B + m
     v   <- clamp((g~ - m)^2 - a^2 sigma^2/B^2, h1, h2)
     m   <- beta1 m + (1 - beta1) g~;   s <- beta2 s + (1 - beta2) v
 
-m and s are made from g~ alone, which is released: they cost nothing. Both begin anew in every round, at each client.
+m and s depend on g~ alone, which is released, so they cost no privacy. Both restart in every round, at each client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.random.normals import Normals
 
 @dataclass(frozen=True)
 class AdaClip(GradientClip):
-    """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise_multiplier` itself."""
+    """One record moves the sum of the w_b by at most 1, so the noise is `per_step.noise_multiplier` itself."""
 
     h1: float = 1e-5
     h2: float = 1e-3
@@ -78,17 +78,17 @@ class AdaClip(GradientClip):
         return found
 
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
-        """In the first step its coordinates are all alike: one ball, kept."""
+        """In the first step all coordinates have the same scale: the clip is one ball."""
         return into_ball(vectors, (self.h1 * self.h2) ** 0.5 * vectors.shape[1] ** 0.5)
 
     def start(self, params: Tensor) -> Coordinates:
-        """What K clients with params [K, P] begin a round with."""
+        """The coordinates with which K clients, of parameters [K, P], start a round."""
         return Coordinates(torch.zeros_like(params), torch.full_like(params, math.sqrt(self.h1 * self.h2)))
 
     def clipped_sum(self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
-        """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up.
+        """sum_b w_b for every client, of gradients [K, B, P]; `mask` [K, B] is 0 for padding.
 
-        A coordinate that is too great for a float after the division counts as 0.
+        A coordinate that overflows after the division counts as 0.
         """
         spread = at.spread()
         moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
@@ -98,7 +98,7 @@ class AdaClip(GradientClip):
             return weighed_sum(moved, factors).to(moved.dtype)
 
     def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
-        """g~ [K, P] from the noisy sum; the coordinates follow it."""
+        """g~ [K, P] from the noisy sum; also updates the coordinates from it."""
         spread = at.spread()
         gradient = noisy_sum.mul_(spread).div_(batch).add_(at.mean)
         seen = (gradient - at.mean).square_() - (spread * (noise / batch)).square_()
@@ -120,7 +120,7 @@ class Coordinates:
 
 
 class AdaptiveCoordinates:
-    """AdaClip's sanitiser: the gradients of single records are needed, each measured in coordinates of its own."""
+    """AdaClip's sanitiser: it needs the gradients of single records, each in its own coordinates."""
 
     def __init__(self, clip: AdaClip, noise: float, batch: float, source: Normals, params: Tensor) -> None:
         self.clip, self.noise, self.batch, self.source = clip, noise, batch, source

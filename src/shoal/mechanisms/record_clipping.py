@@ -1,9 +1,9 @@
-"""What happens to one record's gradient inside its client (boundary `per_record`).
+"""Clips of one record's gradient inside its client (boundary `per_record`).
 
-A batch's gradient is sum_b factor_b g_b, so that one record moves it by at most the `sensitivity`, in whose units
-the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B, in float64, where no
-square of a float32 is too small or too great; factors are [layers, K, B], or [1, K, B] where all layers share one.
-AdaClip, which clips in coordinates of its own, is in `adaclip`. As with whole updates, a bound that was computed from
+A batch's gradient is sum_b factor_b g_b, so one record moves it by at most the `sensitivity`, in units of which the
+step's noise is drawn. Squared norms are [layers, K, B] for K clients with batches of B, in float64, where no square
+of a float32 underflows or overflows; factors are [layers, K, B], or [1, K, B] where all layers share one. AdaClip,
+which clips in its own coordinates, is in `coordinate_clipping`. As with whole updates, a bound that was computed from
 the data without noise proves nothing.
 """
 
@@ -26,15 +26,15 @@ Scope = Literal["flat", "split", "each"]
 
 
 class FactorClip(GradientClip):
-    """Clips that multiply each layer of a gradient by a factor of its own: they never need the gradient itself.
+    """Clips that multiply each layer of a gradient by its own factor: they never need the gradient itself.
 
-    One of your own writes `bound` and `factors`.
+    To write your own, implement `bound` and `factors`.
     """
 
     unproven: ClassVar[str | None] = None
 
     def bound(self, state: State, t: int, total: int) -> float:
-        """What noise is scaled to in round t: what one record may move the sum of a batch by, but for `excess`."""
+        """What noise is scaled to in round t: how far one record may move the sum of a batch, but for `excess`."""
         raise NotImplementedError
 
     def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
@@ -42,8 +42,8 @@ class FactorClip(GradientClip):
 
         Args:
             squares: The squared norm of every record in each layer, [layers, K, B], in float64.
-            bound: This round's.
-            layers: Of the model: their names in the order of `squares`, and where their parameters lie.
+            bound: The bound of this round.
+            layers: The layers of the model: their names in the order of `squares`, and where their parameters lie.
 
         Returns:
             [layers, K, B], or [1, K, B] where all layers share a factor.
@@ -55,9 +55,9 @@ class FactorClip(GradientClip):
         return squares.new_ones(squares.shape[1]) * bound
 
     def count(self, squares: Tensor, mask: Tensor, bound: Bound) -> Tensor:
-        """Of each client [K], how many more records than half of its batch are below the bound, if it `counts`.
+        """For each client [K], how many more records than half of its batch are below the bound, if it `counts`.
 
-        `real` [K, B] is 0 where a batch is only filled up.
+        `mask` [K, B] is 0 for padding.
         """
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * mask).sum(1)
@@ -123,10 +123,10 @@ class FactorClip(GradientClip):
 
 
 class RecordClipping(FactorClip):
-    """What the clips of the papers share: a bound C, on the whole gradient or on its layers.
+    """The base of the papers' clips: a bound C, on the whole gradient or on its layers.
 
     `flat`: the whole gradient has norm C at most. `split`: each of M layers C/sqrt(M), so that the whole has C too.
-    `each`: each layer C, as 004 does, so that the whole may have C sqrt(M), while noise is scaled to C.
+    `each`: each layer C, as in Wei et al. (2023), so that the whole may have C sqrt(M), while noise is scaled to C.
     """
 
     layers: Scope
@@ -168,18 +168,18 @@ class RecordClip(RecordClipping):
 
 @dataclass(frozen=True)
 class MaxClip(RecordClip):
-    """Fed-alphaCDP (004): noise is scaled to the greatest clipped norm in the batch, over records and layers."""
+    """Fed-alphaCDP (Wei et al. 2023): noise is scaled to the largest clipped norm in the batch and its layers."""
 
     layers: Scope = "each"
     unproven: ClassVar[str | None] = (
-        "the noise is scaled to the greatest norm in the batch (l2-max), which depends on the data: its amount tells"
+        "the noise is scaled to the largest norm in the batch (l2-max), which depends on the data and is revealed"
     )
 
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
         """The largest clipped norm in the batch of each client, [K]."""
         if self.layers == "flat":
             squares = squares.sum(0, keepdim=True)
-        clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
+        clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # a record without a finite norm is left out
         return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
 
     def presumed(self) -> RecordClip:
@@ -189,16 +189,16 @@ class MaxClip(RecordClip):
 
 @dataclass(frozen=True)
 class QuantileRecordClip(Quantile, RecordClipping):
-    """The bound follows a quantile of the gradients' norms, found with noise (Andrew et al. 2021, in each step).
+    """The bound follows a quantile of the gradients' norms, estimated with noise (Andrew et al. 2021, in each step).
 
     In every step each client counts, with noise, the records whose norm is below the bound; the mean of these
-    noisy shares leaves with its update, and sets the next round's bound. Gradient and count are one Gaussian.
+    noisy shares is sent with its update, and sets the next round's bound. Gradient and count are one Gaussian.
     """
 
     layers: Scope = "flat"
     section: ClassVar[str] = "per_record"
     unproven_for_clients: ClassVar[str | None] = (
-        "the clip of gradients follows counts, with noise that is made for one record"
+        "the clip of gradients follows counts whose noise is scaled for one record"
     )
 
     def bound(self, state: State, t: int, total: int) -> float:
@@ -216,10 +216,10 @@ class QuantileRecordClip(Quantile, RecordClipping):
 
 @dataclass
 class ClippedByFactors:
-    """The sanitiser of clips by factors: (sum_b factor_b g_b + N(0, (z S)^2))/B, with B the public, expected batch.
+    """The sanitiser of clips by factors: (sum_b factor_b g_b + N(0, (z S)^2))/B, B the public, expected batch size.
 
-    Bound and noise change from round to round, and lie on the device: a step that was recorded there reads them anew.
-    A batch that came out empty gets the same noise.
+    Bound and noise change from round to round, and lie on the device, where a recorded step reads them again. An
+    empty batch gets the same noise.
     """
 
     clip: FactorClip
@@ -285,11 +285,11 @@ class _Noisy:
         if self.scales is None or self.sums is None:
             self.tape.accumulate(into, scale, self.factors)
             return
-        products = self._summed(self.sums, scale)  # what is left there from the step before is 0
+        products = self._summed(self.sums, scale)  # the step before left zeros there
         self.source.add(into, self.scales * scale, self.sums, products)
 
     def _summed(self, sums: Tensor, scale: float) -> list[Product]:
-        """The batch's clipped gradients, but for products that whoever draws the noise adds with it."""
+        """The batch's clipped gradients, but for products that are added together with the noise."""
         if self.source.fuses:
             return self.tape.accumulate_except(self.source.takes, sums, scale, self.factors)
         self.tape.accumulate(sums, scale, self.factors)
