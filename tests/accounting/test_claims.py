@@ -103,7 +103,7 @@ def test_a_published_claim_is_labelled() -> None:
     [
         ("clients", "release", 1.0, None, "did you mean 'client'"),
         ("client", "serve", 1.0, None, "did you mean 'server'"),
-        ("client", "server", None, None, "must say because"),
+        ("client", "server", None, None, "must give a reason"),
         ("client", "server", 1.0, None, "needs a delta"),
     ],
 )

@@ -232,13 +232,13 @@ def test_every_pair_of_unit_and_observer_is_charged(record):
 
 
 def test_what_is_proven_is_put_in_words():
-    assert proves(curator()) == "client and example level, against the release"
-    assert proves(sdp("server")) == "client and example level, against the release"
-    assert proves(sdp("client")) == "client and example level, against the release and the server"
+    assert proves(curator()) == "client and record level, against released models"
+    assert proves(sdp("server")) == "client and record level, against released models"
+    assert proves(sdp("client")) == "client and record level, against released models and the server"
 
 
 def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the_server_only():
-    assert proves(sdp(sampling="poisson")) == "client and example level, against the server"
+    assert proves(sdp(sampling="poisson")) == "client and record level, against the server"
 
 
 # --- calibration

@@ -408,12 +408,9 @@ def test_every_pair_of_unit_and_observer_is_charged(record):
 
 
 def test_what_is_proven_is_put_in_words():
-    assert (
-        proves(cdp()) == "example level, against the release, the server and those inside; client level in name only"
-    )
-    assert proves(both()) == (
-        "client level, against the release; example level, against the release, the server and those inside"
-    )
+    all_three = "released models, the server and the client process"
+    assert proves(cdp()) == f"record level, against {all_three}; client level in name only"
+    assert proves(both()) == f"client level, against released models; record level, against {all_three}"
 
 
 @pytest.mark.parametrize(

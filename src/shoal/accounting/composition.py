@@ -1,6 +1,6 @@
-"""The textbook accountants as 004 (Table 11) used them: basic and advanced composition, and zCDP.
+"""The textbook accountants as used in Wei et al. (2023), Table 11: basic and advanced composition, and zCDP.
 
-They are here to recompute published figures. What they give is seldom a bound, and each says when it is not.
+They recompute published figures. Their results are seldom a bound, and each says when it is not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def steps(counts: Mapping[Leaf, int], adjacency: Adjacency, accountant: str) -> 
                 found.append(Step(1.0, noise / shift, n, "none"))
             case Sampled("poisson", rate, Gaussian(noise)):
                 found.append(Step(rate, noise / shift, n, leaf.kind))
-            case Sampled("fixed-size", rate, Gaussian(noise)):  # whoever enters displaces another
+            case Sampled("fixed-size", rate, Gaussian(noise)):  # a unit that enters displaces another
                 found.append(Step(rate, noise / 2, n, leaf.kind))
             case _:
                 raise ConfigError(f"the {accountant} accountant does not understand {leaf}; use pld")
@@ -42,7 +42,7 @@ def steps(counts: Mapping[Leaf, int], adjacency: Adjacency, accountant: str) -> 
 
 
 def zcdp_rho(done: list[Step]) -> float:
-    """Sum of 1/(2 noise^2) (Bun & Steinke 2016); for a sampled step rate^2/noise^2, as 004 has it."""
+    """Sum of 1/(2 noise^2) (Bun & Steinke 2016); for a sampled step rate^2/noise^2, as Wei et al. (2023) have it."""
     return sum(s.count * (0.5 if s.kind == "none" else s.rate**2) / s.noise**2 for s in done)
 
 
