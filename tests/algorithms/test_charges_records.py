@@ -441,7 +441,7 @@ def test_calibration_scales_the_noise_that_protects_the_unit(record, unit, obser
 def test_what_no_noise_bounds_cannot_be_calibrated():
     with pytest.raises(ConfigError, match=r"no noise .* keeps a budget: .*l2-max"):
         calibrated(cdp(per_record=MaxClip()), SETTING, Budget(1.0, 1e-5), "record", "server")
-    with pytest.raises(ConfigError, match=r"per_step\.noise, which is 0"):
+    with pytest.raises(ConfigError, match=r"per_step\.noise_multiplier, which is 0"):
         calibrated(cdp(per_step=StepNoise(0.0)), SETTING, Budget(1.0, 1e-5), "record", "server")
 
 

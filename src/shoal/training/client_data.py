@@ -15,7 +15,7 @@ from shoal.data.partitions import Partition
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Records on the device; clients are views into them, and have the numbers from `first` on."""
+    """Records on the device; clients are views into them, and are numbered from `first`."""
 
     dataset: Dataset
     partition: Partition
@@ -49,7 +49,7 @@ class ClientData:
 
 
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:
-    """A keyed digest of the training rows and of who holds them: without the key no guess can be tried on it."""
+    """A keyed digest of the training rows and of who holds them: without the key no guess can be tested."""
     found = hashlib.blake2b(dataset.digest(), key=key, digest_size=32)
     for part in (dataset.train_y.numpy(), partition.indices, partition.offsets):
         found.update(f"{part.dtype} {part.shape} ".encode())
