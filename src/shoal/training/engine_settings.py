@@ -1,4 +1,4 @@
-"""Where and how a simulation runs: the section `engine` of a configuration. It imports little, as the config needs it early."""
+"""Where and how a simulation runs: the section `engine` of a configuration. It imports nothing heavy."""
 
 from __future__ import annotations
 
