@@ -13,7 +13,7 @@ from shoal.mechanisms.setting import Setting
 
 
 def moments(paper: str, orders: str) -> Recipe:
-    """The moments accountant: the first round's m and sigma, one composition per round, treated as Poisson sampling."""
+    """The moments accountant: the first round's m and sigma, one composition per round, as if Poisson sampled."""
 
     def recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
         assert algorithm.per_round is not None

@@ -70,7 +70,7 @@ class BatchedNetwork:
 
 
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
-    """A tape of what each layer saw: its input and the gradient of its output."""
+    """A tape of each layer's input and the gradient of its output."""
 
     def __init__(self, weights: Tensor, size: int, layers: list[str]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         used = [entry for rule, _, _ in self for entry in rule.entries]
         if len(set(used)) < len(used):
-            raise ModelError("some parameters are used twice for one example; set engine.batched=false")
+            raise ModelError("some parameters are used twice for one record; set engine.batched=false")
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
@@ -145,7 +145,7 @@ class _Taped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, tape: LayerTape) -> Tensor:
-        y, ctx.saved = rule.forward(x.detach(), params)  # what is saved belongs to no graph
+        y, ctx.saved = rule.forward(x.detach(), params)  # saved tensors belong to no graph
         ctx.rule, ctx.params, ctx.tape = rule, params, tape
         return y
 
@@ -188,7 +188,7 @@ _MIXES_OR_DRAWS = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
 
 
 def rules_cover(module: nn.Module, layout: Layout) -> bool:
-    """Whether every trained parameter is in a layer that has a rule, and no layer mixes examples or draws."""
+    """Whether every trained parameter is in a layer that has a rule, and no layer mixes records or is random."""
     entries = {entry.name: entry for entry in layout.entries}
     named = {name: p for name, p in module.named_parameters() if name in entries}
     by_id = {id(p): entries[name] for name, p in named.items()}

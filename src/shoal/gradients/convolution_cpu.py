@@ -1,7 +1,7 @@
 """The rules of a convolution on a CPU: PyTorch's own kernels where they are fast, one product where they are not.
 
-A CPU is fastest on what lies in its caches, so that nothing is lost by taking one client, or one example, after
-the other. Pictures go from layer to layer in channels-last order, which pooling needs most of all.
+A CPU is fastest on data in its caches, so nothing is lost by taking one client, or one record, after another. Images
+pass from layer to layer in channels-last order, which matters most for pooling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cpu_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
 
 
 class LibraryConv2dRule(Conv2dRule):
-    """Each client's convolution by PyTorch's own kernels; the norms of examples are still products over rows."""
+    """Each client's convolution by PyTorch's own kernels; the norms of records are still products over rows."""
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         super().__init__(module, weight, bias)
@@ -76,7 +76,7 @@ class LibraryConv2dRule(Conv2dRule):
 
 
 class ThinConv2dRule(Conv2dRule):
-    """A convolution of few channels, as on the pictures themselves: one product an example.
+    """A convolution of few channels, as on the input images: one product per record.
 
     Its patches lie side by side, [N, patch, T], so that whole picture rows are copied at a time.
     """
@@ -111,7 +111,7 @@ class ThinConv2dRule(Conv2dRule):
         return self._squares_of(kept, grad), kept
 
     def _gradients(self, saved: Saved, grad: Tensor) -> Tensor:
-        """Each example's gradient of the weights, [N, patch, O]."""
+        """Each record's gradient of the weights, [N, patch, O]."""
         return torch.bmm(saved[0], grad.permute(0, 2, 3, 1).flatten(1, 2))
 
     def _patches(self, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class ThinConv2dRule(Conv2dRule):
         return view.reshape(n, c * self.kernel[0] * self.kernel[1], -1)
 
     def _kernels(self, params: Tensor, records: int) -> Tensor:
-        """Each example's weights, [N, O, patch]."""
+        """Each record's weights, [N, O, patch]."""
         return self.weight.of(params).flatten(2).repeat_interleave(records // len(params), 0)
 
     def _add_kernel(self, kernel: Tensor, into: Tensor, scale: float) -> None:

@@ -1,9 +1,9 @@
 """The rule of a convolution on CUDA: one kernel for the output, one for the gradient of the input, and one for that
 of the weights, each for all clients at once.
 
-Each is a matrix product whose one factor is read from the pictures where they lie (`implicit GEMM`), so that nothing
-is unfolded, padded or permuted in memory: what moves then is the pictures and the weights, and little else. Products
-are in TF32 where PyTorch's own convolutions would be. A norm is that of the very gradient which is added later.
+Each is a matrix product with one factor read directly from the images (`implicit GEMM`), so that nothing is unfolded,
+padded or permuted in memory: only the images and the weights move, and little else. Products are in TF32 where
+PyTorch's own convolutions would be. A norm is that of exactly the gradient which is added later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.random.normals import Product
 
 
 class Tile(NamedTuple):
-    """What one program makes at a time: so much along each side of its product, adding up `depth` of it in a go."""
+    """The tile that one program computes: the length of its sides, and the `depth` that it sums at a time."""
 
     side: int
     depth: int
@@ -34,18 +34,18 @@ class Tile(NamedTuple):
 OUTPUT = Tile(64, 32, 8, 3)
 INPUT = Tile(64, 32, 4, 3)
 WEIGHTS = Tile(64, 32, 4, 3)
-ENOUGH = 4096  # programs that a GPU is sure to be busy with
-MOST = 2**31  # numbers of one client that are told apart
+ENOUGH = 4096  # programs that surely keep a GPU busy
+MOST = 2**31  # the most numbers of one client that can be indexed
 
 
 def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
-    """These kernels where there is Triton and they can write weights and bias in one go."""
+    """These kernels where there is Triton and they can write weights and bias in one pass."""
     separate = bias is not None and bias.start != weight.stop
     return (Conv2dRule if triton is None or separate else TritonConv2dRule)(module, weight, bias)
 
 
 class TritonConv2dRule(Conv2dRule):
-    """Takes pictures in float32 that have many positions; the others go the way of `Conv2dRule`."""
+    """For float32 images with many positions; others use `Conv2dRule`."""
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         super().__init__(module, weight, bias)
@@ -123,11 +123,11 @@ class TritonConv2dRule(Conv2dRule):
         return Product(self.weight.start, kept.view(*factors.shape, -1), factors.unsqueeze(2), scale)
 
     def _of(self, vectors: Tensor) -> Tensor:
-        """Weights and bias, which lie side by side."""
+        """Weights and bias, which are adjacent."""
         return vectors[:, self.weight.start : self.weight.start + self._size]
 
     def _gradients(self, x: Tensor, grad: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """The gradients [groups, size] of so many groups of examples, and the squares of their parts."""
+        """The gradients [groups, size] of so many groups of records, and the squares of their parts."""
         (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
         (wide_tiles, high_tiles), (across, up) = self._tiles()
         gradients, parts = x.new_empty(groups, self._size), x.new_empty(groups, wide_tiles * high_tiles)
@@ -163,7 +163,7 @@ if triton is not None:
 
     @triton.jit
     def _within(place, size):
-        """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the greatest."""
+        """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the largest."""
         return place.to(tl.uint32, bitcast=True) < size
 
     @triton.jit

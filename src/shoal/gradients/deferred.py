@@ -1,8 +1,8 @@
 """Linear layers with deferred low-rank updates: for SGD with small batches, on a CPU.
 
-A step of B records changes a layer's weights by a product of B rows, W <- W + G^T X, and to read and write all of W
-for it costs more than the arithmetic. So the rows X and G of several steps are kept, and the layer's output is
-x W^T + (x X^T) G until `flush` adds their product to W. All clients begin with the same W, so that until the first
+A step of B records changes a layer's weights by a product of B rows, W <- W + G^T X, and reading and writing all of W
+costs more than the arithmetic. So the rows X and G of several steps are kept, and the layer's output is
+x W^T + (x X^T) G until `flush` adds their product to W. All clients start with the same W, so that until the first
 flush one product for all of them reads it once.
 """
 
@@ -38,7 +38,7 @@ class DeferredLinearRule(Rule):
         rows = x.reshape(len(params), -1, x.shape[-1])
         if self._shared is None:
             y = outputs(rows, self.rule.weight.of(params))
-        else:  # in this order, since libraries are slow at a few rows times a great transposed matrix
+        else:  # in this order, since libraries are slow at a few rows times a large transposed matrix
             y = (self._shared @ rows.flatten(0, 1).t()).t().reshape(*rows.shape[:2], -1)
         if self._count:
             past_rows, past_grads = self._deferred()

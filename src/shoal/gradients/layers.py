@@ -1,4 +1,4 @@
-"""The rules of layers with parameters, and which layer has one; those of convolutions are in files of their own."""
+"""The rules of layers with parameters, and which layer has one; those of convolutions are in separate files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from shoal.random.normals import Product
 def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
     """Each client's rows [K, B, in] times its weights [K, out, in], transposed, plus its bias [K, out].
 
-    For a batch of about ten and great matrices the libraries of CPUs take up to twice as long in this order as in the
-    other.
+    For batches of about ten and large matrices, CPU libraries take up to twice as long in this order as in the other.
     """
     count, size = rows.shape[1], weights[0].numel()
     if 8 <= count <= 32 and size >= 250_000 and not rows.is_cuda:
@@ -62,7 +61,7 @@ class LinearRule(Rule):
 
     def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """What `accumulate_weighted` adds, as a product that is added together with the noise."""
-        if saved.shape[:2].numel() > factors.numel():  # several positions a record, which float32 must not add up
+        if saved.shape[:2].numel() > factors.numel():  # several positions per record, which float32 must not sum
             return None
         grads = weighed(grad, factors).reshape(*factors.shape, -1)
         return Product(self.weight.start, saved.view(*factors.shape, -1), grads, scale)
@@ -154,7 +153,7 @@ class AffineRule(Rule):
 
 
 class BiasRule(Rule):
-    """y = x + b, with `b` along one dimension of the examples."""
+    """y = x + b, with `b` along one dimension of the records."""
 
     def __init__(self, dimension: int, bias: Entry) -> None:
         self.dimension, self.entries, self.bias = dimension, (bias,), bias
@@ -224,7 +223,7 @@ class EmbeddingRule(Rule):
         self.weight.of(into).add_(total, alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
-        """Words that come twice add up before their norm is taken."""
+        """Gradients of repeated words are summed before the norm is taken."""
         words, grad = saved.reshape(len(saved), -1), grad.reshape(len(saved), -1, grad.shape[-1])
         if self.padding is not None:
             grad = grad * (words != self.padding).unsqueeze(2)
@@ -240,7 +239,7 @@ class EmbeddingRule(Rule):
 def rule_for(
     module: nn.Module, entries: dict[int, Entry], kernels: bool = True
 ) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
-    """The rule of a layer and what comes before it, or None where there is no rule that is surely right.
+    """The rule of a layer and what comes before it, or None where no rule is certain to be correct.
 
     With `kernels` it is the fastest one for where the layer lies, else the plainest.
     """

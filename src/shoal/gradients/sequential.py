@@ -1,4 +1,4 @@
-"""Sequential: one client, or one example, after the other; any model at all, by autograd and torch.func."""
+"""Sequential: one client, or one record, after another; for any model, by autograd and torch.func."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.random.normals import Product
 
 
 class SequentialNetwork:
-    """One client after the other, by autograd: any model at all, also BatchNorm and Dropout."""
+    """One client after another, by autograd: for any model, also with BatchNorm and Dropout."""
 
     batched = False
 
@@ -38,7 +38,7 @@ class SequentialNetwork:
         return nullcontext()
 
     def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """The gradient of every example's weighted loss, [K, B, P]."""
+        """The gradient of every record's weighted loss, [K, B, P]."""
         gradients = params.new_zeros(*weights.shape, params.shape[1])
         for k, b in weights.nonzero().tolist():
             one = slice(b, b + 1)
@@ -70,9 +70,9 @@ class SumTape:
 
 
 class RecordNetwork(SequentialNetwork):
-    """Every example's gradient by torch.func: slow, and right for any model that does not mix examples.
+    """Every record's gradient by torch.func: slow, but correct for any model that does not mix records.
 
-    Where vmap does not know an operation, one example after the other.
+    Where vmap does not support an operation, one record after another.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,8 +96,8 @@ class RecordNetwork(SequentialNetwork):
         return super().records(params, x, y, weights)
 
     def _of_client(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        def loss(vector: Tensor, example: Tensor, label: Tensor) -> Tensor:
-            logits = func.functional_call(self._module, self.layout.views(vector), (example.unsqueeze(0),))
+        def loss(vector: Tensor, record: Tensor, label: Tensor) -> Tensor:
+            logits = func.functional_call(self._module, self.layout.views(vector), (record.unsqueeze(0),))
             return record_losses(logits, label.unsqueeze(0)).squeeze(0)
 
         gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
@@ -105,7 +105,7 @@ class RecordNetwork(SequentialNetwork):
 
 
 class GradientTape:
-    """A tape of every example's gradient, [K, B, P]."""
+    """A tape of every record's gradient, [K, B, P]."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:
         self._layers, self._gradients, self.layers = layout.layers, gradients, layout.layer_names

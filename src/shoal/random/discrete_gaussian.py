@@ -116,7 +116,7 @@ def loop_in_c() -> Loop | None:
 
 @lru_cache(maxsize=16)
 def table_of(width: float) -> Table:
-    """The table of a width, in integer arithmetic: from exp(-k^2 / (2 w^2)) to the next by exp(-(2k + 1) / (2 w^2))."""
+    """The table of a width, in integers: from exp(-k^2 / (2 w^2)) to the next by exp(-(2k + 1) / (2 w^2))."""
     one = 1 << (BITS + _GUARD)
     square = _PRECISE.multiply(Decimal(width), Decimal(width))
     ratio, falling = (_of_one(_PRECISE.exp(_PRECISE.divide(Decimal(n) / 2, square)), one) for n in (-1, -2))

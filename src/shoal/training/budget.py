@@ -177,7 +177,7 @@ class Spending:
 def affordable(
     algorithm: Algorithm, setting: Setting, limit: Limit, done: int = 0, spent: Event = NOTHING, furthest: int = 0
 ) -> int:
-    """The last round that a budget pays for, after `done` rounds that cost `spent`; those up to `furthest` are repeats."""
+    """The last round that a budget pays for, after `done` that cost `spent`; those up to `furthest` are repeats."""
     budget, rounds = limit.budget(), setting.rounds
     if budget is None:
         return rounds
