@@ -165,7 +165,7 @@ def test_noise_at_the_client_counts_against_the_server(sampling):
     seen = TwoLevel(0.25, 1.0, 1, 1.5, local="none", participation="visible")
     assert charged(record, "client", "server") == seen
     assert charged(record, "record", "server") == replace(seen, noise=3.0), "replace-one doubles by itself"
-    assert "on several clients" in why_not(record, "record", "server", replace(SETTING, multiplicity=2))
+    assert "several clients hold the record" in why_not(record, "record", "server", replace(SETTING, multiplicity=2))
 
 
 def test_both_units_cost_the_same_against_a_server_that_sees_the_update():
@@ -186,7 +186,7 @@ def test_noise_that_the_server_adds_hides_nothing_from_it():
 @pytest.mark.parametrize("record", [curator(), sdp(), sdp("server"), curator(per_update=QuantileClip())])
 def test_inside_a_client_nothing_is_hidden(record):
     for unit in ("client", "record"):
-        assert "inside a client's process" in why_not(record, unit, "client-process")
+        assert "client process holds the raw records" in why_not(record, unit, "client-process")
 
 
 @pytest.mark.parametrize(

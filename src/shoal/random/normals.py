@@ -240,7 +240,7 @@ def add_discrete(into: Tensor, scales: Tensor, keystreams: Sequence[Keystream], 
 
 
 def _spare(half: int) -> int:
-    """Words that extend rare numbers, four each: more are needed with probability below 1e-46."""
+    """Words that extend rare numbers, four each: more are needed with probability below 1e-46, less than TAIL's."""
     return 4 * (24 + half // 256)
 
 

@@ -239,7 +239,10 @@ class PartialSum(Sum):
         return self
 
     def summary(self) -> dict[str, Any]:
-        """Metrics, with V_c (variance between clients) and U_s (scale of the update) of Geyer et al. (2017)."""
+        """Metrics, with V_c (variance between clients) and U_s (scale of the update) of Geyer et al. (2017).
+
+        Both are means over parameters.
+        """
         size, clients = len(self.raw), max(self.clients, 1)
         scale = float(torch.linalg.vector_norm(self.raw, dtype=torch.float64)) ** 2 / clients**2 / size
         metrics: dict[str, Any] = {
