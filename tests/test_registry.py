@@ -119,7 +119,7 @@ def test_a_data_set_of_another_package_is_loaded_and_listed(name):
         ("a plugin:MINE", "'a plugin:MINE' is not of the form package.module:NAME"),
         ("needy:MINE", "needy needs the module 'nobody_has_this', which is not installed"),
         ("broken:MINE", "importing broken failed: ZeroDivisionError"),
-        ("python:mine", "was given in Python: give it again"),
+        ("python:mine", "was passed in Python: pass it again"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_fix(plugin, name, words):
@@ -156,10 +156,10 @@ def test_a_run_of_it_can_be_resumed_and_its_folder_has_a_plain_name():
 def test_a_record_given_in_python_runs_and_resume_says_what_it_needs(path):
     record = replace(algorithm("fedavg"), name="mine")
     result = shoal.run(algorithm=record, rounds=1, model="linear", data={"clients": 20})
-    with pytest.raises(ConfigError, match=r"'python:mine' was given in Python: give it again, as in shoal.run"):
+    with pytest.raises(ConfigError, match=r"'python:mine' was passed in Python: pass it again, as in shoal.run"):
         shoal.run(resume=result.run)
     assert shoal.run(resume=result.run, algorithm=record).rounds == 1
-    with pytest.raises(ConfigError, match="was run with algorithm 'python:mine', it cannot go on with 'fedavg'"):
+    with pytest.raises(ConfigError, match="was run with algorithm 'python:mine', it cannot be resumed with 'fedavg'"):
         shoal.run(resume=result.run, algorithm=algorithm("fedavg"))
 
 

@@ -54,6 +54,7 @@ class Result:
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         names = [
             "algorithm",
             "dataset",
@@ -84,7 +85,7 @@ def run(
     on_round: OnRound | None = None,
     **keys: Any,
 ) -> Result:
-    """Train a model over clients; the result says how good it is and what it reveals.
+    """Train a model over clients; the result states its accuracy and its privacy claims.
 
     Keys of the configuration may be given by name too, sections as mappings:
     `shoal.run(algorithm="fedavg", rounds=20, local={"lr": 0.05})`.
@@ -94,9 +95,9 @@ def run(
         data: A name, a `Dataset` (see `shoal.from_clients`), or the keys of the section `data`.
         model: A name or an `nn.Module`.
         overrides: Changes to single keys, each as `key=value`.
-        device: `cpu` or `cuda`, in the place of engine.device.
-        resume: The folder of a run to go on with.
-        runs: Where run folders are made.
+        device: `cpu` or `cuda`, instead of engine.device.
+        resume: The folder of a run to resume.
+        runs: Where run folders are created.
         no_guarantee: Start a method that claims privacy but proves none.
         on_start: Called with the configuration, the trainer and the run's folder before the first round.
         on_round: Called with the metrics of every round.
@@ -106,7 +107,7 @@ def run(
         How the run ended.
 
     Raises:
-        ConfigError: Something is wrong with the configuration; the message names the key and the mend.
+        ConfigError: Something is wrong with the configuration; the message names the key and the fix.
         Interrupted: The run was stopped between two rounds, and can be resumed.
     """
     from shoal.prepare import prepare
@@ -131,7 +132,7 @@ def settings_of(
     resume: str | Path | None,
     no_guarantee: bool,
 ) -> Config:
-    """The configuration of a new run, or of the one to go on with; refused where it should not start."""
+    """The configuration of a new or a resumed run; raises where it should not start."""
     from shoal.report import tensorboard
 
     if resume is None:
@@ -204,7 +205,7 @@ def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
 
 
 def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
-    """The ledger, opened for this run; a run that goes on stands where its checkpoint says."""
+    """The budget of this run, with its ledger open; a resumed run continues from its checkpoint."""
     from shoal.prepare import limit_of
     from shoal.training.budget import Spending
     from shoal.training.run_folder import environment
@@ -223,7 +224,7 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
 
 
 def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> Claims:
-    """What is proven in the end; of a run that had ended before, what its ledger said then."""
+    """What is proven in the end; for a run that had already ended, what its ledger says."""
     proven = [claim.to_json() for claim in spending.proven()]
     if ledger.closed is None:
         rows = by_client.get("by_client", {}).get("clients", [])
@@ -233,7 +234,7 @@ def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[
 
 
 def _released(config: Config, trainer: Trainer[Any], folder: RunFolder, stopped: str, proven: Claims) -> Result:
-    """Write the model; how the run ended."""
+    """Write the model; returns the result."""
     mode, metrics, tensors = trainer.cohort.streams.mode, folder.metrics(), trainer.model_tensors()
     notes = {"round": str(trainer.done), release.KEY: release.of_model(proven, mode)}
     folder.write_tensors("model.safetensors", tensors, notes)
@@ -254,9 +255,9 @@ def _released(config: Config, trainer: Trainer[Any], folder: RunFolder, stopped:
 
 
 def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the ledger says of the data, so that a run cannot go on with others.
+    """What the ledger records of the data, so that a run cannot be resumed with others.
 
-    Sites' records are not here, and a ledger that an earlier version `opened` says nothing of them.
+    Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
     """
     from shoal.training.client_data import digest
 
@@ -275,7 +276,7 @@ def _refuse_empty_claims(config: Config) -> None:
     if config.algorithm.claims_privacy and said.startswith("nothing"):
         raise ConfigError(
             f"algorithm {config.algorithm.name} claims privacy but proves {said}. "
-            f"To run it all the same, say so: --no-guarantee (in Python: no_guarantee=True)"
+            f"To run it anyway: --no-guarantee (in Python: no_guarantee=True)"
         )
 
 
@@ -296,7 +297,7 @@ def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
 
 
 def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
-    """A delta that says little, for the units of which something is proven."""
+    """Warnings of a delta that is too large, for the units for which something is proven."""
     from shoal.accounting.claims import large_delta
 
     units = {"client": trainer.setting.clients, "record": len(_held(trainer))}
@@ -306,7 +307,7 @@ def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
 
 
 def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
-    """What the report tells besides: how much there was to learn from, and which classes are mistaken for which."""
+    """Other facts for the report: sizes, classes and the confusion matrix."""
     dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model)
     held = dataset.train_y.numpy()[_held(trainer)]
     return {
@@ -323,7 +324,7 @@ def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
 
 
 def _held(trainer: Trainer[Any]) -> np.ndarray:
-    """The records that clients hold, each once; none where they are elsewhere."""
+    """The distinct records that clients hold; none where they are elsewhere."""
     parts = trainer.cohort.partition
     return np.zeros(0, np.int32) if parts is None else np.unique(parts.indices)
 
@@ -336,14 +337,16 @@ def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
     sizes = [int(size) for size in parts.sizes]
     rows = spending.by_client(sizes)
     named = len(names) == len(sizes) and not parts.simulated
-    told = [
+    clients = [
         {"client": names[client] if named else str(client + 1), "records": sizes[client], "epsilon": claim.epsilon}
         for client, claim in rows
     ]
-    if not told:
+    if not clients:
         return {}
     about = {"unit": "record", "observer": "release", "delta": spending.limit.delta}
-    return {"by_client": {release.KEY: release.BY_CLIENT, **about, "clients": told, "more": len(sizes) - len(told)}}
+    return {
+        "by_client": {release.KEY: release.BY_CLIENT, **about, "clients": clients, "more": len(sizes) - len(clients)}
+    }
 
 
 def _published(config: Config, trainer: Trainer[Any]) -> tuple[Published, ...]:
@@ -354,7 +357,7 @@ def _published(config: Config, trainer: Trainer[Any]) -> tuple[Published, ...]:
 
 
 def _last_accuracy(metrics: list[dict[str, Any]], trainer: Trainer[Any]) -> float:
-    """As the last round's line says, where that round was evaluated."""
+    """The accuracy of the last round's metrics, where that round was evaluated."""
     last = metrics[-1] if metrics else {}
     if last.get("round") == trainer.done and "accuracy" in last:
         return float(last["accuracy"])
@@ -368,33 +371,35 @@ class Interrupted(RunError):
 
     def __init__(self, run: Path, done: int, rounds: int) -> None:
         again = f"shoal run --resume {shlex.quote(os.fspath(run))}"
-        super().__init__(f"stopped after round {done} of {rounds}; go on with: {again}")
+        super().__init__(f"stopped after round {done} of {rounds}; resume with: {again}")
         self.run, self.done = run, done
 
 
 def _resumed_settings(run: Path, data: Any, model: Any, algorithm: Any) -> Config:
-    """The configuration of an earlier run; only data, model and algorithm that it cannot name may be given again."""
+    """The configuration of an earlier run; only data, model and algorithm that it cannot name may be passed again."""
     from shoal.accounting.ledger import FILE
 
     for key, value in (("data", data), ("model", model), ("algorithm", algorithm)):
         if isinstance(value, str | Mapping):
             raise ConfigError(f"a resumed run keeps its own configuration: leave out {key}={value!r}")
     if not (run / "config.toml").is_file():
-        raise RunError(f"{run} is no run folder: it has no config.toml")
+        raise RunError(f"{run} is not a run folder: it has no config.toml")
     if not (run / FILE).is_file():
         raise LedgerError(
-            f"{run / FILE} is gone, so nothing can be proven of this run; put it back, or start a new one"
+            f"{run / FILE} is missing, so nothing can be proven for this run; put it back, or start a new one"
         )
     written = read_toml(run / "config.toml")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # its keys are those of the version that wrote it
         settings = configure(written if algorithm is None else written | {"algorithm": algorithm})
     if algorithm is not None and (given := settings.algorithm.name) != (was := written.get("algorithm")):
-        raise ConfigError(f"{run} was run with algorithm '{was}', it cannot go on with '{given}'")
+        raise ConfigError(f"{run} was run with algorithm '{was}', it cannot be resumed with '{given}'")
     if data is not None and data.name != settings.data.name:
-        raise ConfigError(f"{run} was run on data '{settings.data.name}', it cannot go on with '{data.name}'")
+        raise ConfigError(f"{run} was run on data '{settings.data.name}', it cannot be resumed with '{data.name}'")
     if model is not None and _name_of(model) != settings.model:
-        raise ConfigError(f"{run} was run with model '{settings.model}', it cannot go on with '{_name_of(model)}'")
+        raise ConfigError(
+            f"{run} was run with model '{settings.model}', it cannot be resumed with '{_name_of(model)}'"
+        )
     return settings
 
 

@@ -1,7 +1,7 @@
-"""A run's configuration: TOML for people, frozen records inside, every key and value checked at the edge.
+"""A run's configuration: TOML for people, frozen dataclasses inside, every key and value checked on reading.
 
 The sections are the boundaries of the chosen algorithm (`clients`, `records`, `local`, ...), `data` and
-`engine`; the keys are the fields of their records. So `-c clients.cohort=30` changes just that field.
+`engine`; the keys are the fields of their dataclasses. So `-c clients.cohort=30` changes just that field.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class DataSection:
 
 @dataclass(frozen=True)
 class BudgetSection:
-    """What the run may spend. Without an epsilon nothing stops it, and all figures are told at this delta.
+    """What the run may spend. Without an epsilon nothing stops it, and all claims are at this delta.
 
-    With `calibrate` the noise is set so that all rounds together just spend the budget.
+    With `calibrate` the noise is set so that all rounds together exactly spend the budget.
     """
 
     epsilon: float | None = None
@@ -74,20 +74,20 @@ class BudgetSection:
         if not 0 < self.delta < 1:
             raise ConfigError(f"budget.delta must be in (0, 1), got {self.delta}")
         if self.calibrate and self.epsilon is None:
-            raise ConfigError("budget.calibrate needs budget.epsilon: what is there to spend?")
+            raise ConfigError("budget.calibrate needs budget.epsilon: set the epsilon to spend")
 
 
 @dataclass(frozen=True)
 class FederationSection:
-    """How a real federation is run (`shoal serve`); a simulation looks at none of it. `data.clients` are its sites.
+    """How a real federation is run (`shoal serve`); a simulation ignores it. `data.clients` are its sites.
 
-    `deadline`: seconds after which a round goes on without those who have not answered. `min_sites_to_start`: sites
-    that must have agreed before the first round, all if not given; `min_sites`: before any other. `strikes`:
-    bad answers after which a site is left out. `max_update_norm`: of an update that no clip bounds.
-    `min_records`, `max_records`: how many records a site has, public. Random numbers are those of secure mode, at
-    every site its own; with `seeded` all follow from the run's seed, which hides no noise from anybody: for tests.
+    `deadline`: seconds after which a round continues without the sites that have not answered. `min_sites_to_start`:
+    sites that must have joined before the first round, all if not given; `min_sites`: before any other round.
+    `strikes`: bad answers after which a site is excluded. `max_update_norm`: the largest norm of an unclipped update.
+    `min_records`, `max_records`: the public range of a site's number of records. Random numbers are those of secure
+    mode, separate at every site; with `seeded` all follow from the run's seed, which hides no noise: for tests only.
     `aggregation`: with `secure` the coordinator sees only the sum of a round, if at least `threshold` sites answer
-    (two thirds of the cohort and one more if not given), and though `colluding` of them tell it all they know.
+    (two thirds of the cohort and one more if not given), even if it colludes with `colluding` of them.
     """
 
     deadline: float = 60.0
@@ -114,19 +114,21 @@ class FederationSection:
                 f"own share of the noise in them"
             )
         if (self.min_records is None) != (self.max_records is None):
-            raise ConfigError("federation.min_records and federation.max_records are given together, or neither")
+            raise ConfigError(
+                "federation.min_records and federation.max_records must be given together, or not at all"
+            )
         if self.min_records and self.max_records and self.min_records > self.max_records:
-            raise ConfigError(f"federation.min_records {self.min_records} is over max_records {self.max_records}")
+            raise ConfigError(f"federation.min_records {self.min_records} is above max_records {self.max_records}")
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that defines a run.
 
-    `seed` splits the data, makes the first model and draws all else; with `noise_seed` what is drawn while training
-    (who takes part, batches, noise) comes from that one instead, so that runs on the same clients share no noise.
-    With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: boundaries at
-    which another mechanism than the algorithm's was asked for, with its name (`per_record.mechanism`).
+    `seed` determines the partition, the initial model and all else that is random; with `noise_seed` what is drawn
+    during training (clients, batches, noise) comes from that seed instead, so that runs on the same clients share no
+    noise. With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: the
+    boundaries at which another mechanism than the algorithm's was chosen, with its name (`per_record.mechanism`).
     """
 
     algorithm: Algorithm
@@ -179,7 +181,7 @@ DEFAULT_EXPERIMENT: dict[str, Any] = {
     "budget.delta": 1e-3,
     "budget.calibrate": True,
 }
-"""What `shoal run` does where it is told nothing: digits over 200 clients, client level, proven epsilon 4."""
+"""What `shoal run` does by default: digits over 200 clients, client level, proven epsilon 4."""
 
 
 def configure(
@@ -244,6 +246,7 @@ def configure(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The keys and values of a TOML file, with dotted keys."""
     try:
         return _flat(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
@@ -255,13 +258,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The whole configuration, in the shape of its TOML file; what is not set is left out."""
+    """The whole configuration, in the shape of its TOML file; unset keys are left out."""
     result: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
     result = {name: value for name, value in result.items() if value is not None}
     result["algorithm"] = config.algorithm.name
     sections = {name: getattr(config, name) for name in _SECTIONS}
     if config.federation == _SECTIONS["federation"]:
-        del sections["federation"]  # most runs are simulations, and say nothing of it
+        del sections["federation"]  # most runs are simulations, which ignore it
     sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}
     for name, section in sections.items():
         if is_dataclass(section):
@@ -275,6 +278,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_toml(config: Config) -> str:
+    """The configuration as a TOML file that `read_toml` reads back."""
     tables = to_dict(config)
     lines = [f"{key} = {_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for name, table in tables.items():
@@ -285,7 +289,7 @@ def to_toml(config: Config) -> str:
 
 def _word(value: Any) -> str:
     if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants that one escaped
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML requires it escaped
     if isinstance(value, tuple):
         return f"[{', '.join(map(_word, value))}]"
     return repr(value)
@@ -302,6 +306,7 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(word: str) -> tuple[str, Any]:
+    """The key and the value of a word `key=value`."""
     key, equals, text = word.partition("=")
     if not equals:
         raise ConfigError(f"'-c {word}' has no '='; write key=value, for example -c rounds=50")
@@ -330,7 +335,7 @@ def _known(sections: Mapping[str, Any]) -> dict[str, frozenset[str]]:
 
 
 def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
-    """The section with these changes; one of that class where the section is a class."""
+    """The section with these changes; an instance where the section is a class."""
     new = isinstance(section, type)
     if not changes and not new:
         return section
@@ -349,7 +354,7 @@ def _checked(key: str, value: Any, kind: Any) -> Any:
     except ValidationError as error:
         raise ConfigError(f"{key} cannot be {_short(value)}: {_reason(error, value)}") from None
     if isinstance(checked, int) and abs(checked) >= 2**63:
-        raise ConfigError(f"{key} cannot be {_short(value)}: no number here has more than 63 bits")
+        raise ConfigError(f"{key} cannot be {_short(value)}: numbers must fit into 63 bits")
     if isinstance(checked, str) and any("\ud800" <= letter <= "\udfff" for letter in checked):
         raise ConfigError(f"{key} cannot be {_short(value)}: it is not UTF-8")
     return checked

@@ -1,4 +1,4 @@
-"""From a configuration to a trainer that is ready to run: data, clients, noise, model, all of them checked."""
+"""From a configuration to a trainer that is ready to run: data, clients, noise and model, all checked."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from shoal.training.trainer import Trainer, simulate
 
 
 def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[SimulatedCohort]]:
-    """Everything that can be wrong with data and model is found here, before anything is written.
+    """Load and check the data and the model, before anything is written.
 
     Args:
         config: The configuration.
-        data: A data set in the place of the one that the configuration names, or None.
-        model: A module, or a class of modules, in the place of the one that the configuration names, or None.
+        data: A data set instead of the one that the configuration names, or None.
+        model: A module, or a class of modules, instead of the one that the configuration names, or None.
 
     Returns:
-        The configuration with what `auto` and `calibrate` stand for, and a trainer of simulated clients.
+        The configuration with `auto` and `calibrate` resolved, and a trainer of simulated clients.
     """
     dataset = dataset_of(config, data)
     config = _resolved(config, dataset)
@@ -53,7 +53,7 @@ def dataset_of(config: Config, data: Any) -> Dataset:
 
 
 def with_model(config: Config, dataset: Dataset, model: Any, population: Population) -> tuple[Config, nn.Module]:
-    """The model, built and checked, and the configuration with the noise that its budget chooses for it."""
+    """The model, built and checked, and the configuration with its noise calibrated."""
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     seed = Streams(config.seed).number("model")
     module = build(wanted, dataset.input_shape, dataset.class_count, seed=seed)
@@ -69,7 +69,7 @@ def with_model(config: Config, dataset: Dataset, model: Any, population: Populat
 
 
 def streams_of(config: Config) -> Streams:
-    """Where the random numbers of a run come from."""
+    """The random streams of a run."""
     if config.random == "secure":
         return SecureStreams(config.seed)
     return Streams(config.seed if config.noise_seed is None else config.noise_seed)
@@ -92,7 +92,7 @@ def parted(config: Config, dataset: Dataset) -> Partition:
 
 
 def with_noise(config: Config, dataset: Dataset, module: nn.Module) -> Config:
-    """The configuration with the noise that a run of it would draw, where its budget is to choose that."""
+    """The configuration with its noise calibrated, where it asks for that."""
     if not config.budget.calibrate:
         return config
     config = _resolved(config, dataset)
@@ -100,13 +100,13 @@ def with_noise(config: Config, dataset: Dataset, module: nn.Module) -> Config:
 
 
 def _calibrated(config: Config, population: Population, module: nn.Module) -> Config:
-    """The noise that spends the budget, where that is asked for; it stands in the run's config.toml from then on."""
+    """The configuration with the noise that spends the budget, as the run's config.toml then states it."""
     if not config.budget.calibrate:
         return config
     limit = limit_of(config)
     setting = population.setting(config.rounds, Layout.of(module), config.random == "secure")
     budget = limit.budget()
-    assert budget is not None  # the configuration was refused without one
+    assert budget is not None  # calibrate without an epsilon was refused
     algorithm = calibrated(config.algorithm, setting, budget, limit.unit, limit.observer)
     return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
 
@@ -124,7 +124,7 @@ def load_data(config: Config) -> Dataset:
 
 
 def with_features(dataset: Dataset, name: str) -> Dataset:
-    """The data set with public features, computed once and kept in the user's cache."""
+    """The data set with public features, computed once and cached."""
     if name == "none":
         return dataset
     folder = cache_folder() / "features"
@@ -133,7 +133,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
 
 
 def _resolved(config: Config, dataset: Dataset) -> Config:
-    """What `auto` stands for, now that the data are known."""
+    """The configuration with `auto` resolved, now that the data are known."""
     section = config.data
     if section.partition == "auto" and dataset.owners is None and dataset.name not in KNOWN:
         return _of_one_client(config, dataset)
@@ -143,15 +143,15 @@ def _resolved(config: Config, dataset: Dataset) -> Config:
         named = len(dataset.owner_names)
         if section.clients not in (DataSection.clients, named):
             raise ConfigError(
-                f"data.clients is {section.clients}, but the data name {named} clients; leave it out, or deal the "
-                f"rows out anew with data.partition=iid"
+                f"data.clients is {section.clients}, but the data name {named} clients; leave it out, or assign "
+                f"the rows to simulated clients with data.partition=iid"
             )
         section = replace(section, clients=named)
     return replace(config, data=section)
 
 
 def _of_one_client(config: Config, dataset: Dataset) -> Config:
-    """A user's own data that name no owners are one client's: clients are not made up unless the user says so."""
+    """Data without owners belong to one client: clients are simulated only where the user asks for it."""
     section, method, budget = config.data, config.algorithm, config.budget
     wanted = None
     if section.clients not in (1, DataSection.clients):
@@ -162,14 +162,14 @@ def _of_one_client(config: Config, dataset: Dataset) -> Config:
         wanted = f"clients.cohort is {method.clients.cohort}"
     if wanted is not None:
         raise ConfigError(
-            f"{wanted}, but data '{dataset.name}' name no clients, so that they are one: name the column of owners "
-            f"with data.client_column, deal the rows to simulated clients with data.partition=iid, or protect "
-            f"records with algorithm=dp-sgd and budget.unit=record"
+            f"{wanted}, but data '{dataset.name}' name no clients, so they are one client: name the column of "
+            f"owners with data.client_column, assign the rows to simulated clients with data.partition=iid, or "
+            f"protect records with algorithm=dp-sgd and budget.unit=record"
         )
     return replace(config, data=replace(section, partition="iid", clients=1))
 
 
 def limit_of(config: Config) -> Limit:
-    """The budget as the engine takes it."""
+    """The budget as training takes it."""
     budget = config.budget
     return Limit(budget.delta, budget.epsilon, budget.unit, budget.observer)

@@ -1,4 +1,4 @@
-"""Whatever has a name: what comes with Shoal, what installed packages add, and `package.module:NAME`.
+"""Registries of named things: Shoal's own, those of installed packages, and `package.module:NAME`.
 
 A package adds to a kind with an entry point of that kind's group (`shoal.algorithms`, `shoal.mechanisms`,
 `shoal.datasets`, `shoal.accountants`):
@@ -6,7 +6,7 @@ A package adds to a kind with an entry point of that kind's group (`shoal.algori
     [project.entry-points."shoal.algorithms"]
     layered = "my_package:LAYERED"
 
-Names of Shoal's own are never taken by others. Nothing is imported before it is asked for by name.
+Packages cannot override Shoal's own names. Nothing is imported before it is looked up by name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shoal.errors import ConfigError, PluginError, ShoalError, nearest
 
 T = TypeVar("T")
 IN_PYTHON = "python:"
-"""Begins the name of what was given in Python and can be imported by no name."""
+"""The prefix of the name of something passed in Python that cannot be imported by a name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where something of another package is, which is known before anything is imported."""
+    """Where something of another package is, known before anything is imported."""
 
     reference: str
     package: str = ""
@@ -46,14 +46,14 @@ class Source:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The things of one kind by name.
+    """All things of one kind, by name.
 
     Args:
         key: The word for the kind in messages, such as `algorithm`.
         kind: What each of them is an instance of.
-        own: Gives those that come with Shoal; asked once, when it is first needed.
+        own: Gives those that come with Shoal; called once, when first needed.
         group: The entry points by which packages add to them; none if empty.
-        error: What is raised where there is no such name.
+        error: What is raised for an unknown name.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._make()
 
     def find(self, name: str, allowed: Collection[str] | None = None) -> T:
-        """What has this name, or what `package.module:NAME` names.
+        """The thing of this name, or of a reference `package.module:NAME`.
 
         Args:
             name: A name, or a reference.
@@ -86,7 +86,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return self.own[name]
         if allowed is not None and not any(source.allowed_by(allowed) for source in self._sources(name)):
             raise self.error(
-                f"{self.key} '{name}' is none of Shoal's, and the owner of this site allows no package that has it: "
+                f"{self.key} '{name}' is not Shoal's, and the owner of this site allows no package that has it: "
                 f"--allow-plugin PACKAGE"
             )
         source = self._source(name)
@@ -100,7 +100,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return "shoal" if name in self.own else (source := self._source(name)).package or source.reference
 
     def name_of(self, thing: T, otherwise: str) -> str:
-        """By which name something given in Python can be found again: Shoal's, or `package.module:NAME`."""
+        """The name by which something passed in Python can be found again: Shoal's, or `package.module:NAME`."""
         for name, own in self.own.items():
             if own is thing:
                 return name
@@ -112,7 +112,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return IN_PYTHON + otherwise
 
     def loadable(self) -> dict[str, T]:
-        """Everything by name; what cannot be used of other packages is left out with a warning."""
+        """Everything by name; what cannot be loaded is left out with a warning."""
         found: dict[str, T] = {}
         for name in self:
             try:
@@ -125,7 +125,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self.find(name)
 
     def __contains__(self, name: object) -> bool:
-        """Also of a reference, which is looked at only when it is asked for."""
+        """Also true for a reference, which is only resolved when it is looked up."""
         return name in self.own or (isinstance(name, str) and ":" in name) or name in self._claims()
 
     def __iter__(self) -> Iterator[str]:
@@ -135,7 +135,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len({*self.own, *self._claims()})
 
     def _claims(self) -> dict[str, list[Source]]:
-        """What installed packages say they have."""
+        """The entry points of installed packages."""
         found: dict[str, list[Source]] = {}
         for point in entry_points(group=self.group) if self.group else ():
             package = f"{point.dist.name} {point.dist.version}" if point.dist else ""
@@ -148,7 +148,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _source(self, name: str) -> Source:
         if name.startswith(IN_PYTHON):
             raise self.error(
-                f"{self.key} '{name}' was given in Python: give it again, as in "
+                f"{self.key} '{name}' was passed in Python: pass it again, as in "
                 f"shoal.run(resume=..., {self.key}=RECORD), or put it into a module that can be imported"
             )
         found = self._sources(name)
@@ -190,7 +190,7 @@ def imported(reference: str, key: str, error: type[ShoalError] = PluginError, no
 
 @contextmanager
 def _current_folder_first() -> Iterator[None]:
-    """The console script does not have the current folder on the path, where users keep their code."""
+    """Put the current folder, where users keep their code, on the path: console scripts do not have it there."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     invalidate_caches()
@@ -201,7 +201,7 @@ def _current_folder_first() -> Iterator[None]:
 
 
 def _reason(problem: Exception, name: str) -> str:
-    """Why a module could not be imported, and the nearest that could have been meant."""
+    """Why a module could not be imported, and the nearest existing one."""
     if not isinstance(problem, ModuleNotFoundError):
         return f"importing {name} failed: {type(problem).__name__}: {problem}"
     missing = problem.name or name

@@ -84,7 +84,7 @@ def test_a_figure_that_is_not_a_bound_is_not_proven() -> None:
 
 def test_a_bound_that_rests_on_something_says_so() -> None:
     event = Repeat(TwoLevel(0.1, 0.1, 5, 3, participation="hidden"), 10)
-    assert "nobody can tell" in claims.prove("record", "release", event, 1e-5).words()
+    assert "hidden whether the record's client took part" in claims.prove("record", "release", event, 1e-5).words()
 
 
 def test_a_published_claim_is_labelled() -> None:
@@ -103,7 +103,7 @@ def test_a_published_claim_is_labelled() -> None:
     [
         ("clients", "release", 1.0, None, "did you mean 'client'"),
         ("client", "serve", 1.0, None, "did you mean 'server'"),
-        ("client", "server", None, None, "must say because"),
+        ("client", "server", None, None, "must give a reason"),
         ("client", "server", 1.0, None, "needs a delta"),
     ],
 )

@@ -299,8 +299,8 @@ def test_hostile_files_are_refused_without_harm(tmp_path: Path, hostile: bytes) 
         ({"charges": [{"unit": "client", "observer": "release", "event": {"event": "os.system('x')"}}]}, "no event"),
         ({"charges": [{"unit": "world", "observer": "release", "event": NOTHING.to_json()}]}, "no unit"),
         ({"charges": [7]}, "not subscriptable"),
-        ({"first": -(10**15)}, "not a stretch of rounds"),
-        ({"first": 2}, "not a stretch of rounds"),
+        ({"first": -(10**15)}, "not a range of rounds"),
+        ({"first": 2}, "not a range of rounds"),
         ({"round": "1"}, "whole numbers"),
         ({"round": {}}, "whole numbers"),
     ],
@@ -310,7 +310,7 @@ def test_a_sealed_line_that_makes_no_sense_is_refused(tmp_path: Path, change: di
     body = {"round": 1, "attempt": 1, "charges": [], **change}
     path.write_bytes(hash_chain.seal(0, "intent", hash_chain.START, body)[1])
     assert verify(path).whole
-    with pytest.raises(LedgerError, match=rf"line 1 .* cannot be understood: .*{said}"):
+    with pytest.raises(LedgerError, match=rf"line 1 .* is malformed: .*{said}"):
         Ledger(path)
 
 

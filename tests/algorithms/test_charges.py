@@ -52,7 +52,7 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     Who answered shows in the amount of the noise, so that being sampled hides nothing.
     """
     maybe = replace(SETTING, all_answer=False)
-    assert "does not answer takes it along" in why_not(sdp(), setting=maybe)
+    assert "drops out takes its noise with it" in why_not(sdp(), setting=maybe)
     assert charged(sdp(), "record") == Sampled("fixed-size", 0.25, Gaussian(15.0))
     shown = TwoLevel(0.25, 1.0, 1, 3.0, local="none", participation="visible")
     assert charged(sdp(), "record", setting=maybe) == shown == charged(sdp(), "record", "server")
@@ -60,7 +60,7 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     assert charged(sdp(), observer="server", setting=maybe) == charged(sdp(), observer="server")
     in_steps = replace(algorithm("fed-cdp-private"), clients=Clients("fixed-size", 25))
     sizes = replace(maybe, sizes=(50,))
-    assert "does not answer takes it along" in why_not(in_steps, setting=sizes)
+    assert "drops out takes its noise with it" in why_not(in_steps, setting=sizes)
     assert not isinstance(charged(in_steps, "record", setting=sizes), Unbounded)
 
 
@@ -144,13 +144,13 @@ def test_noise_on_each_update_adds_up_in_the_sum(at):
 
 
 def test_a_random_number_of_noises_proves_nothing_for_the_release():
-    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"))
-    assert "its amount tells how many came" in why_not(sdp(sampling="poisson"), "record")
+    assert "reveals the cohort size" in why_not(sdp(sampling="poisson"))
+    assert "reveals the cohort size" in why_not(sdp(sampling="poisson"), "record")
 
 
 def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
     """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
-    assert "its amount tells how many came" in why_not(sdp(sampling="all"))
+    assert "reveals the cohort size" in why_not(sdp(sampling="all"))
     assert charged(sdp(sampling="all"), "record") == Gaussian(3.0 * math.sqrt(100))
     random = Streams(0).generator("spread")
     guesses = [100 if random.standard_normal(34_720).var() * n > 99.5 else 99 for n in (99, 100) for _ in range(200)]
@@ -165,7 +165,7 @@ def test_noise_at_the_client_counts_against_the_server(sampling):
     seen = TwoLevel(0.25, 1.0, 1, 1.5, local="none", participation="visible")
     assert charged(record, "client", "server") == seen
     assert charged(record, "record", "server") == replace(seen, noise=3.0), "replace-one doubles by itself"
-    assert "on several clients" in why_not(record, "record", "server", replace(SETTING, multiplicity=2))
+    assert "several clients hold the record" in why_not(record, "record", "server", replace(SETTING, multiplicity=2))
 
 
 def test_both_units_cost_the_same_against_a_server_that_sees_the_update():
@@ -186,7 +186,7 @@ def test_noise_that_the_server_adds_hides_nothing_from_it():
 @pytest.mark.parametrize("record", [curator(), sdp(), sdp("server"), curator(per_update=QuantileClip())])
 def test_inside_a_client_nothing_is_hidden(record):
     for unit in ("client", "record"):
-        assert "inside a client's process" in why_not(record, unit, "client-process")
+        assert "client process holds the raw records" in why_not(record, unit, "client-process")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_inside_a_client_nothing_is_hidden(record):
         (curator(per_round=gaussian.Gaussian(0.0)), "the noise is 0"),
         (sdp(own=0.0), "the noise is 0"),
         (curator(per_update=None), "updates are not clipped"),
-        (curator(per_update=MedianClip()), "median of the clients' norms, taken without noise"),
+        (curator(per_update=MedianClip()), "median of the clients' norms, computed without noise"),
         (curator(aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
         (replace(sdp(), aggregate=Aggregate("size")), "weighted by the clients' own sizes"),
         (curator(per_update=Prune()), "pruning adds no noise"),
@@ -232,13 +232,13 @@ def test_every_pair_of_unit_and_observer_is_charged(record):
 
 
 def test_what_is_proven_is_put_in_words():
-    assert proves(curator()) == "client and example level, against the release"
-    assert proves(sdp("server")) == "client and example level, against the release"
-    assert proves(sdp("client")) == "client and example level, against the release and the server"
+    assert proves(curator()) == "client and record level, against released models"
+    assert proves(sdp("server")) == "client and record level, against released models"
+    assert proves(sdp("client")) == "client and record level, against released models and the server"
 
 
 def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the_server_only():
-    assert proves(sdp(sampling="poisson")) == "client and example level, against the server"
+    assert proves(sdp(sampling="poisson")) == "client and record level, against the server"
 
 
 # --- calibration

@@ -216,7 +216,7 @@ def test_copies_on_clients_of_several_sizes_are_charged_for_the_worst_of_each():
 
 def test_epochs_of_poisson_batches_of_unknown_clients_prove_nothing():
     unknown = replace(SETTING, sizes=())
-    assert "is not known" in why_not(cdp(local=Local(epochs=1)), setting=unknown)
+    assert "are not known" in why_not(cdp(local=Local(epochs=1)), setting=unknown)
 
 
 def test_draws_with_replacement_may_all_be_of_one_record():
@@ -268,7 +268,7 @@ def test_all_records_of_a_batch_may_pull_the_same_way(observer):
 def test_a_poisson_batch_may_hold_all_records_of_a_client(observer):
     found = charged(cdp(), "client", observer, setting=replace(SETTING, sizes=(30, 60)))
     assert found == TwoLevel(0.25, 1.0, 12, 2 / 120, local="none")
-    assert "is not known" in why_not(cdp(), "client", observer, setting=replace(SETTING, sizes=()))
+    assert "are not known" in why_not(cdp(), "client", observer, setting=replace(SETTING, sizes=()))
 
 
 def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
@@ -279,11 +279,11 @@ def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"clients": Clients("poisson", 25)}, "its amount tells how many came"),
-        ({"clients": Clients("all")}, "its amount tells how many came"),
-        ({"clients": Clients("fixed-size", 100)}, "its amount tells how many came"),
-        ({"local": Local(epochs=1)}, "clients of several sizes"),
-        ({"aggregate": Aggregate("size")}, "clients of several sizes"),
+        ({"clients": Clients("poisson", 25)}, "reveals the cohort size"),
+        ({"clients": Clients("all")}, "reveals the cohort size"),
+        ({"clients": Clients("fixed-size", 100)}, "reveals the cohort size"),
+        ({"local": Local(epochs=1)}, "clients of different sizes"),
+        ({"aggregate": Aggregate("size")}, "clients of different sizes"),
         ({"local": Local(steps=12, momentum=0.5, keep_momentum=True)}, "clients keep their momentum"),
     ],
 )
@@ -297,13 +297,13 @@ def test_the_release_tells_of_a_client_where_its_noise_is_missing_with_it(change
 def test_who_sees_an_update_sees_its_clients_size_where_sizes_differ(observer, changes):
     """By the amount of noise, one for each step, or because the size is sent along."""
     record = cdp(records=Records("shuffled", 6), **changes)
-    assert "tell their sizes" in why_not(record, "client", observer, setting=replace(SETTING, sizes=(60, 66)))
+    assert "reveal their sizes" in why_not(record, "client", observer, setting=replace(SETTING, sizes=(60, 66)))
     assert charged(record, "client", observer, setting=replace(SETTING, sizes=(60,))).noise > 0
 
 
 def test_noise_of_each_clients_own_tells_how_many_came_also_where_a_fixed_size_takes_all():
     record = replace(algorithm("fed-sdp"), clients=Clients("fixed-size", 100), per_update=NoisyClip(1.0, 3.0))
-    assert "its amount tells how many came" in why_not(record, "client")
+    assert "reveals the cohort size" in why_not(record, "client")
 
 
 THESIS = [(0.1, 100, 4.0, 635, 1e-3), (0.05, 1000, 4.0, 1740, 1e-5), (0.005, 10_000, 1.85, 15_000, 1e-5)]
@@ -408,12 +408,9 @@ def test_every_pair_of_unit_and_observer_is_charged(record):
 
 
 def test_what_is_proven_is_put_in_words():
-    assert (
-        proves(cdp()) == "example level, against the release, the server and those inside; client level in name only"
-    )
-    assert proves(both()) == (
-        "client level, against the release; example level, against the release, the server and those inside"
-    )
+    all_three = "released models, the server and the client process"
+    assert proves(cdp()) == f"record level, against {all_three}; client level in name only"
+    assert proves(both()) == f"client level, against released models; record level, against {all_three}"
 
 
 @pytest.mark.parametrize(
@@ -444,7 +441,7 @@ def test_calibration_scales_the_noise_that_protects_the_unit(record, unit, obser
 def test_what_no_noise_bounds_cannot_be_calibrated():
     with pytest.raises(ConfigError, match=r"no noise .* keeps a budget: .*l2-max"):
         calibrated(cdp(per_record=MaxClip()), SETTING, Budget(1.0, 1e-5), "record", "server")
-    with pytest.raises(ConfigError, match=r"per_step\.noise, which is 0"):
+    with pytest.raises(ConfigError, match=r"per_step\.noise_multiplier, which is 0"):
         calibrated(cdp(per_step=StepNoise(0.0)), SETTING, Budget(1.0, 1e-5), "record", "server")
 
 
@@ -462,12 +459,12 @@ def test_where_nobody_says_how_many_records_there_are_the_largest_batch_that_a_s
 @pytest.mark.parametrize(("records", "fits"), [(1000, True), (10**6, False)])
 def test_a_site_that_may_draw_more_than_is_counted_on_refuses(records, fits, tmp_path):
     record = cdp(records=Records("poisson", rate=0.1, nominal_records=60))
-    federation = SimpleNamespace(fewest_records=None, most_records=None)
+    federation = SimpleNamespace(min_records=None, max_records=None)
     terms = SimpleNamespace(
         shape=(2,), classes=("0", "1"), setting=replace(SETTING, sizes=()),
         settings=SimpleNamespace(federation=federation, algorithm=record),
     )  # fmt: skip
     dataset = SimpleNamespace(input_shape=(2,), classes=("0", "1"), train_y=range(records))
     site = Site(Owner("north", tmp_path, lambda _terms: dataset))
-    with nullcontext() if fits else pytest.raises(Refused, match="fewest_records"):
+    with nullcontext() if fits else pytest.raises(Refused, match="min_records"):
         site._refuse_unfit(terms, dataset)

@@ -128,7 +128,7 @@ def test_clients_in_turn_prove_nothing_where_noise_is_not_on_the_sum(name):
     for unit, observer in PAIRS:
         found = event(record, SETTING, 0, unit, observer)
         assert isinstance(found, Unbounded)
-    assert "come in turn" in event(record, SETTING, 0, "record", "release").because
+    assert "cyclic participation" in event(record, SETTING, 0, "record", "release").because
 
 
 def test_a_client_changes_a_whole_run_by_no_more_than_is_charged(monkeypatch):
@@ -282,20 +282,18 @@ def test_all_clients_in_every_round_are_in_each_others_turn():
 @pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])
 def test_sampled_clients_are_refused(sampling, tmp_path):
     record = small(NAME)
-    with pytest.raises(ConfigError, match=f"gains nothing by {sampling} sampling; set clients.sampling to cyclic"):
+    with pytest.raises(ConfigError, match=f"gains nothing from {sampling} sampling; set clients.sampling to cyclic"):
         run(replace(record, clients=replace(record.clients, sampling=sampling)), tmp_path)
 
 
 def test_a_clip_that_follows_counts_is_refused():
     record = replace(small(NAME), per_update=QuantileClip())
-    with pytest.raises(ConfigError, match="dp-ftrl: noise that rounds share wants a clip that follows no counts"):
+    with pytest.raises(ConfigError, match="dp-ftrl: correlated noise needs a clip that follows no counts"):
         record.refuse_unfit(0, ROUNDS, CLIENTS)
 
 
 def test_turns_of_changing_length_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"clients\.cohort must be a constant where clients come in turn, got linear:1:9"
-    ):
+    with pytest.raises(ConfigError, match=r"clients\.cohort must be a constant for cyclic sampling, got linear:1:9"):
         Clients("cyclic", "linear:1:9")
 
 

@@ -145,7 +145,7 @@ def test_the_version_is_told(monkeypatch, capsys):
         (["-c", "budget.epsilon=3"], ["budget.epsilon", "fedavg", "no noise is added"]),
         (["-c", "budget.epsilon=3", "-c", "budget.calibrate=true"], ["budget.calibrate", "fedavg"]),
         (["-c", "algorithm=geyer"], ["geyer", "--no-guarantee"]),
-        (["--resume", "nowhere"], ["nowhere is no run folder"]),
+        (["--resume", "nowhere"], ["nowhere is not a run folder"]),
         (["--colour"], ["--colour"]),
     ],
 )

@@ -265,7 +265,7 @@ def test_a_method_that_proves_nothing_says_so_and_starts_only_if_told_to(name, t
 
 @bounded
 def test_a_method_that_protects_clients_says_so_and_against_whom(name):
-    assert re.match(r"(client|client and example) level, against the release", proves(algorithm(name)))
+    assert re.match(r"(client|client and record) level, against released models", proves(algorithm(name)))
     _, told = play(simulator(small(name)))
     assert math.isfinite(told["clip"]), "a proven bound needs a clip"
 
@@ -273,7 +273,7 @@ def test_a_method_that_protects_clients_says_so_and_against_whom(name):
 @pytest.mark.parametrize("name", PER_EXAMPLE)
 def test_a_method_that_protects_records_says_so_and_what_it_does_not_do_for_clients(name):
     said = proves(algorithm(name))
-    assert "example level, against the release, the server and those inside" in said
+    assert "record level, against released models, the server and the client process" in said
     assert ("client level in name only" in said) == (name not in BOUNDED)
 
 

@@ -57,7 +57,7 @@ def test_a_table_without_owners_is_one_client_and_proves_nothing_of_clients(tmp_
     facts = json.loads((result.run / "result.json").read_text())
     assert facts["clients"] == 1
     assert not facts["simulated_clients"]
-    assert all("there is one client" in claim["because"] for claim in proven(result, "client"))
+    assert all("there is only one client" in claim["because"] for claim in proven(result, "client"))
     assert all(claim["epsilon"] > 0 for claim in proven(result, "record"))
     assert "simulated" not in (result.run / "report.html").read_text()
 

@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, content):
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 2)
     save_file({"weight": torch.zeros(3)}, run / CHECKPOINT)
-    with pytest.raises(RunError, match=r"is no checkpoint"):
+    with pytest.raises(RunError, match=r"is not a checkpoint"):
         go_on(run)
 
 

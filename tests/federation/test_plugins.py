@@ -24,7 +24,7 @@ from dataclasses import replace
 from shoal.algorithms import algorithm
 MINE = replace(algorithm("trusted-curator"), name="mine")
 """
-REFUSED = "is none of Shoal's, and the owner of this site allows no package that has it: --allow-plugin PACKAGE"
+REFUSED = "is not Shoal's, and the owner of this site allows no package that has it: --allow-plugin PACKAGE"
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ def test_steps_that_begin_as_another_rounds_play_what_that_round_plays(record):
     steps, other, wanted, before = first(0), first(3), first(3), first(0)
     assert steps.sanitiser.values == other.sanitiser.values
     steps.begin(other)
-    found = steps.play(inputs)
-    torch.testing.assert_close(found.client_params, wanted.play(inputs).client_params, rtol=0, atol=0)
-    assert not torch.allclose(found.client_params, before.play(inputs).client_params)
+    found = steps.run(inputs)
+    torch.testing.assert_close(found.client_params, wanted.run(inputs).client_params, rtol=0, atol=0)
+    assert not torch.allclose(found.client_params, before.run(inputs).client_params)
     torch.testing.assert_close(vars(found.sanitiser.told), vars(wanted.sanitiser.told), rtol=0, atol=0)
 
 

@@ -100,11 +100,11 @@ def test_weights_by_size_survive_a_round_in_which_nobody_comes():
         (lambda: Local(epochs=0), r"local\.epochs must be from 1 to 1000000, got 0"),
         (lambda: Local(epochs=10**12), r"local\.epochs must be from 1 to 1000000, got 10{12}"),
         (lambda: Local(steps=0), r"local\.steps must be from 1 to 1000000, got 0"),
-        (lambda: Local(lr=1e308), r"'1e\+308': 1e\+308 cannot be reckoned with; use 0, or a number from 1e-30"),
+        (lambda: Local(lr=1e308), r"'1e\+308': 1e\+308 is out of range; use 0, or a number from 1e-30"),
         (lambda: Server(lr=1e300), r"server\.lr must be > 0 \(from 1e-12 to 1e\+12\), got 1e\+300"),
         (lambda: Server(adaptivity=1e300), r"server\.adaptivity must be >= 0"),
         (lambda: Local(momentum=1.0), r"local\.momentum must be in \[0, 1\)"),
-        (lambda: Records(batch=0), r"examples\.batch must be >= 1, got 0"),
+        (lambda: Records(batch=0), r"records\.batch must be >= 1, got 0"),
         (lambda: Clients(cohort=0), r"clients\.cohort must be > 0, got 0"),
     ],
 )

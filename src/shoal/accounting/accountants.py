@@ -1,8 +1,8 @@
-"""What events cost: (epsilon, delta) by the accountant of one's choice, and whether that is a bound.
+"""What events cost: (epsilon, delta) by a chosen accountant, and whether that is a bound.
 
-`pld` is what Shoal reports; `rdp` is quick; `rdp-classic` is the moments accountant as the papers used it;
-`zcdp`, `advanced` and `basic` recompute a table of 004. An event that an accountant does not understand is
-refused; an unbounded one gives no figure but the reason.
+`pld` is what Shoal reports; `rdp` is fast; `rdp-classic` is the moments accountant as the papers used it; `zcdp`,
+`advanced` and `basic` recompute a table of Wei et al. (2023). An event that an accountant does not understand is
+refused; an unbounded one gives a reason instead of a figure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.registry import Registry
 
 @dataclass(frozen=True)
 class Answer:
-    """A figure, who computed it, and whether it is a bound (`because` says why not, or on what it rests)."""
+    """A figure, its accountant, and whether it is a bound (`because` says why not, or what it assumes)."""
 
     epsilon: float | None
     delta: float | None
@@ -32,6 +32,7 @@ class Answer:
     sampler_delta: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -44,11 +45,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an accountant makes of events.
+    """The figures of an accountant for some events.
 
     Attributes:
-        epsilon: By delta.
-        delta: By epsilon.
+        epsilon: Epsilon as a function of delta.
+        delta: Delta as a function of epsilon.
         flaw: Why the figure at a delta is no bound; None where it is one.
     """
 
@@ -62,10 +63,12 @@ class Accountant(Protocol):
     """Figures for events, each with how often it happened; a ConfigError for an event that is not understood.
 
     Packages add theirs by entry points of the group `shoal.accountants`. `orders` names a grid of RDP orders, which
-    only `rdp-classic` looks at.
+    only `rdp-classic` uses.
     """
 
-    def __call__(self, counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str, /) -> Figures: ...
+    def __call__(self, counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str, /) -> Figures:
+        """The figures for these events."""
+        ...
 
 
 def epsilon(
@@ -81,7 +84,7 @@ def epsilon(
     worst: Answer | None = None
     for counts in _dearest_first(event, delta, accountant, adjacency):
         if worst is not None and accountant == "pld" and _rdp_says(counts, delta, adjacency) <= (worst.epsilon or 0):
-            continue  # PLD is no more than that
+            continue  # PLD never exceeds RDP
         found = _epsilon(counts, delta, accountant, adjacency, orders)
         if found.epsilon is None or not found.valid:
             return found
@@ -106,9 +109,7 @@ def _epsilon(counts: Mapping[Leaf, int], delta: float, accountant: str, adjacenc
     if math.isinf(found):
         ideal = figures.epsilon(delta)
         if math.isfinite(ideal):
-            reason = (
-                f"at an epsilon of {ideal:.3g} the noise's own tails, {distance:.1e} from their law, outweigh delta"
-            )
+            reason = f"at an epsilon of {ideal:.3g} the sampler's error, a distance of {distance:.1e}, exceeds delta"
             return Answer(None, delta, used, False, reason)
         return Answer(None, delta, accountant, False, f"no finite epsilon is known at delta {delta:g}")
     return Answer(found, delta, used, flaw is None, flaw or said, taken(found, distance))
@@ -148,7 +149,7 @@ def _delta(counts: Mapping[Leaf, int], epsilon: float, accountant: str, adjacenc
 
 
 def _dearest_first(event: Event, delta: float, accountant: str, adjacency: Adjacency) -> list[dict[Leaf, int]]:
-    """What happened to clients of each size, the dearest by RDP first, so that PLD looks at few of them."""
+    """The events of clients of each size, the most expensive by RDP first, so that PLD computes few of them."""
     found = list(counted(event, adjacency).values())
     if len(found) == 1 or accountant != "pld":
         return found
@@ -156,7 +157,7 @@ def _dearest_first(event: Event, delta: float, accountant: str, adjacency: Adjac
 
 
 def _rdp_says(counts: Mapping[Leaf, int], delta: float, adjacency: Adjacency) -> float:
-    """The epsilon by RDP, which is never less than what PLD finds; infinite where it does not know."""
+    """The epsilon by RDP, which is never less than that of PLD; infinite where RDP does not apply."""
     ideal, distance = without_sampler(counts)
     spent = None if _unbounded(ideal) else _rdp_or_none(ideal, adjacency)
     return math.inf if spent is None else epsilon_beside(spent.epsilon, delta, distance)
@@ -168,7 +169,7 @@ def unbounded(event: Event) -> str | None:
 
 
 def at_least(event: Event, delta: float, adjacency: Adjacency = "add-or-remove") -> float | None:
-    """The epsilon that some data really lose where `epsilon` is only an upper bound; None where it is exact.
+    """A lower bound on epsilon, attained by some data, where `epsilon` is only an upper bound; else None.
 
     Fixed-size sampling under replace-one: if all other units pull one way and the changed one the other
     way, the output is that of Poisson sampling at half the noise, up to a known shift.
@@ -209,7 +210,7 @@ def _rdp_classic(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) 
         as_taken = replace(leaf, kind="poisson") if isinstance(leaf, Sampled) and _is_fixed_size(leaf) else leaf
         taken[as_taken] = taken.get(as_taken, 0) + n
     mistaken = any(_is_fixed_size(leaf) for leaf in counts)
-    flaw = "the moments accountant takes samples of fixed size for Poisson samples" if mistaken else None
+    flaw = "the moments accountant treats fixed-size samples as Poisson samples" if mistaken else None
     spent = rdp.total(taken, "add-or-remove" if mistaken else adjacency, chosen)
     return Figures(
         lambda delta: rdp.classic_epsilon(chosen, spent, delta),
@@ -254,7 +255,7 @@ _OWN: dict[str, Accountant] = {
     "basic": _basic,
 }
 REGISTRY = Registry("accountant", Accountant, lambda: _OWN, "shoal.accountants")
-_FAINT = 1e-8  # deltas below this may be drowned by the rounding that pld allows for
+_FAINT = 1e-8  # deltas below this may be smaller than the rounding that pld allows for
 
 
 def _figures(counts: Mapping[Leaf, int], accountant: str, adjacency: Adjacency, orders: str) -> Figures:
@@ -295,5 +296,5 @@ def _is_fixed_size(leaf: Leaf) -> bool:
 
 def _rests_on(counts: Mapping[Leaf, int]) -> str | None:
     if any(isinstance(leaf, TwoLevel) and leaf.participation == "hidden" for leaf in counts):
-        return "holds only where nobody can tell whether the record's client took part in a round"
+        return "holds only where it is hidden whether the record's client took part in a round"
     return None

@@ -22,7 +22,7 @@ _MOST_ROUNDS = 10**9
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent, and who counts."""
+    """What may be spent, and by which accountant."""
 
     epsilon: float
     delta: float
@@ -98,7 +98,7 @@ def _guess_rounds(event_at: Callable[[int], Event], budget: Budget, most: int) -
 def _within(event_at: Callable[[int], Event], count: int, budget: Budget, accountant: str) -> bool:
     try:
         cost = budget.cost(event_at(count), accountant).epsilon
-    except ConfigError:  # the quick accountant does not know this event: start from one round
+    except ConfigError:  # the quick accountant does not support this event: start from one round
         return False
     return cost is not None and cost <= budget.epsilon
 

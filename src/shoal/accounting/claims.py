@@ -1,4 +1,4 @@
-"""Claims: what is proven against whom, and, kept apart from it, what a paper published.
+"""Claims: what is proven against which observer and, separately, what a paper published.
 
 A `Proven` comes only from events and an accountant whose figure is a bound. A `Published` is what the
 paper's own recipe gives; it is always labelled with that recipe and never turns into a `Proven`.
@@ -19,20 +19,20 @@ from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
 
 RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
-"""random=secure rests on neither."""
+"""random=secure assumes neither."""
 
 SIMULATED = "simulated clients"
-"""Said of every claim for clients to whom records were dealt: it is true of nobody in particular."""
+"""Added to every claim for simulated clients: it protects no real one."""
 
 
 @dataclass(frozen=True)
 class Proven:
     """For one unit against one observer: an (epsilon, delta), or none, because ...
 
-    `adjacency`: what neighbouring data sets differ by (theorems.Adjacency); None in claims that were written before
-    it was named. Where something is proven, `because` says on what it rests. `simulated`: the unit is a client that
-    does not exist, to whom somebody's records were dealt. `sampler_delta`: the part of delta that is there because
-    the noise was drawn by a sampler and not by nature; None where the claim does not say.
+    `adjacency`: what neighbouring data sets differ by (theorems.Adjacency); None in claims written before it was
+    recorded. Where something is proven, `because` says what it assumes. `simulated`: the unit is a simulated client,
+    to which records were assigned. `sampler_delta`: the part of delta that covers the error of the noise sampler;
+    None where the claim does not say.
     """
 
     unit: Unit
@@ -52,15 +52,16 @@ class Proven:
             names = get_args(Adjacency)
             raise ConfigError(f"no adjacency is called '{self.adjacency}'{nearest(self.adjacency, names)}")
         if self.epsilon is None and not self.because:
-            raise ConfigError(f"a claim of nothing ({self.unit}, {self.observer}) must say because of what")
+            raise ConfigError(f"a claim of nothing ({self.unit}, {self.observer}) must give a reason")
         if self.epsilon is not None and (self.delta is None or self.accountant is None):
             raise ConfigError(f"a proven epsilon ({self.unit}, {self.observer}) needs a delta and an accountant")
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
     def words(self) -> str:
-        """`epsilon 7.9 at delta 1e-05 (pld, zero-out)`, or `none, because ...`."""
+        """`epsilon 7.9 at delta 1e-5 (pld, zero-out)`, or `none, because ...`."""
         if self.epsilon is None or self.delta is None:
             return f"none, because {self.because}"
         how = self.accountant if self.adjacency is None else f"{self.accountant}, {self.adjacency}"
@@ -84,10 +85,11 @@ class Published:
         check_unit(self.unit)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
     def words(self) -> str:
-        """`epsilon 8 at delta 1e-05 (published, not proven: ...)`."""
+        """`epsilon 8 at delta 1e-5 (published, not proven: ...)`."""
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} (published, not proven: {self.recipe})"
 
 
@@ -100,9 +102,9 @@ def prove(
     adjacency: Adjacency = "add-or-remove",
     clients: int | None = None,
 ) -> Proven:
-    """What is proven for a unit against an observer after these events; `clients`: K, which the claim calls public.
+    """What is proven for a unit against an observer after these events; `clients`: K, which is public.
 
-    The rate m/K and the mean over K clients are made with K: hidden it is not.
+    The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
     return claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
 
@@ -120,7 +122,7 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
 
 
 def of_research(found: Proven) -> Proven:
-    """A claim for noise that follows from a seed: on what it rests besides."""
+    """A claim for seeded noise, with what it assumes besides."""
     if found.epsilon is None:
         return found
     return replace(found, because="; ".join(filter(None, (found.because, RESEARCH))))
@@ -132,7 +134,7 @@ def nothing(unit: Unit, observer: Observer, because: str, adjacency: Adjacency) 
 
 
 def large_delta(unit: str, delta: float, units: int) -> str | None:
-    """A warning where delta is above 1/(number of units): publishing one of them whole would pass for private."""
+    """A warning where delta is above 1/(number of units): publishing one of them in full would count as private."""
     if units < 1 or delta * units <= 1:
         return None
     name = "record" if unit == "record" else unit
@@ -143,10 +145,12 @@ def large_delta(unit: str, delta: float, units: int) -> str | None:
 
 
 def check_unit(unit: str) -> None:
+    """Raise a ConfigError where there is no such unit of privacy."""
     if unit not in get_args(Unit):
         raise ConfigError(f"no unit of privacy is called '{unit}'{nearest(unit, get_args(Unit))}")
 
 
 def check_observer(observer: str) -> None:
+    """Raise a ConfigError where there is no such observer."""
     if observer not in get_args(Observer):
         raise ConfigError(f"no observer is called '{observer}'{nearest(observer, get_args(Observer))}")

@@ -1,6 +1,6 @@
-"""The textbook accountants as 004 (Table 11) used them: basic and advanced composition, and zCDP.
+"""The textbook accountants as used in Wei et al. (2023), Table 11: basic and advanced composition, and zCDP.
 
-They are here to recompute published figures. What they give is seldom a bound, and each says when it is not.
+They recompute published figures. Their results are seldom a bound, and each says when it is not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def steps(counts: Mapping[Leaf, int], adjacency: Adjacency, accountant: str) -> 
                 found.append(Step(1.0, noise / shift, n, "none"))
             case Sampled("poisson", rate, Gaussian(noise)):
                 found.append(Step(rate, noise / shift, n, leaf.kind))
-            case Sampled("fixed-size", rate, Gaussian(noise)):  # whoever enters displaces another
+            case Sampled("fixed-size", rate, Gaussian(noise)):  # a unit that enters displaces another
                 found.append(Step(rate, noise / 2, n, leaf.kind))
             case _:
                 raise ConfigError(f"the {accountant} accountant does not understand {leaf}; use pld")
@@ -42,16 +42,18 @@ def steps(counts: Mapping[Leaf, int], adjacency: Adjacency, accountant: str) -> 
 
 
 def zcdp_rho(done: list[Step]) -> float:
-    """Sum of 1/(2 noise^2) (Bun & Steinke 2016); for a sampled step rate^2/noise^2, as 004 has it."""
+    """Sum of 1/(2 noise^2) (Bun & Steinke 2016); for a sampled step rate^2/noise^2, as Wei et al. (2023) have it."""
     return sum(s.count * (0.5 if s.kind == "none" else s.rate**2) / s.noise**2 for s in done)
 
 
 def zcdp_epsilon(done: list[Step], delta: float) -> float:
+    """The epsilon of these events at this delta, by zCDP."""
     rho = zcdp_rho(done)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def zcdp_delta(done: list[Step], epsilon: float) -> float:
+    """The delta of these events at this epsilon, by zCDP."""
     rho = zcdp_rho(done)
     if rho == 0:
         return 0.0
@@ -59,6 +61,7 @@ def zcdp_delta(done: list[Step], epsilon: float) -> float:
 
 
 def zcdp_flaw(done: list[Step]) -> str | None:
+    """Why the figure is no proof; None where it is one."""
     if any(s.kind != "none" for s in done):
         return "zCDP has no amplification by sampling: rho = rate^2/noise^2 is not a bound"
     return None

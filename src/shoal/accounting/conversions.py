@@ -1,4 +1,4 @@
-"""Noise of one thing expressed as noise of another: what algorithms need to state their events truly."""
+"""Conversions between noise on one quantity and noise on another."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from shoal.errors import ConfigError
 
 
 def client_noise_at_server(noise: float, batch: int, local_steps: int) -> float:
-    """What protects a whole client whose update is `local_steps` noisy steps, from whoever sees the update.
+    """The noise that protects a whole client whose update is `local_steps` noisy steps, where the update is seen.
 
     A step's noise on the average gradient is noise x clip/batch; over the steps the client can drift by
-    local_steps x clip, the noise only by its square root. (000's Theorem 1 drops the factor `batch`.)
+    local_steps x clip, the noise only by its square root. (Theorem 1 of the Thesis drops the factor `batch`.)
     """
     return noise / (batch * math.sqrt(local_steps))
 
 
 def client_noise_in_mean(noise: float, batch: int, local_steps: int, cohort: float) -> float:
-    """The same against the mean over a cohort: at best this, if the noise of all hid every one."""
+    """The same against the mean over a cohort: this at best, if the noise of all clients protected each one."""
     return client_noise_at_server(noise, batch, local_steps) * math.sqrt(cohort)
 
 

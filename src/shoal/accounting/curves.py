@@ -30,6 +30,7 @@ class Pair:
 
     @property
     def symmetric(self) -> bool:
+        """True where both directions are the same curve."""
         return self.forward is self.backward
 
 
@@ -55,7 +56,7 @@ def negligible(variation: float) -> Pair:
 
 
 def amplified(pair: Pair, rate: float) -> Pair:
-    """(rate P + (1 - rate) Q, Q): P's data entered with probability `rate`, and it does not show if not."""
+    """(rate P + (1 - rate) Q, Q): P's data entered with probability `rate`, invisibly."""
 
     def forward(epsilon: Array) -> Array:
         return rate * pair.forward(_before_sampling(epsilon, rate))

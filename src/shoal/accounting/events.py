@@ -1,7 +1,7 @@
-"""Events: small frozen records of what was done to one unit's data. Facts, never re-interpreted.
+"""Events: small frozen records of what was done to one unit's data. They state facts and are never re-interpreted.
 
-An algorithm hands over events, the ledger keeps them, accountants read them. A unit is what is protected: a
-record (example level) or a client (client level). `noise` is always sigma / sensitivity, where sensitivity
+An algorithm states events, the ledger stores them, accountants read them. A unit is what is protected: a
+record (record level) or a client (client level). `noise` is always sigma / sensitivity, where sensitivity
 is what one unit can add to or take from the sum (the clip); accountants double it under replace-one.
 """
 
@@ -18,11 +18,11 @@ from shoal.errors import ConfigError, nearest
 SamplingKind: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "with-replacement", "none"]
 Participation: TypeAlias = Literal["visible", "hidden"]
 
-_DEEPEST = 20  # a ledger line from elsewhere must not exhaust the stack
+_DEEPEST = 20  # a foreign ledger line must not exhaust the stack
 
 
 class _Fact:
-    """What all events share: writing themselves as JSON."""
+    """The base of all events: they write themselves as JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """The event as plain JSON; `from_json` reads it back."""
@@ -51,7 +51,7 @@ class Gaussian(_Fact):
 class Sampled(_Fact):
     """The unit entered `event` only where it was sampled, in this one step.
 
-    `poisson`: by itself with probability `rate`. `fixed-size`: the step took a public share `rate` of all
+    `poisson`: independently with probability `rate`. `fixed-size`: the step took a public share `rate` of all
     units, without replacement. `with-replacement`: the step made `draws` draws, the share is draws / units.
     `shuffled`: the step took one of 1/rate batches of a shuffled pass; a `Repeat` right around it is an
     unbroken run of such steps, so the unit was used once in every 1/rate of them. `none`: always taken.
@@ -97,7 +97,7 @@ class TwoLevel(_Fact):
         _require(_is_rate(self.client_rate), "client_rate", self.client_rate, "in [0, 1]")
         _require(_is_count(self.local_steps, 1), "local_steps", self.local_steps, "a whole number >= 1")
         _require_one_of(Participation, "participation", self.participation)
-        self.local_event  # noqa: B018  (its parts check themselves)
+        self.local_event  # noqa: B018  (its parts validate themselves)
 
     @property
     def local_event(self) -> Event:
@@ -112,11 +112,11 @@ Use: TypeAlias = tuple[int, float, int]
 
 @dataclass(frozen=True)
 class BySize(_Fact):
-    """A round of clients of several sizes: each sampled its records at a rate, and made steps, of its own.
+    """A round of clients of several sizes: each has its own sampling rate and number of steps.
 
-    `uses` says so by a client's number of records, in ascending order. `event` is as bad as the worst of them: the
-    greatest rate with the most steps. A record lies with one client throughout a run, so that an accountant composes
-    the rounds of each client and takes the greatest cost. Where a record may lie elsewhere every time, `event` holds.
+    `uses` lists them by a client's number of records, in ascending order. `event` bounds the worst of them: the
+    largest rate with the most steps. A record stays with one client throughout a run, so an accountant composes the
+    rounds of each client and takes the largest cost. Where a record may move between clients, `event` holds.
     """
 
     event: TwoLevel
@@ -140,7 +140,7 @@ class BySize(_Fact):
 
 @dataclass(frozen=True)
 class OnClients(_Fact):
-    """The record lies on up to `clients` clients, and each of them did `event`, with noise of its own."""
+    """Up to `clients` clients hold the record, and each of them did `event`, with its own noise."""
 
     clients: int
     event: Event
@@ -164,7 +164,7 @@ class Repeat(_Fact):
 
 @dataclass(frozen=True)
 class Compose(_Fact):
-    """All these events happened, one after the other, each free to look at what came before."""
+    """All these events happened, one after the other, each adaptive to those before."""
 
     events: tuple[Event, ...]
 
@@ -185,7 +185,7 @@ class Unbounded(_Fact):
 
 @dataclass(frozen=True)
 class SamplerError(_Fact):
-    """The noise of the event beside this one was drawn within this distance, in total variation, of its law."""
+    """The noise of the event beside this one was drawn within this total-variation distance of its distribution."""
 
     distance: float
 
@@ -213,7 +213,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 def from_json(written: object, depth: int = 0) -> Event:
     """The event that `to_json` wrote; anything unknown in it is refused."""
     if depth > _DEEPEST:
-        raise ConfigError(f"an event is nested more than {_DEEPEST} deep; no algorithm writes such a one")
+        raise ConfigError(f"an event is nested more than {_DEEPEST} deep; no algorithm writes such an event")
     if not isinstance(written, Mapping) or not isinstance(written.get("event"), str):
         raise ConfigError(f"an event must be an object with the key 'event', got {_short(written)}")
     name = written["event"]
@@ -240,12 +240,12 @@ def from_json(written: object, depth: int = 0) -> Event:
 
 
 def leaves(event: Event) -> dict[Leaf, int]:
-    """The event as a multiset of simple ones, which is what accountants add up."""
+    """The event as a multiset of leaves, which accountants add up."""
     return _settled(_counted(event), None)
 
 
 def by_size(event: Event) -> dict[int, dict[Leaf, int]]:
-    """The same for clients with so many records or more, up to the next of these numbers, the first of which is 0."""
+    """The leaves by client size: for clients with at least this many records, up to the next key; the first is 0."""
     counts = _counted(event)
     sizes = {least for leaf in counts if isinstance(leaf, BySize) for least, _, _ in leaf.uses[1:]}
     return {records: _settled(counts, records) for records in sorted({0, *sizes})}
@@ -258,7 +258,7 @@ def _counted(event: Event) -> Counter[Leaf | BySize]:
 
 
 def _settled(counts: Mapping[Leaf | BySize, int], records: int | None) -> dict[Leaf, int]:
-    """As it was for clients with so many records; without a number, as bad as for the worst."""
+    """The leaves for clients with so many records; without a number, for the worst client."""
     settled: Counter[Leaf] = Counter()
     for leaf, times in counts.items():
         if isinstance(leaf, BySize):
@@ -270,13 +270,13 @@ def _settled(counts: Mapping[Leaf | BySize, int], records: int | None) -> dict[L
 
 
 def without_sampler(counts: Mapping[Leaf, int]) -> tuple[dict[Leaf, int], float]:
-    """The events as if their noise came of perfect samplers, and how far from that all of it is."""
+    """The events as if their noise were sampled perfectly, and the total distance from that."""
     ideal: dict[Leaf, int] = {leaf: n for leaf, n in counts.items() if not isinstance(leaf, SamplerError)}
     return ideal, sum((leaf.distance * n for leaf, n in counts.items() if isinstance(leaf, SamplerError)), 0.0)
 
 
 def apart(event: Event) -> Event:
-    """The event where a record may lie with another client every time: as bad as for the worst of them."""
+    """The event where a record may move between clients: as for the worst of them."""
     match event:
         case BySize(worst, _):
             return worst
@@ -306,7 +306,7 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             _walk(inner, times * passes(rate, count), counts)
         case Repeat(inner, count):
             _walk(inner, times * count, counts)
-        case OnClients(clients, inner):  # which may be of different kinds
+        case OnClients(clients, inner):  # whose sizes may differ
             _walk(apart(inner), times * clients, counts)
         case Sampled() | TwoLevel():
             _walk_sampled(event, times, counts)
@@ -334,7 +334,7 @@ def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf | 
 
 
 def gaussian_noise(event: Event) -> float | None:
-    """The noise of the one Gaussian that several on the same data amount to; None where it is not so."""
+    """The noise of the one Gaussian equivalent to several on the same data; None where there is none."""
     found = leaves(event)
     if not found or not all(isinstance(leaf, Gaussian) for leaf in found):
         return None

@@ -1,8 +1,8 @@
-"""A file of hash-chained JSON lines: how a line is sealed, and how a file of them is read and checked.
+"""A file of hash-chained JSON lines: how lines are sealed, read and verified.
 
-Each line holds its number, the hash of the line before and its own. So an edited, dropped or reordered line
-shows, and so does a torn last one. What cannot show from the file alone is that whole lines were cut off its
-end: for that the reader names the hash that must still be there (`head`).
+Each line holds its number, the hash of the line before and its own hash. So an edited, dropped or reordered line
+is detected, and so is a torn last line. The file alone cannot show that whole lines were cut off its end: for that
+the reader names a hash that must still be there (`head`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from shoal.errors import LedgerError
 
 START = "0" * 64
-LONGEST = 1 << 20  # bytes in a line: far more than any round needs, and no more is ever held
+LONGEST = 1 << 20  # bytes in a line: far more than any round needs; the reader holds no more
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Verification:
     torn: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -79,7 +80,7 @@ def verify(
 
 
 def read(file: BinaryIO, each: Callable[[Line], None]) -> tuple[Verification, int]:
-    """Hand every good line to `each`, up to the first that is not; and the bytes that good lines take."""
+    """Pass every valid line to `each`, up to the first invalid one; also the number of bytes of valid lines."""
     previous = Line(-1, "", "", START, {})
     size = 0
     segments = _segments(file)
@@ -97,19 +98,19 @@ def read(file: BinaryIO, each: Callable[[Line], None]) -> tuple[Verification, in
 
 
 def _segments(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """The lines without their ends; a last one that was not written out whole is marked as torn."""
-    held = file.readline(LONGEST)
-    while held:
+    """The lines without their ends; an incomplete last line is marked as torn."""
+    line = file.readline(LONGEST)
+    while line:
         following = file.readline(LONGEST)
-        whole = held.endswith(b"\n")
+        whole = line.endswith(b"\n")
         # A crash may leave part of a line at the end, or a stretch of zeros where it should be.
-        torn = not following and (b"\0" in held or (not whole and len(held) < LONGEST))
-        yield (held, True) if torn else (held.removesuffix(b"\n"), False)
-        held = following
+        torn = not following and (b"\0" in line or (not whole and len(line) < LONGEST))
+        yield (line, True) if torn else (line.removesuffix(b"\n"), False)
+        line = following
 
 
 def _parse(raw: bytes) -> Line | str:
-    """The line, or what is wrong with it, to be said after `line 7`."""
+    """The line, or what is wrong with it, to follow the words `line 7`."""
     try:
         content = json.loads(raw.decode("ascii"), parse_constant=_refuse)
         if not isinstance(content, dict) or _canonical(content) != raw:
@@ -127,7 +128,7 @@ def _parse(raw: bytes) -> Line | str:
 
 
 def _misplaced(previous: Line, line: Line, rest: Iterator[tuple[bytes, bool]]) -> Verification:
-    """A line that is whole but does not follow the one before it."""
+    """A valid line that does not follow the one before it."""
     here, written = previous.number + 2, line.number + 1
     if written == here == 1:
         return _broken(previous, here, "line 1 was edited: it does not begin a ledger")

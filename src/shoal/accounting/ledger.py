@@ -1,8 +1,8 @@
 """The ledger of a run, `ledger.jsonl`: what was charged, before any noise was drawn, and what was released.
 
 Order of a round (DESIGN.md): `intent` appended and fsync'ed, then noise, then the new model written, then
-`commit`. So a kill anywhere leaves no released model that the ledger does not know, and an intent without a
-commit is charged all the same: the round is run again with fresh noise and charged again.
+`commit`. So a crash at any point leaves no released model that the ledger does not know, and an intent without a
+commit is still charged: the round is run again with fresh noise and charged again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_ROUNDS = 10**6  # in one intent
 
 @dataclass(frozen=True)
 class Charge:
-    """What a round does to one unit, as one observer sees it; `adjacency` as claims name it, None in old ledgers."""
+    """What a round costs one unit, as one observer sees it; `adjacency` as in claims, None in old ledgers."""
 
     unit: Unit
     observer: Observer
@@ -50,6 +50,7 @@ class Charge:
         check_observer(self.observer)
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         written = {"unit": self.unit, "observer": self.observer, "event": self.event.to_json()}
         return written if self.adjacency is None else written | {"adjacency": self.adjacency}
 
@@ -78,7 +79,7 @@ class Commit:
 
 
 class Record:
-    """What the lines of a ledger say, taken in one after the other."""
+    """The contents of a ledger, read line by line."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -93,7 +94,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path | str, head: str | None = None) -> tuple[Verification, Record]:
-        """Check a ledger and read it, also one that somebody writes; `head` as for `verify`."""
+        """Verify and read a ledger, also while it is being written; `head` as for `verify`."""
         record = Record(path)
         return verify(path, head, record._take), record
 
@@ -127,7 +128,7 @@ class Record:
         return Compose(tuple(events)) if events else NOTHING
 
     def _take(self, line: Line) -> None:
-        """Remember what a good line says."""
+        """Read one valid line."""
         try:
             match line.kind:
                 case "open":
@@ -145,12 +146,12 @@ class Record:
                     for each in range(first, last + 1):
                         self._attempts[each] = max(self._attempts[each], attempt)
                     self.closed = None
-                    self.selected = None if self.selected is None else []  # what was selected is no longer all
+                    self.selected = None if self.selected is None else []  # the selection no longer covers all rounds
                 case "commit":
                     commit = Commit(line.body["round"], line.body["attempt"], line.body["model"])
                     self.commits.append(commit)
         except (KeyError, TypeError, ValueError, ConfigError) as error:
-            raise LedgerError(f"line {line.number + 1} of {self.path} cannot be understood: {error}") from error
+            raise LedgerError(f"line {line.number + 1} of {self.path} is malformed: {error}") from error
         self._last = line
 
     def _charge(self, written: dict[str, Any]) -> Charge:
@@ -184,9 +185,9 @@ class Ledger(Record):
         note: str = release.LEDGER,
         facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Say whose ledger this is (`note`: may it be released?); on an old one, check that it is the same run's.
+        """Write which run this ledger belongs to (`note`: may it be released?); check that where it exists already.
 
-        `facts` are checked where the ledger states them: those of earlier versions do not.
+        `facts` are checked where the ledger states them: earlier versions did not.
         """
         body = {"run": run, "algorithm": algorithm, "config": config, "budget": budget}
         if self.opened is None:
@@ -205,9 +206,9 @@ class Ledger(Record):
             )
 
     def intend(self, round: int, charges: Sequence[Charge], first: int | None = None) -> Intent:
-        """Charge a round, or those from `first` to it, on disk, before any noise; what was charged is charged again.
+        """Charge a round, or those from `first` to it, on disk, before any noise; repeated rounds are charged again.
 
-        The attempt's number is new to each of these rounds, however they were grouped before.
+        The attempt number is new for each of these rounds, however they were grouped before.
         """
         first = round if first is None else first
         attempt = 1 + max(self._attempts[each] for each in range(first, round + 1))
@@ -216,7 +217,7 @@ class Ledger(Record):
         return self.charged[-1]
 
     def commit(self, round: int, model: str) -> Commit:
-        """Say that the model of the round that was charged last has been released."""
+        """Record that the model of the last charged round has been released."""
         last = self.pending
         if last is None or last.round != round:
             raise LedgerError(f"round {round} cannot be committed: the ledger {self.path} has no open intent for it")
@@ -224,20 +225,20 @@ class Ledger(Record):
         return self.commits[-1]
 
     def end(self, stopped: str, proven: Sequence[dict[str, Any]] = (), by_client: Sequence[Any] = ()) -> None:
-        """Say that the run is over, why it stopped, and what is proven of it: whoever tells it otherwise is found.
+        """Record that the run ended, why it stopped, and what is proven of it, so that a changed claim is detected.
 
-        `by_client`: what is proven of a record of each client, as (records, epsilon), where that differs.
+        `by_client`: what is proven for a record of each client, as (records, epsilon), where that differs.
         """
         said = {"by_client": [list(row) for row in by_client]} if by_client else {}
         self._append("close", {"stopped": stopped, "proven": list(proven), **said})
 
     def select(self, proven: Sequence[dict[str, Any]]) -> None:
-        """Say that a private selection chose this run, and what is proven of it from now on."""
+        """Record that a private selection chose this run, and what is proven of it from now on."""
         if self.selected != list(proven):
             self._append("selected", {"proven": list(proven)})
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
+        """Close the file and release its lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -300,11 +301,11 @@ class Ledger(Record):
 
 
 def _require_rounds(first: object, last: object, attempt: object) -> None:
-    """A line from elsewhere must not make us count through a million million rounds."""
+    """Refuse a range of rounds that would take forever to count."""
     if not (type(first) is int and type(last) is int and type(attempt) is int):
         raise TypeError("rounds and attempts are whole numbers")
     if not 0 <= last - first < _MOST_ROUNDS:
-        raise TypeError(f"rounds {first} to {last} are not a stretch of rounds")
+        raise TypeError(f"rounds {first} to {last} are not a range of rounds")
 
 
 def _open_locked(path: Path) -> int:
@@ -337,7 +338,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new file's name survive a crash as well."""
+    """Make the new file's name survive a crash too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""The papers' own recipes, which reproduce the papers' own figures. None of them is a proof.
+"""The papers' own recipes, which reproduce their published figures. None of them is a proof.
 
-OLD is the conversion of Mironov 2017; TF72, 2-32 and 2-33 are grids of orders (rdp.py). Where a published
-figure does not come out of any recipe, the docstring says so.
+OLD is the conversion of Mironov 2017; TF72, 2-32 and 2-33 are grids of orders (rdp.py). Where no recipe
+reproduces a published figure, the docstring says so.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def moments_delta(rate: float, noise: float, steps: int, epsilon: float, orders:
     return _figure(accountants.delta(_steps(rate, noise, steps), epsilon, "rdp-classic", orders=orders).delta)
 
 
-# 004: Fed-SDP, Fed-CDP, Fed-alphaCDP
+# Wei et al. (2023): Fed-SDP, Fed-CDP, Fed-alphaCDP
 
 
 def fed_cdp_epsilon(rounds: int, noise: float = 6, delta: float = 1e-5, rate: float = 0.01) -> float:
-    """Fed-CDP and Fed-alphaCDP, Tables 6, 7: 100 steps a round. Cancer's .138 does not come out (.1467)."""
+    """Fed-CDP and Fed-alphaCDP, Tables 6, 7: 100 steps a round. Cancer's 0.138 is not reproduced (0.1467)."""
     return moments_epsilon(rate, noise, 100 * rounds, delta)
 
 
 def fed_sdp_epsilon(rounds: int, noise: float = 6, delta: float = 1e-5, rate: float = 0.1) -> float:
-    """Fed-SDP, Table 6: a step a round and, off by one, one more. Cancer's .147 does not come out (.2065)."""
+    """Fed-SDP, Table 6: a step a round and, off by one, one more. Cancer's 0.147 is not reproduced (0.2065)."""
     return moments_epsilon(rate, noise, rounds + 1, delta)
 
 
@@ -71,7 +71,7 @@ EPSILON_POLICIES: dict[str, Policy] = {
     "staircase": lambda u: 0.35747 + 0.1 * np.floor(10 * u),
     "exponential": lambda u: np.exp(1.664 * u - 1.1809),
 }
-"""Tables 8 and 11 let epsilon_t rise with u = t/T, not sigma_t fall as printed."""
+"""In Tables 8 and 11 epsilon_t rises with u = t/T; sigma_t does not fall as printed."""
 
 NOISE_POLICIES: dict[str, Policy] = {
     "linear": lambda u: 15 - 10.15 * u,
@@ -83,17 +83,17 @@ NOISE_POLICIES: dict[str, Policy] = {
 
 
 def decayed_noise(policy: str, iterations: int = 10_000, delta: float = 1e-5) -> Array:
-    """The sigma_t that Tables 8 and 11 really used: sqrt(2 ln(1.25/delta)) / epsilon_t."""
+    """The sigma_t that Tables 8 and 11 actually used: sqrt(2 ln(1.25/delta)) / epsilon_t."""
     if policy not in EPSILON_POLICIES:
-        raise ConfigError(f"no decay of 004 is called '{policy}'{nearest(policy, EPSILON_POLICIES)}")
+        raise ConfigError(f"Wei et al. (2023) have no decay called '{policy}'{nearest(policy, EPSILON_POLICIES)}")
     u = np.arange(iterations) / iterations
     return math.sqrt(2 * math.log(1.25 / delta)) / EPSILON_POLICIES[policy](u)
 
 
 def printed_noise(policy: str, iterations: int = 10_000) -> Array:
-    """sigma_t as printed in 004, which never reaches the target of Table 8 (cyclic: it does)."""
+    """sigma_t as printed in Wei et al. (2023), which never reaches the target of Table 8 (cyclic: it does)."""
     if policy not in NOISE_POLICIES:
-        raise ConfigError(f"no decay of 004 is called '{policy}'{nearest(policy, NOISE_POLICIES)}")
+        raise ConfigError(f"Wei et al. (2023) have no decay called '{policy}'{nearest(policy, NOISE_POLICIES)}")
     return NOISE_POLICIES[policy](np.arange(iterations) / iterations)
 
 
@@ -124,10 +124,10 @@ def spending(noises: Array, accountant: str, rate: float = 0.01, delta: float = 
         found = np.sqrt(2 * log_delta * np.cumsum(one**2)) + np.cumsum(one * np.tanh(one / 2))
         return found
     known = ("moments", "zcdp", "basic", "advanced")
-    raise ConfigError(f"no accountant of 004 is called '{accountant}'{nearest(accountant, known)}")
+    raise ConfigError(f"Wei et al. (2023) have no accountant called '{accountant}'{nearest(accountant, known)}")
 
 
-# 000: the thesis
+# Thesis
 
 
 def central_epochs(noise: float, epsilon: float, delta: float = 1e-5, rate: float = 0.01) -> int:
@@ -140,7 +140,7 @@ def central_epochs(noise: float, epsilon: float, delta: float = 1e-5, rate: floa
 def end_to_end_example_delta(
     noise: float, client_rate: float, rounds: int, epsilon: float = 1.31, local_steps: int = 6
 ) -> float:
-    """Tables 4.3 to 4.6, per example: clients and batches taken for one Poisson sample of records a step."""
+    """Tables 4.3 to 4.6, per record: clients and batches treated as one Poisson sample of records per step."""
     return moments_delta(client_rate / local_steps, noise, local_steps * rounds, epsilon)
 
 
@@ -154,7 +154,7 @@ def end_to_end_client_delta(
 def end_to_end_most_rounds(
     noise: float, client_rate: float, delta: float, epsilon: float = 8, local_steps: int = 6
 ) -> int:
-    """Algorithm 5 stops here: the last round whose per-client delta is kept."""
+    """Algorithm 5 stops here: the last round within the per-client delta."""
     recovered = noise / math.sqrt(local_steps)
     budget = Budget(epsilon, delta, "rdp-classic", orders="2-32")
     return int(calibration.rounds(lambda rounds: _steps(client_rate, recovered, rounds), budget).value)
@@ -170,7 +170,7 @@ def asymptotic_advanced_epsilon(epsilon: float, steps: int, delta: float) -> flo
     return epsilon * math.sqrt(steps * math.log(1 / delta))
 
 
-# 001 and 003: Geyer et al.
+# Geyer et al. (2017)
 
 
 def geyer_noise(client_rate: float, rounds: int, delta: float, epsilon: float = 8) -> tuple[float, float]:
@@ -183,7 +183,7 @@ def geyer_noise(client_rate: float, rounds: int, delta: float, epsilon: float = 
     return least, most
 
 
-# 002: PFL
+# Bhaskar et al. (2025): PFL
 
 
 def pfl_noise(epsilon: float, batches: int, accountant: str = "pld", epochs: int = 20, delta: float = 1e-5) -> float:

@@ -6,7 +6,7 @@ import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 IN_NAME_ONLY = 100.0
-"""Above this an epsilon excludes no test of any use."""
+"""Above this an epsilon rules out no useful test."""
 
 
 def up(value: float, digits: int = 4) -> str:

@@ -3,8 +3,8 @@
     K ~ truncated negative binomial (shape, gamma);  run Q K times;  release only the best
     rdp'(a) = rdp(a) + (1 + shape) min_b [(1 - 1/b) rdp(b) + log(1/gamma) / b] + log(E K) / (a - 1)
 
-Q draws one of the cells of a sweep evenly, plays it with fresh noise, and scores it, so that its divergence is at
-most the greatest of the cells', at each order. What the other trials gave, and how many there were, must stay hidden.
+Q draws one of the cells of a sweep uniformly, runs it with fresh noise, and scores it, so its divergence is at most
+the largest of the cells', at each order. The results and the number of the other trials must stay hidden.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def divergence(one_run: Array, trials: Trials, orders: Orders = DEFAULT) -> Arra
 
 
 def epsilon(cells: Sequence[Event], trials: Trials, delta: float, adjacency: Adjacency = "add-or-remove") -> Answer:
-    """What releasing the best trial costs, where each trial plays one of the cells."""
+    """What releasing the best trial costs, where each trial runs one of the cells."""
     greatest, distance = np.zeros(len(DEFAULT)), 0.0
     for event in cells:
         if (reason := accountants.unbounded(event)) is not None:
@@ -118,5 +118,5 @@ def epsilon(cells: Sequence[Event], trials: Trials, delta: float, adjacency: Adj
     spent = divergence(greatest, trials)
     found = epsilon_beside(lambda left: rdp.epsilon(DEFAULT, spent, left), delta, trials.mean * distance)
     if math.isinf(found):
-        return Answer(None, delta, "rdp", False, "the noise's own tails outweigh delta")
+        return Answer(None, delta, "rdp", False, "the noise sampler's error exceeds delta")
     return Answer(found, delta, "rdp", True, sampler_delta=taken(found, trials.mean * distance))

@@ -1,11 +1,11 @@
-"""One table: what a sampling scheme costs, under which adjacency, against whom. A theorem, or why there is none.
+"""One table of what a sampling scheme costs, by adjacency and observer: a theorem, or why there is none.
 
-Whoever turns events into figures comes through `counted`, which refuses what the table refuses; docs/explanation.md
-holds the same table, in words. Shifts are in units of the clip: N(2) is a Gaussian whose mean moved by two clips.
+Every accountant reads events through `counted`, which refuses what the table refuses; docs/explanation.md shows the
+same table. Shifts are in units of the clip: N(2) is a Gaussian whose mean moved by two clips.
 
-Adjacency, in the field's words. `zero-out`: the unit contributes nothing, its place stays, and so does everybody
-else's sampling (Kairouz et al. 2021). `add-or-remove`: there is one unit more or fewer. `replace-one`:
-one unit is another.
+Adjacency. `zero-out`: the unit contributes nothing but still counts, and the sampling of all others is unchanged
+(Kairouz et al. 2021). `add-or-remove`: there is one unit more or fewer. `replace-one`: one unit is replaced by
+another.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Level: TypeAlias = Literal["clients", "records"]
 
 BALLE = "Balle, Barthe, Gaboardi 2018"
 GAUSS = "Balle, Wang 2018, Theorem 8"
-MEAN = "the hockey-stick divergence of a mixture whose part is seen is the mean over the parts"
+MEAN = "the hockey-stick divergence of a mixture with a visible component is the mean over components"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A theorem with its reference, or a refusal; `amplified`: it costs less because the sampling is secret."""
+    """A theorem with its reference, or a refusal; `amplified`: secret sampling lowers the cost."""
 
     theorem: str = ""
     reference: str = ""
@@ -37,6 +37,7 @@ class Cell:
     amplified: bool = False
 
     def words(self) -> str:
+        """The cell as the table shows it."""
         return f"refused: {self.refused}" if self.refused else f"{self.theorem} ({self.reference})"
 
 
@@ -57,7 +58,9 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
         amplified=True,
     ),
     ("fixed-size", "add-or-remove"): Cell(
-        "q N(2) + (1 - q) N(0) against N(0): who enters displaces another", f"{BALLE}, Theorem 2", amplified=True
+        "q N(2) + (1 - q) N(0) against N(0): the unit that enters displaces another",
+        f"{BALLE}, Theorem 2",
+        amplified=True,
     ),
     ("fixed-size", "zero-out"): Cell(f"amplified {_TWICE}", f"{BALLE}, Theorem 2", amplified=True),
     ("fixed-size", "replace-one"): Cell(f"amplified {_TWICE}", f"{BALLE}, Theorem 9", amplified=True),
@@ -71,29 +74,31 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
         "drawn k times: N(2k) against N(0), amplified in both directions", f"{BALLE}, Theorem 10", amplified=True
     ),
     ("shuffled", "add-or-remove"): Cell(
-        refused="in batches of a fixed size an added record displaces others, so that more than one step changes"
+        refused="in batches of a fixed size an added record displaces others, so more than one step changes"
     ),
     ("shuffled", "zero-out"): Cell("N(1) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
     ("shuffled", "replace-one"): Cell("N(2) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
-    ("cyclic", "add-or-remove"): Cell(refused="with one client more or fewer everybody's turn may be another"),
-    ("cyclic", "zero-out"): Cell("a Gaussian a turn, or the price of correlated noise", "Denisov et al. 2022"),
+    ("cyclic", "add-or-remove"): Cell(
+        refused="with one client more or fewer, every client's place in the cycle may change"
+    ),
+    ("cyclic", "zero-out"): Cell("one Gaussian per cycle, or the cost of correlated noise", "Denisov et al. 2022"),
     ("cyclic", "replace-one"): Cell("the same at two clips", "Denisov et al. 2022"),
 }
-_USES_K = "the mean, or the rate m/K, is made with the number of clients K: claim zero-out, with K public"
-_PLAIN = "who takes part is plain to this observer: claim zero-out or replace-one"
+_USES_K = "the mean, or the rate m/K, depends on the number of clients K: claim zero-out, with K public"
+_PLAIN = "this observer sees who takes part: claim zero-out or replace-one"
 _CLIENTS = ("none", "poisson", "fixed-size", "cyclic")
 _RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled")
 
 
 def _clients(scheme: str, adjacency: Adjacency, observer: Observer) -> Cell:
-    """Noise on the sum hides who came from whoever sees models alone; the server, and the client itself, know."""
+    """Noise on the sum hides participation from released models; the server and the client process see it."""
     if observer == "release":
         uses_k = adjacency == "add-or-remove" and scheme in ("none", "poisson")
         return Cell(refused=_USES_K) if uses_k else _SECRET[scheme, adjacency]
     if adjacency == "add-or-remove":
         return Cell(refused=_PLAIN)
     if scheme == "cyclic":
-        return Cell(refused="clients that come in turn are accounted only where the noise is on their sum")
+        return Cell(refused="cyclic participation is accounted only where the noise is on the sum")
     rate = "" if scheme == "none" else "with probability q "
     return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
 
@@ -103,7 +108,7 @@ TABLE: dict[tuple[Level, str, Adjacency, Observer], Cell] = {
     for scheme in _CLIENTS
     for adjacency in ("zero-out", "add-or-remove", "replace-one")
     for observer in ("release", "server", "client-process")
-} | {  # which records a step drew is kept secret from all three: nobody sees more than the noisy steps
+} | {  # no observer sees which records a step drew, only the noisy steps
     ("records", scheme, adjacency, observer): _SECRET[scheme, adjacency]
     for scheme in _RECORDS
     for adjacency in ("zero-out", "add-or-remove", "replace-one")
@@ -112,9 +117,10 @@ TABLE: dict[tuple[Level, str, Adjacency, Observer], Cell] = {
 
 
 def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
-    """The event as the simple ones that accountants add up, for clients of each size (events.by_size).
+    """The event as the leaves that accountants add up, for clients of each size (events.by_size).
 
-    A ConfigError where the table refuses one of them.
+    Raises:
+        ConfigError: The table refuses one of them.
     """
     if adjacency not in get_args(Adjacency):
         raise ConfigError(f"no adjacency is called '{adjacency}'{nearest(adjacency, get_args(Adjacency))}")
@@ -122,13 +128,13 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
         if refused := _SECRET[scheme, adjacency].refused:
             raise ConfigError(
                 f"{scheme} sampling under {adjacency} is not accounted: {refused}; "
-                f"take replace-one or zero-out as the adjacency (--neighbours)"
+                f"take replace-one or zero-out as the adjacency (--adjacency)"
             )
     return by_size(event)
 
 
 def _schemes(event: Event) -> Iterator[str]:
-    """How units were sampled, wherever in the event; who always takes part was not sampled."""
+    """The sampling schemes anywhere in the event; a unit that always takes part was not sampled."""
     match event:
         case Sampled(kind, rate, inner):
             if 0 < rate < 1:
@@ -152,7 +158,7 @@ def markdown() -> str:
     for level, scheme, adjacency, observer in TABLE:
         if observer != "release":
             continue
-        name = {"none": "all", "cyclic": "in turn"}.get(scheme, scheme)
+        name = {"none": "all"}.get(scheme, scheme)
         seen, server = (TABLE[level, scheme, adjacency, who] for who in ("release", "server"))
         other = "the same" if server == seen else server.words()
         lines.append(f"| {level} | {name} | {adjacency} | {seen.words()} | {other} |")

@@ -1,7 +1,7 @@
-"""One file a method. A file here with `ALGORITHMS` in it is all that it takes to add one.
+"""One file per method. A file here that defines `ALGORITHMS` is all it takes to add one.
 
 Other packages add methods and mechanisms by entry points of the groups `shoal.algorithms` and `shoal.mechanisms` (see
-shoal.registry). Shoal's own mechanisms go by the names of their classes.
+shoal.registry). Shoal's own mechanisms are named by their classes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def algorithms() -> dict[str, Algorithm]:
 
 
 def algorithm(given: str | Algorithm, allowed: Collection[str] | None = None) -> Algorithm:
-    """A method, called by the name under which it is found again.
+    """A method, under the name by which it can be found again.
 
     Args:
         given: A name, `package.module:NAME`, or a record itself.

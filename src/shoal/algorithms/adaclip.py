@@ -4,9 +4,9 @@
     g~  <- b (1/B) (sum_j u_j + N(0, sigma^2)) + m;   w <- w - lr g~
     m, s <- means over what was released of g~ and of (g~ - m)^2, less the noise in it
 
-The clip is 1 in coordinates that follow g~, which the noise has made public. Wei et al. (2023), Table 10,
-put it into their own setting: sigma 6, shuffled batches of 5, fixed-size cohorts. The paper's m and s go on for the
-whole training; here they begin anew with every round, for a client keeps nothing from one to the next.
+The clip is 1 in coordinates that follow g~, which is private by its noise. Wei et al. (2023), Table 10,
+use it in their own setting: sigma 6, shuffled batches of 5, fixed-size cohorts. In the paper m and s persist over the
+whole training; here they restart in every round, since a client keeps no state between rounds.
 
 V. Pichapati, A. T. Suresh, F. X. Yu, S. J. Reddi, S. Kumar (2019), AdaCliP: Adaptive Clipping for Private SGD.
 https://arxiv.org/abs/1908.07643

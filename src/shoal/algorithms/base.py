@@ -1,7 +1,7 @@
-"""The record that defines an algorithm.
+"""The dataclass that defines an algorithm.
 
-An algorithm is what it puts at each boundary that a value crosses (DESIGN: "values cross boundaries"), and
-nothing else: the engine reads this record, and so do the accountant and the command line.
+An algorithm is its mechanism at each boundary that a value crosses, and nothing else: training, accounting and the
+command line read it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NO_CLAIM = "no privacy"
 
 
 Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
-"""(algorithm, setting, rounds that were played, delta) -> what the paper's recipe gives."""
+"""(algorithm, setting, rounds that were run, delta) -> what the paper's recipe gives."""
 
 
 LEAST_STEP, MOST_STEP = 1e-18, 1e18
-"""What a clipped gradient moves a model by is between these: lr x clip / batch, where float32 keeps its digits."""
+"""The range of lr x clip / batch, the step of a clipped gradient, in which float32 is precise."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Local:
 
     @property
     def remembers(self) -> bool:
-        """Does a client keep something from the rounds in which it took part?"""
+        """Does a client keep state from the rounds in which it took part?"""
         return self.keep_momentum and self.momentum > 0
 
 
@@ -85,10 +85,10 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server makes of the mean update, after the noise: free, for it looks at no data again.
+    """What the server does with the mean update, after the noise: post-processing, which costs no privacy.
 
     `momentum`: FedAvgM (Hsu et al. 2019), v <- momentum v + update, w <- w + lr v. `adaptivity` > 0: FedAdam
-    (Reddi et al. 2021) with that tau. `average`: the model that is given out is the mean over the last such
+    (Reddi et al. 2021) with that tau. `average`: the released model is the mean over the last such
     share of the rounds.
     """
 
@@ -108,9 +108,9 @@ class Server:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One method: its paper, what that claims, and what happens at each boundary.
+    """One method: its paper, what the paper claims, and what happens at each boundary.
 
-    `published` gives the figures of the paper's own recipe for a setting: kept apart from what is proven.
+    `published` gives the figures of the paper's own recipe for a setting, separate from what is proven.
     """
 
     name: str
@@ -130,9 +130,9 @@ class Algorithm:
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
-        """What clips or adds noise, in the order in which a value meets it."""
-        held = (self.per_record, self.per_step, self.per_update, self.per_round)
-        return tuple(mechanism for mechanism in held if mechanism is not None)
+        """The clips and noises, in the order in which a value meets them."""
+        chosen = (self.per_record, self.per_step, self.per_update, self.per_round)
+        return tuple(mechanism for mechanism in chosen if mechanism is not None)
 
     def with_mechanisms(self, change: Callable[[Mechanism], Mechanism]) -> Algorithm:
         """The same with each of them changed."""
@@ -148,7 +148,7 @@ class Algorithm:
         )  # fmt: skip
 
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
-        """A ConfigError where round t could not be played: found before the first is."""
+        """Raise a ConfigError where round t could not be run; checked before the first round."""
         expected = self.clients.expected(t, total, clients)
         self._refuse_unfit_steps(t, total)
         if self.per_update is not None:
@@ -165,7 +165,7 @@ class Algorithm:
         self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:
-        """A ConfigError where float32 could not hold what gradients of this bound do to a model in round t."""
+        """Raise a ConfigError where the steps of gradients with this bound are out of float32's range in round t."""
         step = self.local.rate(t, total) * bound / self.records.batch
         if step and not LEAST_STEP <= step <= MOST_STEP:
             raise ConfigError(
@@ -193,17 +193,18 @@ class Algorithm:
         return (parse(self.clients.cohort), parse(self.local.lr), *found)
 
     def different_rounds(self, total: int) -> range:
-        """The first, where it stands for all; else all, as where each has a price of its own (turns.price)."""
-        priced = self.clients.in_turn or (self.per_round is not None and self.per_round.correlated)
+        """The first round, where all are alike; else all, as where each has its own price (cyclic.price)."""
+        priced = self.clients.cyclic or (self.per_round is not None and self.per_round.correlated)
         alike = not priced and all(schedule.shape == "constant" for schedule in self.schedules)
         return range(min(total, 1) if alike else total)
 
     def extreme_rounds(self, total: int) -> list[int]:
-        """The few in which some schedule is least or greatest."""
+        """The few rounds in which some schedule is smallest or largest."""
         return sorted({t for schedule in self.schedules for t in schedule.extremes(total)})
 
     @property
     def claims_privacy(self) -> bool:
+        """True where the paper claims privacy."""
         return self.claims != NO_CLAIM
 
     @property

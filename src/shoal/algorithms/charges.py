@@ -1,12 +1,11 @@
-"""What a round of an algorithm is charged, derived from its record: for each unit, against each observer.
+"""What a round of an algorithm is charged, for each unit and each observer.
 
-The algorithm walks its boundaries, and each mechanism answers with its event, or with the reason why there is none
-(`Unbounded`). The event says what was really done: how clients were sampled, and the noise in units of what one of
-them can add.
+Each mechanism states its event, or the reason why there is none (`Unbounded`). The event says what was actually done:
+how clients were sampled, and the noise in units of what one of them can add.
 
-The choice of clients amplifies (`Sampled`) only against whoever sees released models alone, and only where these do
-not show who took part: the noise is on the sum, and as much of it whoever came (`Round.on_sum`). Everywhere else it
-is taken to show (`Round.shown`): accounting/theorems.py has the table.
+Client sampling amplifies (`Sampled`) only against an observer of released models, and only where these do not reveal
+participation: the noise is on the sum, in the same amount whoever took part (`Round.on_sum`). Everywhere else
+participation is taken as visible (`Round.shown`): accounting/theorems.py has the table.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shoal.random import discrete_gaussian
 from shoal.random.normals import TAIL
 from shoal.random.secure_streams import FINEST
 
-ONE_CLIENT = "there is one client, and what is trained on its data alone cannot hide them"
+ONE_CLIENT = "there is only one client, and a model trained on its data alone cannot hide them"
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
     ("client", "release"),
@@ -41,7 +40,7 @@ PAIRS: tuple[tuple[Unit, Observer], ...] = (
 
 
 def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False) -> tuple[Charge, ...]:
-    """What round t (from 0) is charged; `again` where it was charged before, and is played once more."""
+    """What round t (from 0) is charged; `again`: it was charged before, and is run again."""
     return tuple(
         Charge(unit, who, event(algorithm, setting, t, unit, who, again), ADJACENCIES[unit]) for unit, who in PAIRS
     )
@@ -50,16 +49,16 @@ def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False)
 def event(
     algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
 ) -> Event:
-    """What round t does to one unit, as one observer sees it."""
+    """What round t costs one unit, as one observer sees it."""
     boundary, found = _decided(algorithm, setting, t, unit, observer, again)
     distance = 0.0 if isinstance(found, Unbounded) else _sampler_distance(algorithm.round(setting, t), boundary)
     return Compose((found, SamplerError(distance))) if distance else found
 
 
 def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) -> float:
-    """How far from its law, at most, is the noise that protects a unit in a round: the sum over its numbers."""
+    """The largest distance of a round's noise from its distribution: the sum over its coordinates."""
     setting = round.setting
-    each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # of all widths that are drawn the furthest
+    each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # the largest of all widths that are drawn
     if boundary == "per_step":
         counts = round.per_record is not None and round.per_record.counts
         draws = setting.multiplicity * max((steps for *_, steps in round.uses), default=1)
@@ -72,9 +71,9 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) ->
 def _decided(
     algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
 ) -> tuple[Literal["per_step", "updates"], Event]:
-    """Which noise protects the unit, and its event: that in the steps rather a record, that on updates a client.
+    """Which noise protects the unit, and its event: noise in the steps for a record, on updates for a client.
 
-    Either alone is a bound, for what comes after it looks at no data again.
+    Either alone is a bound: everything after it is post-processing.
     """
     if unit == "client" and setting.clients == 1:
         return "updates", Unbounded(ONE_CLIENT)
@@ -89,11 +88,11 @@ def _decided(
 
 
 def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observer) -> Event:
-    """What noise on updates, or on their sum, does for one unit."""
+    """The event of noise on updates, or on their sum, for one unit."""
     if not algorithm.draws_noise:
         return Unbounded("no noise is added")
     if observer == "client-process":
-        return Unbounded("inside a client's process its records lie open, and no noise is added there")
+        return Unbounded("the client process holds the raw records, and no noise is added there")
     if algorithm.per_update is None:
         return Unbounded(UNCLIPPED)
     inside = algorithm.per_record.unproven_for_clients if algorithm.per_record is not None else None
@@ -109,11 +108,11 @@ def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, o
 
 
 SOMEWHERE = Setting(10**6, 100, sizes=(1000,))
-"""A federation that is like none in particular, where a method proves something if it ever does."""
+"""A generic federation, in which a method proves something if it ever does."""
 
 
 def proves(algorithm: Algorithm) -> str:
-    """In a few words, for tables: for whom and against whom the method proves something."""
+    """In a few words, for tables: for which units and observers the method proves something."""
     found = {pair: _decided(algorithm, SOMEWHERE, 0, *pair) for pair in PAIRS}
     bounded = {pair: source for pair, (source, what) in found.items() if not isinstance(what, Unbounded)}
     if not bounded:
@@ -131,7 +130,7 @@ def proves(algorithm: Algorithm) -> str:
 
 
 def _listed(observers: Iterable[Observer]) -> str:
-    names = {"release": "the release", "server": "the server", "client-process": "those inside"}
+    names = {"release": "released models", "server": "the server", "client-process": "the client process"}
     *others, last = (names[who] for who in observers)
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -146,7 +145,9 @@ def calibrated(algorithm: Algorithm, setting: Setting, budget: Budget, unit: Uni
     if shape is None:
         raise ConfigError(f"budget.calibrate: algorithm {algorithm.name} adds no noise that could be calibrated")
     if not max(shape.values(setting.rounds)):
-        raise ConfigError(f"budget.calibrate scales {boundary}.noise, which is 0: set it to 1, or to a schedule")
+        raise ConfigError(
+            f"budget.calibrate scales {boundary}.noise_multiplier, which is 0: set it to 1, or to a schedule"
+        )
     unit_noise = shape.scaled(1 / max(shape.values(setting.rounds)))
 
     def with_noise(scale: float) -> Algorithm:

@@ -1,16 +1,16 @@
 """DP-FTRL for clients that cannot be sampled: Kairouz et al. (2021), as a banded matrix mechanism
 (Choquette-Choo et al. (2023); the banded square root of Kalinin & Lampert 2024).
 
-    for each round t:   Z_t <- the clients whose turn it is, in a public order
+    for each round t:   Z_t <- the next clients of the cycle, in a public order
         for k in Z_t:   update_k <- local SGD from w_t, clipped to S
         noise_t <- N(0, (sigma S)^2) - c_1 noise_{t-1} - c_2 noise_{t-2} - ...
         w_{t+1} <- w_t + (1/m) (sum_k update_k + noise_t),  through the server's momentum
 
-No sampling has to be secret, and none is: privacy comes from noise that later rounds partly take back, so that the
-model, which is the sum of all rounds, holds less of it than of independent noise. A client that comes k times in
-turns of b rounds, with b bands or fewer, costs sqrt(k (1 + c_1^2 + ... + c_{b-1}^2)) / sigma: one Gaussian for the
+Participation is public: privacy comes from correlated noise, part of which later rounds cancel, so that the model,
+which is the sum of all rounds, contains less noise than with independent noise. A client that takes part k times in
+cycles of b rounds, with b bands or fewer, costs sqrt(k (1 + c_1^2 + ... + c_{b-1}^2)) / sigma: one Gaussian for the
 whole run. `per_round.bands` is best at b = data.clients / clients.cohort, and `per_round.momentum` at the server's.
-The noise of the last rounds is remembered from round to round: see mechanisms/correlated.py.
+The noise of the last rounds is carried from round to round: see mechanisms/correlated.py.
 
 P. Kairouz et al. (2021), Practical and Private (Deep) Learning without Sampling or Shuffling.
 https://arxiv.org/abs/2103.00039
@@ -26,7 +26,7 @@ from shoal.mechanisms.update_clipping import Clip
 DP_FTRL = Algorithm(
     name="dp-ftrl",
     paper="Kairouz et al. (2021); Choquette-Choo et al. (2023)",
-    summary="client-level noise that later rounds partly take back, for clients that come in turn, unsampled",
+    summary="client-level correlated noise, for cyclic participation without sampling",
     claims="client level: what the accountant says",
     clients=Clients("cyclic", cohort=10),
     records=Records("shuffled", batch=10),

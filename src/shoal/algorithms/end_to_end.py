@@ -5,13 +5,13 @@
             g(x_i) <- g(x_i) / max(1, |g(x_i)|/S);   w_k <- w_k - lr (1/B) (sum_i g(x_i) + N(0, sigma^2 S^2))
         w_{t+1} <- sum_k (n_k/n) w_k
 
-`end-to-end` is as printed. It claims for a client what the noise in the steps was made to do for one record: Theorem
-1 drops a factor B, so that the true epsilon is in the thousands where 8 is claimed. Batches are a partition of the
-client's records: a record is used once an epoch, and nothing amplifies that against whoever knows who takes part.
+`end-to-end` is as printed. It claims for a client what the noise in the steps gives one record: Theorem 1 drops a
+factor B, so that the true epsilon is in the thousands where 8 is claimed. Batches are a partition of the client's
+records: a record is used once per epoch, without amplification against an observer who knows who takes part.
 With Algorithm 6 the clip falls: `-c per_record.clip_norm=decay:4:0.01:1` (the paper gives no values).
 
 `end-to-end-private` is the smallest change that makes both claims true: each whole update is clipped and noise for
-clients is added once to the sum; clients and records come by Poisson sampling, and each unit has its own ledger.
+clients is added once to the sum; clients and records are Poisson sampled, and each unit is accounted separately.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ END_TO_END = Algorithm(
     name="end-to-end",
     paper="Thesis, Algorithms 4 and 5",
     summary="noise in every local step, counted for records and once more for clients",
-    claims="client level: epsilon 8; example level: 1.31 (delta 1e-3 and 8e-6 for 100 clients)",
+    claims="client level: epsilon 8; record level: 1.31 (delta 1e-3 and 8e-6 for 100 clients)",
     clients=Clients("fixed-size", cohort=10),
     records=Records("shuffled", batch=100),
     local=Local(epochs=1, lr=0.02),

@@ -2,21 +2,21 @@
 
 As Fed-CDP (see `fed_cdp`), but with two quantities that adapt:
 
-    S       <- the greatest clipped norm in the batch, over records and layers (l2-max)
+    S       <- the largest clipped norm in the batch, over records and layers (l2-max)
     sigma_t <- sigma, or a decay of it over the rounds (section 5.3)
     w_i     <- w_i - lr (1/B) (sum_j g_j + N(0, sigma_t^2 S^2))
 
-`fed-alpha-cdp` and `fed-alpha-cdp-sigma` are as printed. S is a statistic of the batch that the noise's amount tells
-without any noise: nothing is proven. The four decays are schedules of `per_step.noise_multiplier`: linear:15:4.85,
-staircase:15:4.85:10, exponential:15:4.85 and cyclic:15:1. Tables 8 and 11 were made with others, in which epsilon_t
+`fed-alpha-cdp` and `fed-alpha-cdp-sigma` are as printed. S is a statistic of the batch that the scale of the noise
+reveals exactly: nothing is proven. The four decays are schedules of `per_step.noise_multiplier`: linear:15:4.85,
+staircase:15:4.85:10, exponential:15:4.85 and cyclic:15:1. Tables 8 and 11 used others, in which epsilon_t
 rises and sigma_t = sqrt(2 ln(1.25/delta))/epsilon_t: epsilon-linear:0.30747:1.30747:1e-5,
 epsilon-staircase:0.35747:1.35747:10:1e-5 and epsilon-exponential:0.30700:1.62109:1e-5.
 
-`fed-alpha-cdp-private` puts a private quantile in the place of l2-max: in every step each client counts, with noise,
+`fed-alpha-cdp-private` replaces l2-max by a private quantile: in every step each client counts, with noise,
 how many gradients are below the clip, which follows the median from round to round (Andrew et al. 2021). Poisson
-sampling of clients and of records. The count is paid for out of the step's noise: `count_noise` x batch must be more
-than half of it (3 at noise 6), and with 2 x 5 = 10 the gradients' noise is 6.29 in the place of 6. Such a count tells
-little in one step, but the clip follows the mean of 100 x 100 of them. Or take a public clip that falls:
+sampling of clients and of records. The count shares the step's privacy: `count_noise_multiplier` x batch must be
+more than half of its noise (3 at noise 6), and with 2 x 5 = 10 the gradients' noise is 6.29 instead of 6. One such
+count says little, but the clip follows the mean of 100 x 100 of them. Or use a public clip that falls:
 `fed-cdp-private -c per_record.clip_norm=exponential:4:1`.
 
 W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
@@ -34,7 +34,7 @@ FED_ALPHA_CDP = replace(
     FED_CDP,
     name="fed-alpha-cdp",
     paper="Wei et al. (2023), Algorithm 1 (Fed-alphaCDP)",
-    summary="noise in every local step, scaled to the greatest gradient in the batch (l2-max)",
+    summary="noise in every local step, scaled to the largest gradient in the batch (l2-max)",
     per_record=MaxClip(4.0, "each"),
 )
 
@@ -42,7 +42,7 @@ FED_ALPHA_CDP_SIGMA = replace(
     FED_ALPHA_CDP,
     name="fed-alpha-cdp-sigma",
     paper="Wei et al. (2023), Algorithm 1 (Fed-alphaCDP[sigma])",
-    summary="noise in every local step, scaled to the greatest gradient in the batch, and less from round to round",
+    summary="noise in every local step, scaled to the largest gradient in the batch, and decreasing over the rounds",
     claims="record and client level: epsilon 0.823 at delta 1e-5 after 80 to 96 rounds",
     per_step=StepNoise("linear:15:4.85"),
 )

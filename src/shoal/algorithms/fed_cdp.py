@@ -6,11 +6,11 @@
         w <- w + (1/K_t) sum_i (w_i - w)
 
 `fed-cdp` clips each of M layers to C, so that a whole gradient may have norm C sqrt(M), while the noise is scaled to
-C; its batches are a shuffled partition, which nothing amplifies. Both are charged as they are. The paper says three
-things of the noise's scale (`per_step.placement`), and takes its sampling rate to be 0.01 whatever the data.
+C; its batches are a shuffled partition, without amplification. Both are charged as they are. The paper gives three
+scales of the noise (`per_step.placement`), and assumes a sampling rate of 0.01 whatever the data.
 
-`fed-cdp-private` is the smallest change: C/sqrt(M) a layer, Poisson sampling of clients and of records. Its clip may
-fall on a public schedule: `-c per_record.clip_norm=exponential:4:1`.
+`fed-cdp-private` is the smallest change: C/sqrt(M) per layer, Poisson sampling of clients and of records. Its clip
+may fall on a public schedule: `-c per_record.clip_norm=exponential:4:1`.
 
 W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
 IEEE TPDS. https://arxiv.org/abs/2305.06473
@@ -42,7 +42,7 @@ FED_CDP_PRIVATE = replace(
     FED_CDP,
     name="fed-cdp-private",
     paper="Wei et al. (2023), section 4 (Fed-CDP), made rigorous",
-    summary="noise in every local step, a clip shared out among layers, Poisson clients and batches",
+    summary="noise in every local step, a clip divided among layers, Poisson clients and batches",
     clients=Clients("poisson", cohort=100),
     records=Records("poisson", batch=5),
     per_record=RecordClip(4.0, "split"),

@@ -4,9 +4,9 @@
         each update <- update / max(1, |update|/C) + N(0, sigma^2 C^2)
         w_{t+1} <- w_t + mean of the updates
 
-Each of the K_t updates gets noise of its own, so that the sum carries sqrt(K_t) times as much as the paper's
-accountant counts. With `per_update.at=client` the noise is there before the update leaves, and something is
-proven against the server as well; `at=server` adds the same noise later.
+Each of the K_t updates gets its own noise, so that the sum carries sqrt(K_t) times as much as the paper's
+accountant counts. With `per_update.at=client` the noise is added before the update leaves, and something is
+proven against the server too; `at=server` adds the same noise later.
 
 W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
 IEEE TPDS. https://arxiv.org/abs/2305.06473

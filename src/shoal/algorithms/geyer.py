@@ -5,14 +5,14 @@
         S <- median of the norms
         w_{t+1} <- w_t + (1/m_t) (sum_k update_k / max(1, norm_k/S) + N(0, sigma_t^2 S^2))
 
-`geyer` is as printed. Its clip is a statistic of the clients, released through the noise's scale without any
-noise, so that nothing is proven. (The authors' code clips each layer by its own median, and divides by
+`geyer` is as printed. Its clip is a statistic of the clients, which the scale of the noise reveals exactly, so
+nothing is proven. (The authors' code clips each layer by its own median, and divides by
 min(1, norm/S), which never clips; the paper is followed here. m_t and sigma_t may be schedules; the paper's
-were not released. It found that m_t should rise with sigma_t^2/m_t constant.)
+were not released. It finds that m_t should rise with sigma_t^2/m_t constant.)
 
-`geyer-private` is the smallest change that makes the claim true: clients come by Poisson sampling, the sum is
-divided by the public qK, and the clip follows a private quantile (Andrew et al. 2021), paid for in the noise.
-(What its server adds, momentum and the mean of the last half's models, costs no privacy and gains accuracy.)
+`geyer-private` is the smallest change that makes the claim true: clients are Poisson sampled, the sum is
+divided by the public qK, and the clip follows a private quantile (Andrew et al. 2021), which the noise accounts for.
+(Its server's momentum and its mean over the models of the last half cost no privacy and gain accuracy.)
 
 R. C. Geyer, T. Klein, M. Nabi (2017), Differentially Private Federated Learning: A Client Level Perspective.
 https://arxiv.org/abs/1712.07557

@@ -4,7 +4,7 @@
         for k in Z_t:   update_k <- local steps with noise for records, as in `end_to_end`
         w_{t+1} <- w_t + (1/m) (sum_k update_k / max(1, |update_k|/S_cl) + N(0, sigma_cl^2 S_cl^2))
 
-Two noises for two units: what the steps add protects records, what the server adds protects clients. The paper draws
+Two noises for two units: noise in the steps protects records, noise at the server protects clients. The paper draws
 exactly m clients and cuts batches from a partition, but accounts for Poisson sampling of both. Defaults are those of
 100 clients in Table 4.4: sigma 4, S_cl = 0.4 and sigma_cl = 4/sqrt 6.
 """

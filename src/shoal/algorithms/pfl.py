@@ -4,10 +4,10 @@
             g(x) <- g(x) / max(1, |g(x)|/C);   w_i <- w_i - lr (1/L) (sum_x g(x) + N(0, sigma^2 C^2))
         w <- (1/k) sum_i w_i
 
-SGD has momentum 0.5, which begins anew in every round. What is claimed for one client's own data is true, also
-against the server. But in the paper's experiments each client draws a tenth of all records
-(`data.partition=sample`), so that a record lies on several of them: it is charged that many times. The default noise
-is what Opacus finds for the paper's 2.93 over 20 epochs of 94 batches, for neighbours with one record more or less.
+SGD has momentum 0.5, which restarts in every round. The claim for one client's own data is true, also against the
+server. But in the paper's experiments each client draws a tenth of all records
+(`data.partition=sample`), so that several of them hold a record: it is charged that many times. The default noise
+is what Opacus finds for the paper's 2.93 over 20 epochs of 94 batches, under add-or-remove adjacency.
 
 U. Bhaskar, V. Srivastava, A. Manjunatha Vummintala, N. Manwani, S. Gujar (2025), Optimal Strategies for Federated
 Learning Maintaining Client Privacy. https://arxiv.org/abs/2501.14453

@@ -1,4 +1,4 @@
-"""The papers' own recipes for what a setting costs, as the column `published` shows it. None of them is a proof."""
+"""The papers' own recipes for what a setting costs, as the column `published` shows them. None of them is a proof."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoal.mechanisms.setting import Setting
 
 
 def moments(paper: str, orders: str) -> Recipe:
-    """The moments accountant: the first round's m and sigma, one composition a round, taken for Poisson sampling."""
+    """The moments accountant: the first round's m and sigma, one composition per round, as if Poisson sampled."""
 
     def recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
         assert algorithm.per_round is not None
         noise = algorithm.per_round.multiplier(0, max(rounds, 1))
-        words = f"{paper}: moments accountant, orders {orders.replace('-', '..')}, taken for Poisson sampling"
+        words = f"{paper}: moments accountant, orders {orders.replace('-', '..')}, treated as Poisson sampling"
         epsilon = moments_epsilon(_client_rate(algorithm, setting), noise, rounds, delta, orders)
         return (Published("client", epsilon, delta, words),)
 
@@ -26,7 +26,7 @@ def moments(paper: str, orders: str) -> Recipe:
 
 
 def thesis_examples(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """Thesis, Algorithm 5, per example: q = C B/|P_k| in each local step, as if all were one Poisson sample."""
+    """Thesis, Algorithm 5, per record: q = C B/|P_k| in each local step, as if all were one Poisson sample."""
     sigma, steps = _sigma(algorithm, setting), _steps(algorithm, setting)
     if sigma == 0 or steps is None or not setting.sizes:
         return ()
@@ -36,7 +36,7 @@ def thesis_examples(algorithm: Algorithm, setting: Setting, rounds: int, delta: 
 
 
 def thesis_both(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """Thesis, Algorithm 5: for a client its k noisy steps are taken for one Gaussian of sigma/sqrt k (Theorem 1)."""
+    """Thesis, Algorithm 5: for a client its k noisy steps are treated as one Gaussian of sigma/sqrt k (Theorem 1)."""
     records = thesis_examples(algorithm, setting, rounds, delta)
     steps = _steps(algorithm, setting)
     if not records or steps is None:
@@ -47,13 +47,13 @@ def thesis_both(algorithm: Algorithm, setting: Setting, rounds: int, delta: floa
 
 
 def thesis_naive(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """Thesis, Algorithm 8: the server's noise for a client, that of the steps for an example."""
+    """Thesis, Algorithm 8: the server's noise for a client, that of the steps for a record."""
     per_client = moments("Thesis", "2-32")(algorithm, setting, rounds, delta)
     return (*per_client, *thesis_examples(algorithm, setting, rounds, delta))
 
 
 def fed_cdp(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
-    """Wei et al. (2023), Tables 6 to 8: q = 0.01 whatever the data, in every local step of a round its sigma_t."""
+    """Wei et al. (2023), Tables 6 to 8: q = 0.01 whatever the data, and sigma_t in every local step of a round."""
     assert algorithm.per_step is not None
     sigmas = _written(algorithm.per_step).values(setting.rounds)[:rounds]
     steps = _steps(algorithm, setting)
@@ -78,7 +78,7 @@ def _client_rate(algorithm: Algorithm, setting: Setting) -> float:
 
 
 def _sigma(algorithm: Algorithm, setting: Setting) -> float:
-    """The first round's, as it is written: where it is added is no matter to a recipe."""
+    """The first round's sigma, as configured: a recipe ignores where it is added."""
     assert algorithm.per_step is not None
     return _written(algorithm.per_step).value(0, setting.rounds)
 
@@ -88,7 +88,7 @@ def _written(noise: StepMechanism) -> Schedule:
 
 
 def _steps(algorithm: Algorithm, setting: Setting) -> int | None:
-    """A client's steps in a round, of the greatest client where they differ; None where that is not known."""
+    """A client's steps in a round, of the largest client where they differ; None where unknown."""
     if algorithm.local.steps is not None:
         return algorithm.local.steps
     return algorithm.records.steps(max(setting.sizes), algorithm.local.epochs) if setting.sizes else None

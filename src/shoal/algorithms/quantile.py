@@ -3,7 +3,7 @@
     b_k <- 1[norm_k <= C];  w_{t+1} <- w_t + (1/m) (sum_k update_k / max(1, norm_k/C) + N(0, z_delta^2 C^2))
     C <- C exp(-lr (b~ - quantile)),  b~ the share of b_k with noise
 
-The count is paid for out of the same noise (see QuantileClip), so that a round costs what
+The count shares the privacy of the same noise (see QuantileClip), so that a round costs what
 `per_round.noise_multiplier` says.
 
 G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy (2021), Differentially Private Learning with Adaptive Clipping.

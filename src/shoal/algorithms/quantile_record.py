@@ -1,11 +1,11 @@
 """Adaptive clipping inside the client (Andrew et al. (2021), for gradients instead of updates).
 
     b_j <- 1[|g_j| <= C];   w <- w - lr (1/B) (sum_j g_j / max(1, |g_j|/C) + N(0, z_delta^2 C^2))
-    C <- C exp(-rate (b~ - quantile)) after the round,  b~ the mean of all clients' noisy shares of b_j
+    C <- C exp(-lr (b~ - quantile)) after the round,  b~ the mean of all clients' noisy shares of b_j
 
 A step spends what `per_step.noise_multiplier` says, the count included. Wei et al. (2023), Table 10, have sigma 6,
-C_0 = 4, shuffled batches of 5, fixed-size cohorts. A count noise of B/20 is too little there: to be paid for out of
-sigma 6 it must be over 3, and is 2 x 5 here.
+C_0 = 4, shuffled batches of 5, fixed-size cohorts. A count noise of B/20 is too little there: beside
+sigma 6 it must be over 3, and it is 2 x 5 here.
 
 G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy (2021), Differentially Private Learning with Adaptive Clipping.
 https://arxiv.org/abs/1905.03871

@@ -3,9 +3,9 @@
     compression     the smallest share of an update's coordinates becomes 0
     dssgd           a client sends a random fraction of its coordinates, capped (Shokri & Shmatikov (2015))
     dssgd-noise     the same, with noise on what is sent
-    random-noise    noise of a fixed scale on an update that nothing bounds
+    random-noise    noise of a fixed scale on an unclipped update
 
-None of them bounds what an update tells, so that nothing is proven for any.
+None of them bounds what an update reveals, so nothing is proven for any.
 
 W. Wei, L. Liu, J. Zhou, K.-H. Chow, Y. Wu (2023), Securing Distributed SGD against Gradient Leakage Threats,
 IEEE TPDS. https://arxiv.org/abs/2305.06473
@@ -48,7 +48,7 @@ RANDOM_NOISE = replace(
     COMPRESSION,
     name="random-noise",
     paper="Wei et al. (2023), section 4 (random noise)",
-    summary="noise of a fixed scale on an update that nothing bounds",
+    summary="noise of a fixed scale on an unclipped update",
     per_update=RandomNoise(scale=0.01),
 )
 

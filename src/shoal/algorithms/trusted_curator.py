@@ -4,9 +4,9 @@
         for k in Z_t:   update_k <- local SGD from w_t
         w_{t+1} <- w_t + (1/m_t) (sum_k update_k / max(1, |update_k|/S) + N(0, S^2 sigma^2))
 
-The clip S is public, so that the release is proven. The paper draws exactly m_t clients and accounts for Poisson
-sampling, which is not the same: `-c clients.sampling=poisson` makes its figure a true one. Defaults are those of
-100 clients in Tables 4.3 and 4.4: S = 0.4 and sigma = 4/sqrt 6.
+The clip S is public, so that a claim for the released models is proven. The paper draws exactly m_t clients and
+accounts for Poisson sampling, which is not the same: `-c clients.sampling=poisson` makes its figure a true one.
+Defaults are those of 100 clients in Tables 4.3 and 4.4: S = 0.4 and sigma = 4/sqrt 6.
 """
 
 from shoal.algorithms.base import Aggregate, Algorithm, Local

@@ -1,6 +1,6 @@
 """What an attacker sees: the engine plays the method's own boundaries, and the attacker sits at one of them.
 
-    type 0   at the server: the client's update as the server holds it (004 section 3.1)
+    type 0   at the server: the client's update as the server holds it (Wei et al. 2023, section 3.1)
     type 1   at the client, after local training and before the update leaves it
     type 2   inside the client: one record's gradient in the first local step, as it moves the local model
 

@@ -125,7 +125,7 @@ DRIFT_CLIENTS, DRIFT_COHORT, DRIFT_STEPS, DRIFT_BATCH = 8, 4, 2, 50
 
 
 def _theorem(record: Algorithm, epsilon: float) -> Case:
-    """000 Theorem 1: a client's k noisy steps are one Gaussian of sigma/sqrt k. Half of the clients come."""
+    """Thesis, Theorem 1: a client's k noisy steps are one Gaussian of sigma/sqrt k. Half of the clients come."""
     rate, steps = DRIFT_COHORT / DRIFT_CLIENTS, DRIFT_STEPS
     found = least_noise(
         lambda sigma: Sampled("poisson", rate, Gaussian(sigma / math.sqrt(steps))), Budget(epsilon, DELTA)

@@ -157,7 +157,7 @@ def population(config: Config) -> Population:
 
 def refuse_cyclic(algorithm: Algorithm) -> None:
     """Raise a ConfigError for cyclic sampling and correlated noise, which a site's ledger does not support."""
-    if algorithm.clients.in_turn or (algorithm.per_round is not None and algorithm.per_round.correlated):
+    if algorithm.clients.cyclic or (algorithm.per_round is not None and algorithm.per_round.correlated):
         raise ConfigError(
             f"algorithm {algorithm.name}: cyclic client sampling and correlated noise can only be simulated; "
             f"for a federation use another algorithm, such as geyer-private"

@@ -1,4 +1,4 @@
-"""Gradients of many clients at once: parameters with a client axis, one vector a client."""
+"""Gradients of many clients at once: parameters with a client axis, one vector per client."""
 
 from shoal.gradients.layout import Layout
 from shoal.gradients.network import Network, RecordTape, Tape, network

@@ -37,6 +37,7 @@ class BatchedNetwork:
         self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> LayerTape:
+        """The tape of the gradients of a batch for every client."""
         tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
@@ -48,6 +49,7 @@ class BatchedNetwork:
 
     @contextmanager
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
+        """A context in which updates of linear layers are kept as low-rank products."""
         rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
         used = Counter(entry for rule in rules for entry in rule.entries)
         capacities = {
@@ -68,7 +70,7 @@ class BatchedNetwork:
 
 
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
-    """A tape of what each layer saw: its input and the gradient of its output."""
+    """A tape of each layer's input and the gradient of its output."""
 
     def __init__(self, weights: Tensor, size: int, layers: list[str]) -> None:
         super().__init__()
@@ -77,6 +79,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
 
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient."""
         if factors is not None:
             self.accumulate_except(None, into, scale, factors)
             return
@@ -85,6 +88,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
 
     @torch.no_grad()
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+        """The same, but for products that are added together with the noise."""
         products = []
         for place, (rule, saved, grad) in enumerate(self):
             mine = factors[place if len(factors) > 1 else 0].to(grad.dtype)
@@ -100,11 +104,12 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
 
     @torch.no_grad()
     def squares(self) -> Tensor:
+        """The squared norm of every gradient, in float64."""
         if not len(self):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         used = [entry for rule, _, _ in self for entry in rule.entries]
         if len(set(used)) < len(used):
-            raise ModelError("some parameters are used twice for one example; set engine.batched=false")
+            raise ModelError("some parameters are used twice for one record; set engine.batched=false")
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
@@ -112,14 +117,17 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
 
     @property
     def layers(self) -> list[str]:
+        """The names of the layers, in the order of `squares`."""
         return [rule.entries[0].name.rpartition(".")[0] for rule, _, _ in self] or self._layers
 
     @torch.no_grad()
     def make_finite(self) -> None:
+        """Replace every NaN and Inf by 0."""
         self[:] = [(rule, finite(saved), finite(grad)) for rule, saved, grad in self]
         self._kept = finite(self._kept)
 
     def records(self) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         gradients = self._weights.new_zeros(self._weights.numel(), self._size)
         self.accumulate(gradients, 1.0)
         return gradients.view(*self._weights.shape, self._size)
@@ -137,7 +145,7 @@ class _Taped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, tape: LayerTape) -> Tensor:
-        y, ctx.saved = rule.forward(x.detach(), params)  # what is saved belongs to no graph
+        y, ctx.saved = rule.forward(x.detach(), params)  # saved tensors belong to no graph
         ctx.rule, ctx.params, ctx.tape = rule, params, tape
         return y
 
@@ -180,7 +188,7 @@ _MIXES_OR_DRAWS = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
 
 
 def rules_cover(module: nn.Module, layout: Layout) -> bool:
-    """Whether every trained parameter is in a layer that has a rule, and no layer mixes examples or draws."""
+    """Whether every trained parameter is in a layer that has a rule, and no layer mixes records or is random."""
     entries = {entry.name: entry for entry in layout.entries}
     named = {name: p for name, p in module.named_parameters() if name in entries}
     by_id = {id(p): entries[name] for name, p in named.items()}

@@ -20,9 +20,9 @@ Saved = Any  # unfolded rows and the padded input's shape; rules for one device 
 
 @contextmanager
 def _products_of(x: Tensor) -> Iterator[None]:
-    """On CUDA products inside a convolution may be in TF32 where PyTorch's own convolutions would be.
+    """On CUDA, products inside a convolution may use TF32 where PyTorch's own convolutions would.
 
-    Not where a norm and the gradient that it is the norm of are made by two different products: they must agree.
+    Not where a norm and its gradient are computed by two different products: they must agree.
     """
     with tf32(x, torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         yield
@@ -31,9 +31,9 @@ def _products_of(x: Tensor) -> Iterator[None]:
 class Conv2dRule(Rule):
     """Convolution as a few matrix products over channels-last rows.
 
-    Unfolding a picture for one product copies it kh x kw times, and that copy costs more than the product.
+    Unfolding an image for one product copies it kh x kw times, and that copy costs more than the product.
     So it is unfolded along its width only; the kernel's rows are then `shifts` products on the same rows,
-    each read a picture row further down. (Rows that straddle two pictures are computed and thrown away.)
+    each read one image row further down. (Rows that straddle two images are computed and discarded.)
     Where the stride skips rows, or too little would be left to multiply, it is unfolded both ways.
     """
 
@@ -46,6 +46,7 @@ class Conv2dRule(Rule):
         self.shifts = 1 if self.both_ways else module.kernel_size[0]
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
+        """The output, and what the backward pass needs of the input."""
         clients = len(params)
         if any(self.padding):
             x = F.pad(x, self.padding)
@@ -66,6 +67,7 @@ class Conv2dRule(Rule):
         return pictures.permute(0, 3, 1, 2), (rows, x.shape)
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         rows, shape = saved
         high, wide = self._output(shape)
         kernel = self._kernel(params).transpose(2, 3)
@@ -82,6 +84,7 @@ class Conv2dRule(Rule):
         return x[:, :, top : shape[2] - bottom, left : shape[3] - right]
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         with _products_of(grad):
             self._accumulate(saved, grad, into, scale)
 
@@ -99,6 +102,7 @@ class Conv2dRule(Rule):
             self.bias.of(into).add_(grad_rows.sum(1), alpha=scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The squared norm of every gradient, in float64."""
         rows, shape = saved
         _, wide = self._output(shape)
         pictures = rows.view(len(grad), -1, rows.shape[-1])
@@ -127,6 +131,7 @@ class Conv2dRule(Rule):
         into: Tensor,
         scale: float,
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         if kept is None:  # its norm came from another product
             self._accumulate_records(saved, weighed(grad, factors), into, scale)
             return
@@ -135,12 +140,12 @@ class Conv2dRule(Rule):
             self.bias.of(into).add_(kept_sum(grad.sum((2, 3)), factors), alpha=scale)
 
     def _accumulate_records(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
-        """In float64, but for few records of one position (clip.summed_products says why)."""
+        """In float64, but for few records of one position (update_clipping.summed_products says why)."""
         if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1:
             self._accumulate(saved, grad, into, scale)
             return
         inputs, rest = saved
-        if inputs.dim() == 3:  # rows, else pictures
+        if inputs.dim() == 3:  # rows, else images
             inputs = inputs.view(len(grad), -1, inputs.shape[2])
         rest = rest.double() if isinstance(rest, Tensor) else rest
         total = torch.zeros_like(into, dtype=torch.float64)
@@ -170,7 +175,7 @@ class Conv2dRule(Rule):
         return rows.shape[1] - (self.shifts - 1) * step, step
 
     def _unfold(self, x: Tensor, high: int, wide: int) -> Tensor:
-        """Padded pictures [N, C, H, W] as [N, rows, wide, patch]."""
+        """Padded images [N, C, H, W] as [N, rows, wide, patch]."""
         n, c, h, _ = x.shape
         sn, sc, sh, sw = x.stride()
         (kh, kw), (_, stride_w), (dilation_h, dilation_w) = self.kernel, self.stride, self.dilation

@@ -1,7 +1,7 @@
 """The rules of a convolution on a CPU: PyTorch's own kernels where they are fast, one product where they are not.
 
-A CPU is fastest on what lies in its caches, so that nothing is lost by taking one client, or one example, after
-the other. Pictures go from layer to layer in channels-last order, which pooling needs most of all.
+A CPU is fastest on data in its caches, so nothing is lost by taking one client, or one record, after another. Images
+pass from layer to layer in channels-last order, which matters most for pooling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cpu_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
 
 
 class LibraryConv2dRule(Conv2dRule):
-    """Each client's convolution by PyTorch's own kernels; the norms of examples are still products over rows."""
+    """Each client's convolution by PyTorch's own kernels; the norms of records are still products over rows."""
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         super().__init__(module, weight, bias)
@@ -36,6 +36,7 @@ class LibraryConv2dRule(Conv2dRule):
         self._sides = (top, left)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
+        """The output, and what the backward pass needs of the input."""
         x = x.contiguous(memory_format=torch.channels_last)
         weights = self.weight.of(params).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         biases = [None] * len(params) if self.bias is None else self.bias.of(params)
@@ -44,6 +45,7 @@ class LibraryConv2dRule(Conv2dRule):
         return torch.cat(y), (x, weights)
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         x, weights = saved
         return torch.cat([found for found, _, _ in self._backward(x, grad, weights, (True, False, False))])
 
@@ -57,6 +59,7 @@ class LibraryConv2dRule(Conv2dRule):
                 self.bias.of(own).add_(bias, alpha=scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The squared norm of every gradient, in float64."""
         x = F.pad(saved[0], self.padding)
         return super().squares((self._unfold(x, *self._output(x.shape)), x.shape), grad)
 
@@ -73,12 +76,13 @@ class LibraryConv2dRule(Conv2dRule):
 
 
 class ThinConv2dRule(Conv2dRule):
-    """A convolution of few channels, as on the pictures themselves: one product an example.
+    """A convolution of few channels, as on the input images: one product per record.
 
     Its patches lie side by side, [N, patch, T], so that whole picture rows are copied at a time.
     """
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
+        """The output, and what the backward pass needs of the input."""
         padded = F.pad(x, self.padding) if any(self.padding) else x
         patches = self._patches(padded)
         kernel = self._kernels(params, len(x)).transpose(1, 2)
@@ -90,6 +94,7 @@ class ThinConv2dRule(Conv2dRule):
         return y.view(len(x), *self._output(padded.shape), -1).permute(0, 3, 1, 2), (patches, padded.shape)
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         _, shape = saved
         patches = torch.bmm(self._kernels(params, len(grad)).transpose(1, 2), grad.flatten(2))
         x = F.fold(patches, shape[2:], self.kernel, self.dilation, stride=self.stride)
@@ -101,11 +106,12 @@ class ThinConv2dRule(Conv2dRule):
         self.accumulate_weighted(saved, self._gradients(saved, grad), grad, ones, into, scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared norm of every gradient, in float64."""
         kept = self._gradients(saved, grad)
         return self._squares_of(kept, grad), kept
 
     def _gradients(self, saved: Saved, grad: Tensor) -> Tensor:
-        """Each example's gradient of the weights, [N, patch, O]."""
+        """Each record's gradient of the weights, [N, patch, O]."""
         return torch.bmm(saved[0], grad.permute(0, 2, 3, 1).flatten(1, 2))
 
     def _patches(self, x: Tensor) -> Tensor:
@@ -116,7 +122,7 @@ class ThinConv2dRule(Conv2dRule):
         return view.reshape(n, c * self.kernel[0] * self.kernel[1], -1)
 
     def _kernels(self, params: Tensor, records: int) -> Tensor:
-        """Each example's weights, [N, O, patch]."""
+        """Each record's weights, [N, O, patch]."""
         return self.weight.of(params).flatten(2).repeat_interleave(records // len(params), 0)
 
     def _add_kernel(self, kernel: Tensor, into: Tensor, scale: float) -> None:

@@ -1,9 +1,9 @@
 """The rule of a convolution on CUDA: one kernel for the output, one for the gradient of the input, and one for that
 of the weights, each for all clients at once.
 
-Each is a matrix product whose one factor is read from the pictures where they lie (`implicit GEMM`), so that nothing
-is unfolded, padded or permuted in memory: what moves then is the pictures and the weights, and little else. Products
-are in TF32 where PyTorch's own convolutions would be. A norm is that of the very gradient which is added later.
+Each is a matrix product with one factor read directly from the images (`implicit GEMM`), so that nothing is unfolded,
+padded or permuted in memory: only the images and the weights move, and little else. Products are in TF32 where
+PyTorch's own convolutions would be. A norm is that of exactly the gradient which is added later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.random.noise_source import Product
 
 
 class Tile(NamedTuple):
-    """What one program makes at a time: so much along each side of its product, adding up `depth` of it in a go."""
+    """The tile that one program computes: the length of its sides, and the `depth` that it sums at a time."""
 
     side: int
     depth: int
@@ -34,18 +34,18 @@ class Tile(NamedTuple):
 OUTPUT = Tile(64, 32, 8, 3)
 INPUT = Tile(64, 32, 4, 3)
 WEIGHTS = Tile(64, 32, 4, 3)
-ENOUGH = 4096  # programs that a GPU is sure to be busy with
-MOST = 2**31  # numbers of one client that are told apart
+ENOUGH = 4096  # programs that surely keep a GPU busy
+MOST = 2**31  # the most numbers of one client that can be indexed
 
 
 def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
-    """These kernels where there is Triton and they can write weights and bias in one go."""
+    """These kernels where there is Triton and they can write weights and bias in one pass."""
     separate = bias is not None and bias.start != weight.stop
     return (Conv2dRule if triton is None or separate else TritonConv2dRule)(module, weight, bias)
 
 
 class TritonConv2dRule(Conv2dRule):
-    """Takes pictures in float32 that have many positions; the others go the way of `Conv2dRule`."""
+    """For float32 images with many positions; others use `Conv2dRule`."""
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         super().__init__(module, weight, bias)
@@ -55,6 +55,7 @@ class TritonConv2dRule(Conv2dRule):
         self._size = weight.stop - weight.start + (0 if bias is None else bias.stop - bias.start)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
+        """The output, and what the backward pass needs of the input."""
         left, right, top, bottom = self.padding
         n, channels, h, w = x.shape
         high, wide = self._output(torch.Size((n, channels, h + top + bottom, w + left + right)))
@@ -73,6 +74,7 @@ class TritonConv2dRule(Conv2dRule):
         return y, x
 
     def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         if not isinstance(saved, Tensor):
             return super().input_gradient(saved, grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
@@ -95,6 +97,7 @@ class TritonConv2dRule(Conv2dRule):
         self._of(into).add_(gradients.view(len(into), parts, -1).sum(1), alpha=scale)
 
     def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The squared norm of every gradient, in float64."""
         if not isinstance(saved, Tensor):
             return super().squares(saved, grad)
         kept, parts = self._gradients(saved, grad, len(grad))
@@ -103,6 +106,7 @@ class TritonConv2dRule(Conv2dRule):
     def accumulate_weighted(
         self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         if kept is None or not isinstance(saved, Tensor):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
             return
@@ -113,16 +117,17 @@ class TritonConv2dRule(Conv2dRule):
         self._of(into).unsqueeze(1).baddbmm_(factors.unsqueeze(1), rows, alpha=scale)
 
     def product(self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        """What `accumulate_weighted` adds, as a product that is added together with the noise."""
         if kept is None or not isinstance(saved, Tensor):
             return None
         return Product(self.weight.start, kept.view(*factors.shape, -1), factors.unsqueeze(2), scale)
 
     def _of(self, vectors: Tensor) -> Tensor:
-        """Weights and bias, which lie side by side."""
+        """Weights and bias, which are adjacent."""
         return vectors[:, self.weight.start : self.weight.start + self._size]
 
     def _gradients(self, x: Tensor, grad: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """The gradients [groups, size] of so many groups of examples, and the squares of their parts."""
+        """The gradients [groups, size] of so many groups of records, and the squares of their parts."""
         (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
         (wide_tiles, high_tiles), (across, up) = self._tiles()
         gradients, parts = x.new_empty(groups, self._size), x.new_empty(groups, wide_tiles * high_tiles)
@@ -158,7 +163,7 @@ if triton is not None:
 
     @triton.jit
     def _within(place, size):
-        """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the greatest."""
+        """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the largest."""
         return place.to(tl.uint32, bitcast=True) < size
 
     @triton.jit

@@ -1,8 +1,8 @@
 """Linear layers with deferred low-rank updates: for SGD with small batches, on a CPU.
 
-A step of B records changes a layer's weights by a product of B rows, W <- W + G^T X, and to read and write all of W
-for it costs more than the arithmetic. So the rows X and G of several steps are kept, and the layer's output is
-x W^T + (x X^T) G until `flush` adds their product to W. All clients begin with the same W, so that until the first
+A step of B records changes a layer's weights by a product of B rows, W <- W + G^T X, and reading and writing all of W
+costs more than the arithmetic. So the rows X and G of several steps are kept, and the layer's output is
+x W^T + (x X^T) G until `flush` adds their product to W. All clients start with the same W, so that until the first
 flush one product for all of them reads it once.
 """
 
@@ -34,10 +34,11 @@ class DeferredLinearRule(Rule):
         self._grads = start.new_empty(clients, capacity, outs)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of the input."""
         rows = x.reshape(len(params), -1, x.shape[-1])
         if self._shared is None:
             y = outputs(rows, self.rule.weight.of(params))
-        else:  # in this order, since libraries are slow at a few rows times a great transposed matrix
+        else:  # in this order, since libraries are slow at a few rows times a large transposed matrix
             y = (self._shared @ rows.flatten(0, 1).t()).t().reshape(*rows.shape[:2], -1)
         if self._count:
             past_rows, past_grads = self._deferred()
@@ -47,6 +48,7 @@ class DeferredLinearRule(Rule):
         return y.view(*x.shape[:-1], y.shape[-1]), rows
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         grads = grad.reshape(len(params), -1, grad.shape[-1])
         if self._shared is None:
             x = torch.bmm(grads, self.rule.weight.of(params))
@@ -58,6 +60,7 @@ class DeferredLinearRule(Rule):
         return x.view(*grad.shape[:-1], x.shape[-1])
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         grads = grad.reshape(len(into), -1, grad.shape[-1])
         after = self._count + grads.shape[1]
         if after > self.capacity:
@@ -71,6 +74,7 @@ class DeferredLinearRule(Rule):
             self.rule.bias.of(into).add_(grads.sum(1), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        """The squared norm of every gradient, in float64."""
         return self.rule.squares(saved, grad)
 
     def flush(self, params: Tensor) -> None:

@@ -1,12 +1,12 @@
-"""What every layer's rule gives: how it acts on many clients at once, each with its own parameters.
+"""The rule of a layer: how it acts on many clients at once, each with its own parameters.
 
 Activations keep the shape that the model's own code expects, [N, ...] with N = clients x batch, the
-examples of one client next to each other; only layers with parameters know of clients. A rule gives a
+records of one client next to each other; only layers with parameters know about clients. A rule gives a
 layer's output, the gradient of its input, and adds the gradient of its parameters, summed over each
-client's examples, into one vector a client. For privacy it also gives the norm of each example's gradient, from
-the layer's inputs and output gradients, and weighs the examples in the sum; gradients of single examples are
-made only where they are smaller than the way around them.
-In names: K clients, N examples, O outputs, C channels, T positions (pixels, words) of an example.
+client's records, into one vector per client. For privacy it also gives the norm of each record's gradient, from
+the layer's inputs and output gradients, and weights the records in the sum; gradients of single records are
+computed only where they are smaller than the alternative.
+In names: K clients, N records, O outputs, C channels, T positions (pixels, words) of a record.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.random.noise_source import Product
 
-FEW_POSITIONS = 20  # below so many, T x T products beat making an example's gradient
-ROUNDING = 64  # last digits that a few products may be wrong by, relative to their sizes; sums add one a term
-TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be taken for 0, or lose its digits
+FEW_POSITIONS = 20  # below this, T x T products beat computing a record's gradient
+ROUNDING = 64  # the error of a few products in last digits, relative to their sizes; sums add one per term
+TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be treated as 0, or lose its digits
 LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
 
 
 def trained(*entries: Entry | None) -> tuple[Entry, ...]:
-    """Those that there are: a layer may lack a bias."""
+    """The entries that exist: a layer may lack a bias."""
     return tuple(entry for entry in entries if entry is not None)
 
 
 class Rule(Protocol):
-    """What the tape asks of a layer; `entries` are all the parameters that it trains."""
+    """The interface of a layer for the tape; `entries` are all the parameters that it trains."""
 
     entries: tuple[Entry, ...]
 
@@ -46,15 +46,15 @@ class Rule(Protocol):
     def accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x the gradient of this layer's parameters.
 
-        Any number of rows that divides the examples may be asked for: with N of them, each gets its own gradient.
+        `into` may have any number of rows that divides the records: with N rows, each record gets its own gradient.
         """
 
     def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Any]:
-        """The squared norm of each example's gradient, [N], and what `accumulate_weighted` can use of it.
+        """The squared norm of each record's gradient, [N], and what `accumulate_weighted` can reuse.
 
-        It is in float64, for in float32 squares vanish below 1e-23, which times an input of 1e20 is no little. It is
-        that of the very gradient that is added, or above it by all that rounding may do. Where this cannot be
-        promised it is not finite: such an example is left out.
+        It is in float64, since float32 squares vanish below 1e-23, which times an input of 1e20 is not small. It is
+        the norm of exactly the gradient that is added, or above it by all that rounding may do. Where this cannot be
+        guaranteed it is not finite: such a record is left out.
         """
 
     def accumulate_weighted(
@@ -64,7 +64,7 @@ class Rule(Protocol):
         self.accumulate(saved, weighed(grad, factors), into, scale)
 
     def product(self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
-        """What `accumulate_weighted` adds to this layer's tensors, or to the first of them, where it is a product."""
+        """What `accumulate_weighted` adds to this layer, or to its first tensor, where that is a product."""
         return None
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
@@ -73,18 +73,18 @@ class Rule(Protocol):
 
 
 def squared(rows: Tensor) -> Tensor:
-    """The squared norm of each row in float64; numbers that this thread's arithmetic may take for 0 are counted."""
+    """The squared norm of each row in float64; numbers that this thread's arithmetic may treat as 0 are counted."""
     return (row_norms(rows) + TINY * math.sqrt(rows.shape[1])).square()
 
 
 def outer_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
-    """|g x^T|^2 of every example, for rows [N, in] and [N, out], and |g|^2 more for a bias."""
+    """|g x^T|^2 of every record, for rows [N, in] and [N, out], and |g|^2 more for a bias."""
     inputs = squared(x)
     return (squared(grad) * (inputs + bias)).where(inputs < LONGEST**2 / grad.shape[1], math.inf)
 
 
 def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
-    """|sum_t g_t x_t^T|^2 of every example, for [N, T, in] and [N, T, out], and |sum_t g_t|^2 more for a bias.
+    """|sum_t g_t x_t^T|^2 of every record, for [N, T, in] and [N, T, out], and |sum_t g_t|^2 more for a bias.
 
     Without the product where T is small.
     """
@@ -104,9 +104,9 @@ def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
 def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) -> Tensor:
     """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1.
 
-    The sum is over products that may cancel (a constant picture before a normalisation), and what then is left is
+    The sum is over products that may cancel (a constant picture before a normalisation), and what is left then is
     rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added, and
-    all that products too small for float32 may have been.
+    all that underflowing products may have contributed.
     """
     grads = torch.bmm(grad, grad.transpose(1, 2))
     pairs = ((alike + bias) * grads).sum((1, 2), dtype=torch.float64)
@@ -125,8 +125,8 @@ def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) ->
 def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
     """What rounding may take from |sum_t g_t x_t^T|^2, or add to what is summed later, from the squared norms [N, T].
 
-    A sum of n products is wrong by n eps/2 of their sizes at most, in whatever order; `terms` is what all the sums
-    on the way have together.
+    A sum of n products has an error of at most n eps/2 of their sizes, in whatever order; `terms` is the number of
+    terms of all the sums on the way.
     """
     return (ROUNDING + terms) * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
 
@@ -134,7 +134,7 @@ def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int)
 def _held(inputs: Tensor, grad: Tensor) -> Tensor:
     """Are inputs of these squared norms [N, T] short enough for factor x gradient to be too small for float32?
 
-    It then has lost at most 2^-149 a number, times the inputs 2^-85: less than 2^-20 of LEAST_STEP.
+    It then has lost at most 2^-149 per number, times the inputs 2^-85: less than 2^-20 of LEAST_STEP.
     """
     return inputs.sqrt().sum(1) * math.sqrt(grad.shape[-1]) < LONGEST
 
@@ -145,5 +145,5 @@ def kept_sum(kept: Tensor, factors: Tensor) -> Tensor:
 
 
 def weighed(grad: Tensor, factors: Tensor) -> Tensor:
-    """The output's gradient [N, ...] of every example times its factor [K, B]."""
+    """The output's gradient [N, ...] of every record times its factor [K, B]."""
     return grad * factors.reshape(-1, *[1] * (grad.dim() - 1))

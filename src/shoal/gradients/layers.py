@@ -1,4 +1,4 @@
-"""The rules of layers with parameters, and which layer has one; those of convolutions are in files of their own."""
+"""The rules of layers with parameters, and which layer has one; those of convolutions are in separate files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from shoal.random.noise_source import Product
 def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
     """Each client's rows [K, B, in] times its weights [K, out, in], transposed, plus its bias [K, out].
 
-    For a batch of about ten and great matrices the libraries of CPUs take up to twice as long in this order as in the
-    other.
+    For batches of about ten and large matrices, CPU libraries take up to twice as long in this order as in the other.
     """
     count, size = rows.shape[1], weights[0].numel()
     if 8 <= count <= 32 and size >= 250_000 and not rows.is_cuda:
@@ -41,16 +40,19 @@ class LinearRule(Rule):
         self.entries, self.weight, self.bias, self.kernels = trained(weight, bias), weight, bias, kernels
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of the input."""
         rows = x.reshape(len(params), -1, x.shape[-1])
         y = outputs(rows, self.weight.of(params), None if self.bias is None else self.bias.of(params))
         return y.view(*x.shape[:-1], y.shape[-1]), rows
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         weight = self.weight.of(params)
         rows = torch.bmm(grad.reshape(len(params), -1, grad.shape[-1]), weight)
         return rows.view(*grad.shape[:-1], weight.shape[-1])
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         grad = grad.reshape(len(into), -1, grad.shape[-1])
         rows = saved.view(len(into), -1, saved.shape[-1])
         self.weight.of(into).baddbmm_(grad.transpose(1, 2), rows, alpha=scale)
@@ -58,18 +60,21 @@ class LinearRule(Rule):
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
 
     def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
-        if saved.shape[:2].numel() > factors.numel():  # several positions a record, which float32 must not add up
+        """What `accumulate_weighted` adds, as a product that is added together with the noise."""
+        if saved.shape[:2].numel() > factors.numel():  # several positions per record, which float32 must not sum
             return None
         grads = weighed(grad, factors).reshape(*factors.shape, -1)
         return Product(self.weight.start, saved.view(*factors.shape, -1), grads, scale)
 
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
+        """Add the gradient of the bias."""
         if self.bias is not None:
             self.bias.of(into).add_(row_sums(product.grads), alpha=product.scale)
 
     def accumulate_weighted(
         self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         rows = saved.view(len(factors), -1, saved.shape[-1])
         grads = weighed(grad, factors).reshape(*rows.shape[:2], -1)
         positions = rows.shape[1] // max(factors.shape[1], 1)
@@ -81,6 +86,7 @@ class LinearRule(Rule):
             self.bias.of(into).add_(row_sums(grads, positions), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        """The squared norm of every gradient, in float64."""
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
         return product_squares(saved.view(len(grad), -1, saved.shape[-1]), grad, self.bias is not None), None
 
@@ -92,6 +98,7 @@ class AffineRule(Rule):
         self.first, self.entries, self.weight, self.bias = first, trained(weight, bias), weight, bias
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of the input."""
         shaped = x.reshape(len(params), -1, *x.shape[1:])
         y = shaped * self._shaped(self.weight, params, shaped)
         if self.bias is not None:
@@ -99,9 +106,11 @@ class AffineRule(Rule):
         return y.view(x.shape), shaped
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         return (grad.reshape(saved.shape) * self._shaped(self.weight, params, saved)).view(grad.shape)
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         shape = (len(into), -1, *saved.shape[2:])
         grad, x = grad.reshape(shape), saved.reshape(shape)
         self.weight.of(into).add_(self._summed(grad * x), alpha=scale)
@@ -109,6 +118,7 @@ class AffineRule(Rule):
             self.bias.of(into).add_(self._summed(grad), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The squared norm of every gradient, in float64."""
         shape = (len(grad), 1, *saved.shape[2:])
         grad, x = grad.reshape(shape), saved.reshape(shape)
         kept = [self._summed(grad * x).flatten(1)]
@@ -119,6 +129,7 @@ class AffineRule(Rule):
     def accumulate_weighted(
         self, saved: Tensor, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         kept = self.squares(saved, grad)[1] if kept is None else kept
         for entry, gradients in zip((self.weight, self.bias), kept, strict=False):
             assert entry is not None
@@ -142,24 +153,28 @@ class AffineRule(Rule):
 
 
 class BiasRule(Rule):
-    """y = x + b, with `b` along one dimension of the examples."""
+    """y = x + b, with `b` along one dimension of the records."""
 
     def __init__(self, dimension: int, bias: Entry) -> None:
         self.dimension, self.entries, self.bias = dimension, (bias,), bias
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, None]:
+        """The output, and what the backward pass needs of the input."""
         shaped = x.reshape(len(params), -1, *x.shape[1:]).movedim(self._place, -1)
         bias = self.bias.of(params).view(len(params), *[1] * (shaped.dim() - 2), -1)
         return (shaped + bias).movedim(-1, self._place).reshape(x.shape), None
 
     def input_gradient(self, saved: None, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
         return grad
 
     def accumulate(self, saved: None, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         shaped = grad.reshape(len(into), -1, *grad.shape[1:]).movedim(self._place, -1)
         self.bias.of(into).add_(shaped.flatten(1, -2).sum(1), alpha=scale)
 
     def squares(self, saved: None, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared norm of every gradient, in float64."""
         shaped = grad.unsqueeze(1).movedim(self._place, -1)
         kept = shaped.flatten(1, -2).sum(1)
         return squared(kept), kept
@@ -167,6 +182,7 @@ class BiasRule(Rule):
     def accumulate_weighted(
         self, saved: None, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         kept = self.squares(saved, grad)[1] if kept is None else kept
         self.bias.of(into).add_(kept_sum(kept, factors), alpha=scale)
 
@@ -183,17 +199,21 @@ class EmbeddingRule(Rule):
         self.entries, self.weight, self.padding = (weight,), weight, module.padding_idx
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of the input."""
         return self.weight.of(params).reshape(-1, self.weight.shape[1])[self._places(x, len(params))], x
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
+        """Never asked for: the inputs are whole numbers."""
         raise AssertionError("whole numbers have no gradient")
 
     def accumulate_weighted(
         self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         self.accumulate(saved, weighed(grad, factors).double(), into, scale)
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         clients, (words, width) = len(into), self.weight.shape
         total = grad.new_zeros(clients * words, width)
         total.index_add_(0, self._places(saved, clients).reshape(-1), grad.reshape(-1, width))
@@ -203,7 +223,7 @@ class EmbeddingRule(Rule):
         self.weight.of(into).add_(total, alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
-        """Words that come twice add up before their norm is taken."""
+        """Gradients of repeated words are summed before the norm is taken."""
         words, grad = saved.reshape(len(saved), -1), grad.reshape(len(saved), -1, grad.shape[-1])
         if self.padding is not None:
             grad = grad * (words != self.padding).unsqueeze(2)
@@ -219,7 +239,7 @@ class EmbeddingRule(Rule):
 def rule_for(
     module: nn.Module, entries: dict[int, Entry], kernels: bool = True
 ) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
-    """The rule of a layer and what comes before it, or None where there is no rule that is surely right.
+    """The rule of a layer and what comes before it, or None where no rule is certain to be correct.
 
     With `kernels` it is the fastest one for where the layer lies, else the plainest.
     """

@@ -20,13 +20,13 @@ class Entry:
     trainable: bool
 
     def of(self, vectors: Tensor) -> Tensor:
-        """A view of this tensor in a vector [P], or in one vector a client [K, P]."""
+        """A view of this tensor in a vector [P], or in one vector per client [K, P]."""
         return torch.unflatten(vectors[..., self.start : self.stop], -1, self.shape or (1,))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The trainable parameters in the model's order, then running statistics, which travel with them."""
+    """The trainable parameters in the model's order, then running statistics, which are sent with them."""
 
     entries: tuple[Entry, ...]
 
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def named_layers(self) -> dict[str, slice]:
-        """The same by name; running statistics are layers of their own, so that each number is in just one."""
+        """The same by name; running statistics are separate layers, so that each number is in exactly one."""
         places: dict[str, slice] = {}
         for entry in self.entries:
             name = entry.name.rpartition(".")[0] + ("" if entry.trainable else " (statistics)")

@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def record_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy, one number an example."""
+    """Cross-entropy, one number per record."""
     return F.cross_entropy(logits, y, reduction="none")

@@ -1,9 +1,9 @@
-"""A model that many clients train at once: `network(module)` picks the way that is right and fastest.
+"""A model that many clients train at once: `network(module)` picks the fastest correct implementation.
 
-`Network.backward` runs the model forward and backward for clients with a parameter vector each and returns
+`Network.backward` runs the model forward and backward for clients with one parameter vector each and returns
 a tape; `Tape.accumulate` then adds the gradient to any vectors, so that a plain SGD step needs no gradient
-in memory: `tape.accumulate(params, -lr)`. A tape of `network(module, per_record=True)` also knows the norm of
-every example's gradient, and can weigh the examples: clipping needs no gradient of an example in memory either.
+in memory: `tape.accumulate(params, -lr)`. A tape of `network(module, per_record=True)` also has the norm of
+every record's gradient, and can weight the records: clipping needs no gradient of a record in memory either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tape(Protocol):
 
 
 class RecordTape(Tape, Protocol):
-    """The gradients of each client's examples, not yet written, nor even made."""
+    """The gradients of each client's records, not yet written, nor even computed."""
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x sum_b factors[layer, k, b] gradient[k, b]; factors [1, K, B] are for all layers."""
@@ -39,24 +39,24 @@ class RecordTape(Tape, Protocol):
     def accumulate_except(
         self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
     ) -> list[Product]:
-        """The same, but for products that are left to whoever adds noise to the same places in one go."""
+        """The same, but for products that are added together with the noise in one pass."""
 
     @property
     def layers(self) -> list[str]:
         """The names of the layers, in the order of `squares` and `factors`."""
 
     def squares(self) -> Tensor:
-        """The squared norm of every example's gradient in each layer, [layers, K, B], in float64."""
+        """The squared norm of every record's gradient in each layer, [layers, K, B], in float64."""
 
     def records(self) -> Tensor:
         """The gradients themselves, [K, B, P]."""
 
     def make_finite(self) -> None:
-        """Put 0 wherever a number is NaN or Inf, once the norms are known: what has no norm can then be left out."""
+        """Replace every NaN and Inf by 0, once the norms are known, so that such records can be left out."""
 
 
 class Network(Protocol):
-    """A model whose parameters are one vector [P] a client."""
+    """A model with one parameter vector [P] per client."""
 
     layout: Layout
     batched: bool
@@ -65,10 +65,10 @@ class Network(Protocol):
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
 
         Args:
-            params: One vector a client, [K, P].
+            params: One vector per client, [K, P].
             x: Inputs, [K, B, ...].
             y: Targets, [K, B].
-            weights: Weights of the examples, [K, B]; 0 masks one that is padded.
+            weights: Weights of the records, [K, B]; 0 for padding.
 
         Returns:
             A tape, from which the gradient can be added anywhere.
@@ -80,7 +80,7 @@ class Network(Protocol):
         Args:
             start: The parameters that all clients begin with, [P].
             params: The clients' parameters, [K, P]; whole again when the context is left.
-            batch: Examples of one client in a step.
+            batch: Records of one client in a step.
         """
 
 
@@ -92,18 +92,18 @@ def network(
     per_record: bool = False,
     kernels: bool = True,
 ) -> Network:
-    """Batched over clients where every layer has a rule, else sequential: one client (or example) after the other.
+    """Batched over clients where every layer has a rule, else sequential: one client (or record) after another.
 
     Args:
         module: The model.
-        sample: Any few examples of the input. With them both ways are compared first, so that a model whose own code
-            mixes examples, or reaches into a layer, is never trained wrongly.
+        sample: A few inputs. With them both implementations are compared first, so that a model whose own code
+            mixes records, or reaches into a layer, is never trained wrongly.
         batched: Whether clients may be batched at all.
-        per_record: Whether tapes must know the norm of each example's gradient.
-        kernels: Whether layers are computed in the way that is fastest on their device, else by plain products.
+        per_record: Whether tapes must have the norm of each record's gradient.
+        kernels: Whether layers use the fastest kernels of their device, else plain products.
 
     Returns:
-        The network; its `batched` says which way it is.
+        The network; its `batched` says which it is.
     """
     slow = RecordNetwork if per_record else SequentialNetwork
     layout = Layout.of(module)
@@ -115,9 +115,9 @@ def network(
 
 
 def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per_record: bool) -> bool:
-    """Do both ways give the same gradient, for two clients with different parameters and records? In float64.
+    """Do both implementations give the same gradient for two different clients, in float64?
 
-    The weights are shaken first, since a layer that starts at zero would hide everything before it.
+    The weights are perturbed first, since a layer that starts at zero would hide everything before it.
     """
     module, sample = copy.deepcopy(module).cpu().double(), sample.cpu()
     x = torch.stack([sample, sample[:1].expand_as(sample)])

@@ -1,4 +1,4 @@
-"""Max pooling on CUDA over windows that do not overlap, as most are: each picture is read once and written once.
+"""Max pooling on CUDA over windows that do not overlap, as most are: each image is read once and written once.
 
 PyTorch's own gradient also works for windows that overlap, and takes longer than a convolution for it.
 """
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from shoal.kernels import tl, triton
 
-BLOCK = 512  # numbers that a program makes
+BLOCK = 512  # numbers per program
 LARGEST = 16  # window, in numbers
-MOST = 2**31  # numbers that are told apart
+MOST = 2**31  # the most numbers that can be indexed
 
 
 def can_pool(module: nn.Module) -> bool:
@@ -32,13 +32,14 @@ def can_pool(module: nn.Module) -> bool:
 
 
 class MaxPool(nn.Module):
-    """Takes pictures in float32 on CUDA; the others go to PyTorch's."""
+    """For float32 images on CUDA; others use PyTorch's own."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._plain, self._window = module, _pair(cast(int | tuple[int, int], module.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Max pooling, by a Triton kernel where it fits."""
         fits = x.dim() == 4 and x.shape[2] >= self._window[0] and x.shape[3] >= self._window[1]
         if fits and x.is_cuda and x.dtype == torch.float32 and x.numel() < MOST:
             return Pooled.apply(x, self._window)  # type: ignore[no-any-return,no-untyped-call]
@@ -46,10 +47,11 @@ class MaxPool(nn.Module):
 
 
 class Pooled(torch.autograd.Function):
-    """The greatest number of each window, and which it was: the first, or the last NaN, as PyTorch has it."""
+    """The maximum of each window, and its position: the first, or the last NaN, as in PyTorch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: tuple[int, int]) -> Tensor:
+        """The pooled image; the position of each maximum is saved."""
         (n, channels, h, w), (high, wide) = x.shape, (x.shape[2] // window[0], x.shape[3] // window[1])
         y = x.new_empty(n, channels, high, wide)
         which = torch.empty_like(y, dtype=torch.int8)
@@ -61,6 +63,7 @@ class Pooled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Each output's gradient, added where its maximum was."""
         (which,), (h, w), (high, wide) = ctx.saved_tensors, ctx.shape[2:], grad.shape[2:]
         before = grad.new_empty(ctx.shape)
         if before.numel():
@@ -86,7 +89,7 @@ if triton is not None:
         H: tl.constexpr, W: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
         BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """For every output: the greatest number of its window, and which it was."""
+        """For every output: the maximum of its window, and its position."""
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         there = place < outputs
         corner = x + (place // (HIGH * WIDE) * (H * W) + place // WIDE % HIGH * (KH * W) + place % WIDE * KW)
@@ -104,7 +107,7 @@ if triton is not None:
         H: tl.constexpr, W: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
         BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """For every input: its window's gradient where it was the greatest, and 0 elsewhere or outside of windows."""
+        """For every input: its window's gradient where it was the maximum, and 0 elsewhere or outside of windows."""
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         row, column = place // W % H, place % W
         high, wide = row // KH, column // KW

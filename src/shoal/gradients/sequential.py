@@ -1,4 +1,4 @@
-"""Sequential: one client, or one example, after the other; any model at all, by autograd and torch.func."""
+"""Sequential: one client, or one record, after another; for any model, by autograd and torch.func."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.random.noise_source import Product
 
 
 class SequentialNetwork:
-    """One client after the other, by autograd: any model at all, also BatchNorm and Dropout."""
+    """One client after another, by autograd: for any model, also with BatchNorm and Dropout."""
 
     batched = False
 
@@ -25,6 +25,7 @@ class SequentialNetwork:
         self._module = copy.deepcopy(module).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> SumTape:
+        """The tape of the gradients of a batch for every client."""
         total = torch.zeros_like(params)
         for k in range(len(params)):
             mask = weights[k] > 0
@@ -33,10 +34,11 @@ class SequentialNetwork:
         return SumTape(total)
 
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
+        """Nothing is deferred here."""
         return nullcontext()
 
     def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """The gradient of every example's weighted loss, [K, B, P]."""
+        """The gradient of every record's weighted loss, [K, B, P]."""
         gradients = params.new_zeros(*weights.shape, params.shape[1])
         for k, b in weights.nonzero().tolist():
             one = slice(b, b + 1)
@@ -63,13 +65,14 @@ class SumTape:
         self._vectors = vectors
 
     def accumulate(self, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         into.add_(self._vectors, alpha=scale)
 
 
 class RecordNetwork(SequentialNetwork):
-    """Every example's gradient by torch.func: slow, and right for any model that does not mix examples.
+    """Every record's gradient by torch.func: slow, but correct for any model that does not mix records.
 
-    Where vmap does not know an operation, one example after the other.
+    Where vmap does not support an operation, one record after another.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -77,9 +80,11 @@ class RecordNetwork(SequentialNetwork):
         self._vmapped = True
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
+        """The tape of the gradients of a batch for every client."""
         return GradientTape(self.layout, self.records(params, x, y, weights))
 
     def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         if weights.numel() == 0:
             return params.new_zeros(*weights.shape, params.shape[1])
         if self._vmapped:
@@ -91,8 +96,8 @@ class RecordNetwork(SequentialNetwork):
         return super().records(params, x, y, weights)
 
     def _of_client(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        def loss(vector: Tensor, example: Tensor, label: Tensor) -> Tensor:
-            logits = func.functional_call(self._module, self.layout.views(vector), (example.unsqueeze(0),))
+        def loss(vector: Tensor, record: Tensor, label: Tensor) -> Tensor:
+            logits = func.functional_call(self._module, self.layout.views(vector), (record.unsqueeze(0),))
             return record_losses(logits, label.unsqueeze(0)).squeeze(0)
 
         gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
@@ -100,12 +105,13 @@ class RecordNetwork(SequentialNetwork):
 
 
 class GradientTape:
-    """A tape of every example's gradient, [K, B, P]."""
+    """A tape of every record's gradient, [K, B, P]."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:
         self._layers, self._gradients, self.layers = layout.layers, gradients, layout.layer_names
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient."""
         if factors is None:
             into.add_(self._gradients.sum(1), alpha=scale)
             return
@@ -116,16 +122,20 @@ class GradientTape:
             into[:, layer].add_(total, alpha=scale)
 
     def accumulate_except(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
+        """Leaves no products out."""
         self.accumulate(into, scale, factors)
         return []
 
     def squares(self) -> Tensor:
+        """The squared norm of every gradient, in float64."""
         rows = self._gradients.flatten(0, 1)
         squares = torch.stack([row_norms(rows[:, layer]).square() for layer in self._layers])
         return squares.view(len(self._layers), *self._gradients.shape[:2])
 
     def records(self) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         return self._gradients
 
     def make_finite(self) -> None:
+        """Replace every NaN and Inf by 0."""
         self._gradients = torch.nan_to_num(self._gradients, nan=0.0, posinf=0.0, neginf=0.0)

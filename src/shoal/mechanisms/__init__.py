@@ -1,0 +1,1 @@
+"""The mechanisms of each boundary: sampling, clips and noise."""

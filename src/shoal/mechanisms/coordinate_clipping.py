@@ -1,11 +1,11 @@
-"""AdaClip (Pichapati et al. 2019; a comparator in 004): clips in coordinates that follow the gradients.
+"""AdaClip (Pichapati et al. 2019; a comparator in Wei et al. 2023): clips in coordinates that follow the gradients.
 
     a   <- sqrt(s) sqrt(sum s);   w_b <- (g_b - m)/a;   w_b <- w_b / max(1, |w_b|)
     g~  <- a (sum_b w_b + N(0, sigma^2))/B + m
     v   <- clamp((g~ - m)^2 - a^2 sigma^2/B^2, h1, h2)
     m   <- beta1 m + (1 - beta1) g~;   s <- beta2 s + (1 - beta2) v
 
-m and s are made from g~ alone, which is released: they cost nothing. Both begin anew in every round, at each client.
+m and s depend on g~ alone, which is released, so they cost no privacy. Both restart in every round, at each client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.random.noise_source import Normals
 
 @dataclass(frozen=True)
 class AdaClip(GradientClip):
-    """The sum of the w_b moves by 1 with one record, so that the noise is `per_step.noise_multiplier` itself."""
+    """One record moves the sum of the w_b by at most 1, so the noise is `per_step.noise_multiplier` itself."""
 
     h1: float = 1e-5
     h2: float = 1e-3
@@ -56,15 +56,20 @@ class AdaClip(GradientClip):
         total: int,
         draw: Source,
     ) -> Sanitiser:
+        """The sanitiser of a chunk of clients for the steps of round t."""
         return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)
 
     def least(self, state: State, t: int, total: int, size: int) -> float:
+        """The smallest bound that round t may have."""
         return float(self.h1 * size**0.5)
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
+        """The sensitivity of a batch sum in the first step of a run."""
         return float(self.start(torch.zeros(1, size)).spread()[0, 0])
 
     def unclipped(self) -> Self:
+        """The same mechanism without its clip, which an audit must flag."""
+
         def unclipped_sum(self: Self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
             moved = (gradients - at.mean.unsqueeze(1)) / at.spread().unsqueeze(1)
             return (moved * mask.unsqueeze(2)).sum(1)
@@ -73,17 +78,17 @@ class AdaClip(GradientClip):
         return found
 
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
-        """In the first step its coordinates are all alike: one ball, kept."""
+        """In the first step all coordinates have the same scale: the clip is one ball."""
         return into_ball(vectors, (self.h1 * self.h2) ** 0.5 * vectors.shape[1] ** 0.5)
 
     def start(self, params: Tensor) -> Coordinates:
-        """What K clients with params [K, P] begin a round with."""
+        """The coordinates with which K clients, of parameters [K, P], start a round."""
         return Coordinates(torch.zeros_like(params), torch.full_like(params, math.sqrt(self.h1 * self.h2)))
 
     def clipped_sum(self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
-        """sum_b w_b for every client, of gradients [K, B, P]; `real` [K, B] is 0 where a batch is filled up.
+        """sum_b w_b for every client, of gradients [K, B, P]; `mask` [K, B] is 0 for padding.
 
-        A coordinate that is too great for a float after the division counts as 0.
+        A coordinate that overflows after the division counts as 0.
         """
         spread = at.spread()
         moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
@@ -93,7 +98,7 @@ class AdaClip(GradientClip):
             return weighed_sum(moved, factors).to(moved.dtype)
 
     def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
-        """g~ [K, P] from the noisy sum; the coordinates follow it."""
+        """g~ [K, P] from the noisy sum; also updates the coordinates from it."""
         spread = at.spread()
         gradient = noisy_sum.mul_(spread).div_(batch).add_(at.mean)
         seen = (gradient - at.mean).square_() - (spread * (noise / batch)).square_()
@@ -110,11 +115,12 @@ class Coordinates:
     scale: Tensor
 
     def spread(self) -> Tensor:
+        """a, the scale of every coordinate, [K, P]."""
         return self.scale.sqrt() * self.scale.sum(1, keepdim=True).sqrt()
 
 
 class AdaptiveCoordinates:
-    """AdaClip's sanitiser: the gradients of single records are needed, each measured in coordinates of its own."""
+    """AdaClip's sanitiser: it needs the gradients of single records, each in its own coordinates."""
 
     def __init__(self, clip: AdaClip, noise: float, batch: float, source: Normals, params: Tensor) -> None:
         self.clip, self.noise, self.batch, self.source = clip, noise, batch, source
@@ -123,9 +129,11 @@ class AdaptiveCoordinates:
 
     @property
     def values(self) -> tuple[object, ...]:
+        """The settings that must be equal for another sanitiser to take its place."""
         return self.clip, self.noise, self.batch
 
     def begin(self, other: Sanitiser) -> None:
+        """Take over another one's values and random streams."""
         assert isinstance(other, AdaptiveCoordinates)
         self.source.begin(other.source)
         self.at.mean.copy_(other.at.mean)
@@ -133,6 +141,7 @@ class AdaptiveCoordinates:
         self.metrics.clear()
 
     def non_finite(self, tape: Gradients) -> Tensor:
+        """Which gradients [K, B] have no finite norm."""
         return ~tape.squares().sum(0).isfinite()
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
@@ -150,4 +159,5 @@ class _Vectors:
     vectors: Tensor
 
     def accumulate(self, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
         into.add_(self.vectors, alpha=scale)

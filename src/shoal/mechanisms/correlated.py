@@ -1,17 +1,17 @@
-"""Noise that later rounds take back: correlated Gaussian noise on a stream of sums, and what it protects.
+"""Correlated Gaussian noise on a stream of sums, part of which later rounds cancel, and what it protects.
 
 DP-FTRL (Kairouz et al. 2021) as a banded matrix mechanism (Choquette-Choo et al. 2023), with the square root of the
-matrix that adds up all rounds, cut off after some bands (Kalinin & Lampert 2024), for its coefficients:
+prefix-sum matrix, truncated to some bands (Kalinin & Lampert 2024), for its coefficients:
 
     1 + c_1 x + c_2 x^2 + ...  =  ((1 - x) (1 - momentum x))^(-1/2),  up to x^(bands - 1)
     z_t ~ N(0, noise^2);  w_t <- z_t - c_1 w_{t-1} - ... - c_{bands-1} w_{t-bands+1};  release sum_t + clip w_t
 
-Whoever sees all releases y_t can work out y_t + c_1 y_{t-1} + ... = (sum_t + c_1 sum_{t-1} + ...) + clip z_t, and
-back: so round t is one Gaussian mechanism, with fresh noise z_t, on a weighted sum of the last rounds' sums. In it a
-client that came d_1, d_2, ... rounds ago moves it by c_{d_1} + c_{d_2} + ... clips: its `reach`. No coefficient is
-negative, so that this is met where all its updates point one way. Rounds compose as other Gaussians do, whatever
-each has learnt from those before, and so does a round that is played again with a fresh z_t. Noise that was
-forgotten leaves some sums out of the weighted one, which makes no reach longer.
+The releases y_t and the values y_t + c_1 y_{t-1} + ... = (sum_t + c_1 sum_{t-1} + ...) + clip z_t determine each
+other. So round t is one Gaussian mechanism, with fresh noise z_t, on a weighted sum of the last rounds' sums. A
+client that took part d_1, d_2, ... rounds ago moves that sum by c_{d_1} + c_{d_2} + ... clips: its `reach`. No
+coefficient is negative, so the reach is attained where all its updates point the same way. Rounds compose adaptively,
+as other Gaussians do, and so does a round that is run again with a fresh z_t. Where past noise was forgotten, some
+sums are missing from the weighted sum, which makes no reach longer.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from shoal.random.secure_streams import FINEST, SecureGenerator, charged, grid, 
 Array = npt.NDArray[np.float64]
 
 PAST = "noise.past"
-"""Where the noise of the last rounds is remembered, newest first, in units of the clip. It must stay secret."""
+"""The key of the noise of the last rounds, newest first, in units of the clip. It must stay secret."""
 
 
 @dataclass(frozen=True)
 class Correlated(Gaussian):
-    """Boundary `per_round`: fresh noise of `noise` x sensitivity, less a share of that of `bands` - 1 rounds before.
+    """Boundary `per_round`: fresh noise of noise_multiplier x sensitivity, less a share of the last `bands` - 1.
 
-    Best with as many bands as there are rounds from one time that a client comes to the next, and with the server's
+    Best with as many bands as there are rounds between two participations of a client, and with the server's
     `momentum`. One band is independent noise.
     """
 
@@ -60,7 +60,7 @@ class Correlated(Gaussian):
             raise ConfigError(f"per_round.momentum must be in [0, 1), got {self.momentum}")
 
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
-        """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, where the sum is already."""
+        """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, on which the sum lies."""
         secure = isinstance(generator, SecureGenerator) and z > 0
         like = total.double() if secure else total
         past = state.get(PAST, like.new_zeros(0, like.numel())).to(like)
@@ -73,36 +73,39 @@ class Correlated(Gaussian):
         return (total + added).to(total.dtype)
 
     def coefficients(self) -> Array:
+        """The coefficients 1, c_1, c_2, ... of the correlated noise."""
         j = np.arange(1, self.bands)
         root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])  # of 1/(1 - x)
         found: Array = np.convolve(root, root * self.momentum ** np.arange(self.bands))[: self.bands]
         return found
 
     def rounding(self, parameters: int) -> float:
+        """How far rounding may move a round's weighted sum, in clips for each unit of noise."""
         return 1.001 * math.sqrt(parameters) / FINEST
 
     def counted(self, noise: float, count_rounding: float) -> float:
-        """Each round's sum is rounded with those of others: its noise is on the finest grid."""
+        """Each round's sum is rounded together with those of other rounds, so its noise lies on the finest grid."""
         return charged(noise, FINEST)
 
     def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
+        """Raise a ConfigError beside secret sampling or a clip that follows counts."""
         if clients.secret:
             raise ConfigError(
-                f"algorithm {name}: noise that rounds share gains nothing by {clients.sampling} sampling; "
+                f"algorithm {name}: correlated noise gains nothing from {clients.sampling} sampling; "
                 f"set clients.sampling to cyclic or all"
             )
         if per_update.counts:
-            raise ConfigError(f"algorithm {name}: noise that rounds share wants a clip that follows no counts")
+            raise ConfigError(f"algorithm {name}: correlated noise needs a clip that follows no counts")
 
     def _shared(self, round: Round, unit: Unit) -> Event:
-        return Unbounded("clients that come and go cannot add noise together that rounds share")
+        return Unbounded("correlated noise cannot be shared among clients that may drop out")
 
 
 def _on_fine_grid(back: Tensor, scale: float, coarse: float, generator: SecureGenerator) -> Tensor:
     """-c_1 w_{t-1} - ..., rounded down onto a grid of at least FINEST to the noise, plus a discrete Gaussian on it.
 
-    The sum lies on a coarser one: rounded with it, the weighted sum of which round t is the Gaussian mechanism comes
-    out the same, moved by up to a step in each coordinate.
+    The sum lies on a coarser grid. Rounding moves the weighted sum, on which round t is the Gaussian mechanism, by at
+    most one step in each coordinate.
     """
     step = min(coarse, 2.0 ** math.floor(math.log2(scale / FINEST)))
     return on_grid(back.div(step).floor_().mul_(step), scale, step, generator)

@@ -1,4 +1,4 @@
-"""What noise on a sum costs where it is public who comes when: clients come in turn, and rounds may share noise."""
+"""What noise on a sum costs under cyclic participation, which is public, where noise may be correlated."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ Array = npt.NDArray[np.float64]
 class Weighted(Protocol):
     """Noise on a weighted sum of the last rounds' sums (see `correlated`)."""
 
-    def multiplier(self, t: int, total: int) -> float: ...
+    def multiplier(self, t: int, total: int) -> float:
+        """The noise multiplier of round t."""
 
-    def coefficients(self) -> Array: ...
+    def coefficients(self) -> Array:
+        """The coefficients 1, c_1, c_2, ... of the correlated noise."""
 
     def __hash__(self) -> int: ...
 
 
 def reach(weights: Array, turns: int, rounds: int) -> Array:
-    """By how many clips a client moves a round's weighted sum, 0, 1, ... rounds after it first came.
+    """By how many clips a client moves a round's weighted sum, 0, 1, ... rounds after it first took part.
 
-    It comes again every `turns` rounds, or less often.
+    It takes part every `turns` rounds, or less often.
     """
     padded = np.zeros(-(-rounds // turns) * turns)
     padded[: min(len(weights), rounds)] = weights[:rounds]
@@ -35,9 +37,9 @@ def reach(weights: Array, turns: int, rounds: int) -> Array:
 def price(noise: Weighted, t: int, total: int, turns: int, again: bool = False, rounding: float = 0.0) -> float:
     """What round t costs: (reach / noise)^2 of one client, which over all rounds is the squared shift of a Gaussian.
 
-    Clients begin in different rounds, and at any time some have paid more than others. Rounds that are played for
-    the first time come in order, and each is charged by how much the greatest of these sums has grown. A round that
-    is played `again` is charged what it costs the client that it hits hardest. So nobody pays more than was charged.
+    Clients start in different rounds, so at any time some have lost more than others. New rounds come in order, and
+    each is charged the increase of the largest client's sum. A round that is run `again` is charged what it costs the
+    client that it affects most. So no client loses more than was charged.
     `rounding`: by how many clips rounding may move a weighted sum beyond that, for each unit of noise.
     """
     first, once_more = _prices(noise, turns, total, max(total, t + 1), rounding)
@@ -47,7 +49,7 @@ def price(noise: Weighted, t: int, total: int, turns: int, again: bool = False, 
 @lru_cache(maxsize=8)
 def _prices(noise: Weighted, turns: int, total: int, rounds: int, rounding: float) -> tuple[Array, Array]:
     scales = np.array([noise.multiplier(t, total) for t in range(rounds)])
-    # A round without noise has no price: the ledger says of it that nothing is proven.
+    # A round without noise has no price: the ledger records that nothing is proven for it.
     weight = np.divide(1.0, scales**2, out=np.zeros(rounds), where=scales > 0)
     reached = reach(noise.coefficients(), turns, rounds)
     dearest, hardest = np.zeros(rounds), np.zeros(rounds)

@@ -1,7 +1,7 @@
-"""Gaussian noise: how much, where the numbers come from, and what it is worth.
+"""Gaussian noise: its scale, where the numbers come from, and its privacy events.
 
-The scale is always `noise_multiplier` x the sensitivity that a clip carries with it (never a bare sigma), so that
-what is added and what is accounted cannot drift apart.
+The scale is always `noise_multiplier` x the sensitivity that the clip states (never a bare sigma), so that the noise
+added and the noise accounted cannot differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms import cyclic
 from shoal.mechanisms.mechanism import (
-    IN_TURN,
+    CYCLIC,
     NO_NOISE,
     RAW,
     GradientClip,
@@ -37,18 +37,18 @@ from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discret
 from shoal.random.streams import Keystream
 
 HOW_MANY = Unbounded(
-    "each update has noise of its own, so that its amount tells how many came; a fixed-size cohort of fewer than all "
-    "clients hides it"
+    "each update has its own noise, so the amount in the sum reveals the cohort size; a fixed-size cohort of fewer "
+    "than all clients hides it"
 )
-WITH_ITS_NOISE = Unbounded("each client adds noise of its own, and one that does not answer takes it along")
+WITH_ITS_NOISE = Unbounded("each client adds its own noise, and a client that drops out takes its noise with it")
 
 
 @dataclass(frozen=True)
 class Gaussian(RoundNoise):
-    """Boundary `per_round`: N(0, (noise x sensitivity)^2) on the sum of the updates, once a round.
+    """Boundary `per_round`: N(0, (noise_multiplier x sensitivity)^2) on the sum of the updates, once a round.
 
-    `at` says who adds it: the `server`, which then has to be trusted, or the clients, each a share (`shared`), under
-    secure aggregation, which shows the server nothing but the sum. A simulation adds it to the sum either way.
+    `at` says who adds it: the `server`, which must then be trusted, or the clients, each a share (`shared`), under
+    secure aggregation, where the server sees only the sum. A simulation adds it to the sum either way.
     """
 
     noise_multiplier: str | float = 1.0
@@ -59,33 +59,36 @@ class Gaussian(RoundNoise):
             raise ConfigError(f"per_round.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
+        """The schedule of the noise multiplier."""
         return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int) -> float:
+        """The noise multiplier of round t."""
         return multiplier("per_round.noise_multiplier", self.noise_multiplier, t, total)
 
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
-        """The sum with this round's noise of z x bound; this one remembers nothing."""
+        """The sum with this round's noise of z x bound; it keeps no state."""
         return add_to_sum(total, z * bound, bound, generator)
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What a round costs one unit, as one observer sees it."""
         if self.at == "shared":
             return self._shared(round, unit)
         if observer == "server":
             return RAW
-        if self.correlated or round.clients.in_turn:
-            return self._in_turn(round, unit)
+        if self.correlated or round.clients.cyclic:
+            return self._cyclic(round, unit)
         return round.on_sum(unit, self.multiplier(*round.when))
 
     def _shared(self, round: Round, unit: Unit) -> Event:
-        """Noise that clients add together, under secure aggregation: the server sees no more than the sum.
+        """Noise that clients add in shares, under secure aggregation: the server sees only the sum.
 
-        A sum with fewer clients has less noise, and one with too few is none: who takes part is plain to everybody.
+        A sum over fewer clients has less noise, and one over too few is discarded: participation is public.
         """
-        return IN_TURN if round.clients.in_turn else round.shown(unit, self.multiplier(*round.when))
+        return CYCLIC if round.clients.cyclic else round.shown(unit, self.multiplier(*round.when))
 
-    def _in_turn(self, round: Round, unit: Unit) -> Event:
-        """Noise on the sum where it is known who comes when, and where rounds may share noise."""
+    def _cyclic(self, round: Round, unit: Unit) -> Event:
+        """Noise on the sum where participation is public, and where noise may be correlated."""
         z = self.multiplier(*round.when)
         if z == 0:
             return NO_NOISE
@@ -97,11 +100,11 @@ class Gaussian(RoundNoise):
         return events.Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
 
     def coefficients(self) -> npt.NDArray[np.float64]:
-        """1, c_1, c_2, ...: how much of earlier rounds is in what a round gives away."""
+        """1, c_1, c_2, ...: the weights of earlier rounds in what a round releases."""
         return np.ones(1)
 
     def rounding(self, parameters: int) -> float:
-        """By how many clips the rounding of other rounds' sums may move this one's, for each unit of noise."""
+        """How many clips the rounding of other rounds' sums may move this one, for each unit of noise."""
         return 0.0
 
 
@@ -109,14 +112,14 @@ class Gaussian(RoundNoise):
 class StepNoise(StepMechanism):
     """Boundary `per_step`: noise in every local step, on the sum of the batch's clipped gradients.
 
-    Wei et al. (2023) say three things of its scale, with sigma = `noise_multiplier`, S the sensitivity and B the
+    Wei et al. (2023) give three scales for it, with sigma = `noise_multiplier`, S the sensitivity and B the
     batch: on the mean of the batch N(0, (sigma S)^2) (`algorithm1`), on each record and then averaged
     (`per-example`), or as DP-SGD does it, N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise
-    whatever the batch that was drawn.
+    whatever the size of the batch that was drawn.
 
-    Whoever sees the released model is taken to know who took part: the choice of clients protects a record only where
-    nobody can tell, and a client's other records usually do. So the server, and someone who watches the local steps,
-    see no more than that: one event for all three.
+    Released models are assumed to reveal who took part: client sampling protects a record only where participation is
+    hidden, and a client's other records usually reveal it. So the server and the client process see no more than
+    that, and all three observers get the same event.
     """
 
     noise_multiplier: str | float = 1.0
@@ -127,13 +130,16 @@ class StepNoise(StepMechanism):
             raise ConfigError(f"per_step.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
+        """The schedule of the noise multiplier."""
         return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int, batch: float) -> float:
+        """The noise multiplier of round t."""
         times = {"dp-sgd": 1.0, "per-example": math.sqrt(batch), "algorithm1": batch}[self.placement]
         return times * multiplier("per_step.noise_multiplier", self.noise_multiplier, t, total)
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
+        """What a round costs one unit, as one observer sees it."""
         clip = round.per_record
         if clip is None:
             return Unbounded("gradients are not clipped: one record can move a step by any amount")
@@ -142,8 +148,8 @@ class StepNoise(StepMechanism):
         z = self._counted(round, clip) / clip.excess(round.setting.layers)
         if z == 0:
             return NO_NOISE
-        if round.clients.in_turn:
-            return IN_TURN
+        if round.clients.cyclic:
+            return CYCLIC
         copies = round.setting.multiplicity if unit == "record" else 1
         rate = round.clients.rate(*round.when, round.setting.clients, copies)
         if unit == "record":
@@ -151,13 +157,12 @@ class StepNoise(StepMechanism):
         return self._of_a_client(round, rate, z, observer)
 
     def _counted(self, round: Round, clip: GradientClip) -> float:
-        """What of the noise counts: all of it, but in secure mode what rounding a sum leaves.
+        """The noise that counts: all of it, but in secure mode what rounding a sum leaves.
 
-        One record changes the rounding of 128 additions in float32, or of the result alone (clip.summed_products):
-        129 or 1 times 2^-24 of what the sum has, with it as without it. Then the sum is rounded onto its noise's
-        grid.
-        Where records are counted too, their noise makes that on gradients more than z, and so are the steps of its
-        grid.
+        One record changes the rounding of 128 additions in float32, or of the result alone
+        (update_clipping.summed_products): 129 or 1 times 2^-24 of the sum, with the record as without it. Then the
+        sum is rounded onto the grid of its noise. Where records are counted too, the noise on gradients is larger
+        than z, and so are the steps of its grid.
         """
         setting, batch = round.setting, round.records.batch
         z = self.multiplier(*round.when, batch)
@@ -169,30 +174,30 @@ class StepNoise(StepMechanism):
         return z * min(share, 1 / (1 + clip.count_rounding(batch)))
 
     def _of_a_record(self, round: Round, rate: float, z: float) -> Event:
-        """One record is another one; on each of the clients that hold it, if they are several.
+        """One record is replaced by another, on each of the clients that hold it.
 
-        These are charged as if each came by itself.
+        Several clients are charged as if each took part independently.
         """
         found, copies = round.uses, round.setting.multiplicity
         if not found:
-            return Unbounded("how many records a client has is not known, so neither is how often one is used")
+            return Unbounded("clients' sizes are not known, so neither is how often a record is used")
         worst, found = round.records.event(rate, z, found)
         if copies > 1:
             return OnClients(copies, worst)
         return worst if len(found) == 1 else BySize(worst, tuple(found))
 
     def _of_a_client(self, round: Round, rate: float, z: float, observer: Observer) -> Event:
-        """All that a client has is something else: every record of a batch may pull the same way, then the other way.
+        """All records of a client change: every record of a batch may pull one way, then the other way.
 
-        Such noise was made for one record. The figure is true, and far too large to protect anybody.
+        Such noise is scaled for one record. The figure is a valid bound, and far too large to protect anybody.
         """
         records, sizes = round.records, round.setting.sizes
         if not sizes and (records.varies or round.steps is None):
-            return Unbounded("how many records a client has is not known, nor how far all of them move a step")
+            return Unbounded("clients' sizes are not known, nor how far all records of a client move a step")
         most = records.most(sizes)
         steps = {round.steps or records.steps(max(1, size), round.epochs) for size in sizes or (1,)}
         if len(steps) > 1 or (round.by_size and len(sizes) != 1):
-            return Unbounded("clients of several sizes add noise of several amounts, which tell their sizes")
+            return Unbounded("clients of different sizes add different amounts of noise, which reveal their sizes")
         if observer != "release":
             return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
         if round.clients.shows(rate, "client"):
@@ -228,7 +233,7 @@ def add_to_number(value: float, scale: float, generator: np.random.Generator) ->
 def add_to_updates(updates: Tensor, scale: float, generators: Sequence[np.random.Generator]) -> Tensor:
     """Updates [k, P] as they leave their clients, each plus N(0, scale^2) of its own generator.
 
-    In secure mode it is a discrete Gaussian on the update's grid. On CUDA all get it at once.
+    In secure mode it is a discrete Gaussian on the update's grid. On CUDA all rows get it in one pass.
     """
     if updates.is_cuda and generators and not isinstance(generators[0], SecureGenerator):
         from shoal.random.philox import Philox

@@ -1,16 +1,16 @@
-"""What a mechanism says of itself: the base class of each boundary, and the round that it is asked about.
+"""The interface of a mechanism: the base class of each boundary, and the round that it is asked about.
 
-The engine, the accountant, the audit, the attacks and a federation ask a mechanism; none of them knows its class. To
-write one of your own, derive a frozen dataclass from the base class of its boundary and write what that one's
+Training, accounting, audits, attacks and a federation use this interface alone; none of them knows a mechanism's
+class. To write your own, derive a frozen dataclass from the base class of its boundary and implement what its
 docstring names; everything else has a default. Its fields are keys of the configuration (`per_update.clip_norm`).
 
     boundary        base class          ready to derive from
     clients         sampling.Clients
     records         sampling.Records
     per_record      GradientClip        record_clipping.FactorClip: clips that multiply each layer by a factor
-    per_step        StepMechanism       noise.StepNoise
-    per_update      UpdateMechanism     clip.Clipping: clips by a public bound
-    per_round       RoundNoise          noise.Gaussian
+    per_step        StepMechanism       gaussian.StepNoise
+    per_update      UpdateMechanism     update_clipping.Clipping: clips by a public bound
+    per_round       RoundNoise          gaussian.Gaussian
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from shoal.mechanisms.setting import Setting
 from shoal.random.secure_streams import FINE, charged
 
 State = MutableMapping[str, Tensor]
-"""What is remembered from round to round; the bound of a clip that adapts is under `clip`."""
+"""What is carried from round to round; the bound of an adaptive clip is under `clip`."""
 Layers = Mapping[str, slice]
 """Where each layer's numbers lie in a flat vector, by the layer's name: together they are all of it."""
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
 Bound = float | Tensor
-"""A clip's bound as a number, or as one that lies on a device."""
+"""A clip's bound as a number, or as a tensor on a device."""
 
 ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one"}
-"""A client contributes nothing, and its place among K stays. A record of a client is another one."""
+"""A client contributes nothing, and still counts among the K. A record is replaced by another one."""
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
-IN_TURN = Unbounded("clients that come in turn are accounted only where the noise is on their sum")
+CYCLIC = Unbounded("cyclic participation is accounted only where the noise is on the sum")
 
 
 class Mechanism:
-    """What the mechanisms of all boundaries share."""
+    """The base of the mechanisms of all boundaries."""
 
     section: ClassVar[str]
     """The boundary, as the configuration names it."""
@@ -68,7 +68,7 @@ class Mechanism:
         return tuple(parse(getattr(self, name)) for name in ("clip_norm", "noise_multiplier") if hasattr(self, name))
 
     def scales(self) -> dict[str, str | float]:
-        """The settings, by key, that a site's policy holds within its bounds on clips."""
+        """The settings, by key, that a site's policy on clips bounds."""
         return {f"{self.section}.clip_norm": self.clip_norm} if hasattr(self, "clip_norm") else {}
 
     def recounted(self, change: Callable[[float], float]) -> Self:
@@ -76,7 +76,7 @@ class Mechanism:
         return self
 
     def refuse_unfit(self, t: int, total: int) -> None:
-        """A ConfigError where its settings cannot be used in round t of `total`."""
+        """Raise a ConfigError where its settings cannot be used in round t of `total`."""
 
 
 class GradientClip(Mechanism):
@@ -88,12 +88,12 @@ class GradientClip(Mechanism):
     """
 
     section: ClassVar[str] = "per_record"
-    unproven: ClassVar[str | None] = "nothing says how far one record can move a step"
-    """Why nothing is proven by noise on what it clips; None where its bound holds, and is no secret of the data."""
+    unproven: ClassVar[str | None] = "it is not known how far one record can move a step"
+    """Why nothing is proven by noise on what it clips; None where its bound holds and does not depend on the data."""
     unproven_for_clients: ClassVar[str | None] = None
-    """Why noise on whole updates proves nothing where this is inside."""
+    """Why noise on whole updates proves nothing beside this clip."""
     counts: ClassVar[bool] = False
-    """Does each client tell, with noise, which share of its gradients is within the bound?"""
+    """Does each client report, with noise, which share of its gradients is within the bound?"""
 
     def sanitiser(
         self,
@@ -106,16 +106,16 @@ class GradientClip(Mechanism):
         total: int,
         draw: Source,
     ) -> Sanitiser:
-        """What clips the gradients of a slice of clients in the steps of round t, and adds their noise.
+        """The sanitiser that clips the gradients of a chunk of clients in the steps of round t, and adds their noise.
 
         Args:
             params: The clients' models, [K, P].
-            layers: Of a model.
-            noise: On the sum of a batch, in units of the sensitivity.
-            batch: The public, expected one, by which sums are divided.
-            memory: What is remembered.
+            layers: The layers of the model.
+            noise: The noise on the sum of a batch, in units of the sensitivity.
+            batch: The public, expected batch size, by which sums are divided.
+            state: What is carried from round to round.
             t: The round.
-            total: The rounds that were planned.
+            total: The planned number of rounds.
             draw: Gives independent noise for each purpose.
         """
         raise NotImplementedError
@@ -125,11 +125,11 @@ class GradientClip(Mechanism):
         return None
 
     def least(self, state: State, t: int, total: int, size: int) -> float:
-        """The bound of round t, or the least that it may be, for so many parameters."""
+        """The bound of round t, or the smallest that it may be, for `size` parameters."""
         raise NotImplementedError
 
     def excess(self, layers: int) -> float:
-        """By how much one record can move the sum, in units of what the noise is scaled to."""
+        """How far one record can move the sum, in units of what the noise is scaled to."""
         return 1.0
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
@@ -137,30 +137,30 @@ class GradientClip(Mechanism):
         raise NotImplementedError
 
     def update_noise(self, noise: float, batch: float) -> float:
-        """The noise on gradients, so that with that of counts it is `noise` in all."""
+        """The noise on gradients that, with the noise on counts, costs as much as `noise` alone."""
         return noise
 
     def count_rounding(self, batch: float) -> float:
-        """By which share more than 1/2 one record moves a count that is rounded (secure mode)."""
+        """By which share of 1/2 rounding lets one record move a count further (secure mode)."""
         return 0.0
 
     def adapt(self, state: State, share: float) -> None:
-        """Set the next round's bound, from the noisy share of gradients that were within it."""
+        """Set the next round's bound, from the noisy share of gradients within this one."""
 
     def most_share(self) -> float:
         """How far from 0 an honest client's noisy share, less 1/2, can be."""
         return 0.0
 
     def unclipped(self) -> Self:
-        """The same mechanism with its clip left out: what an audit must flag."""
+        """The same mechanism without its clip, which an audit must flag."""
         raise NotImplementedError
 
     def layers_forgotten(self) -> tuple[GradientClip, GradientClip] | None:
-        """What is charged, and what is played, where M layers are clipped and one counted; None if it cannot."""
+        """What is charged, and what is run, where M layers are clipped but one is counted; None if impossible."""
         return None
 
     def following_data(self) -> GradientClip | None:
-        """The same with noise that follows the data, which no charge counts; None where it cannot."""
+        """The same with noise that depends on the data, which no charge counts; None if impossible."""
         return None
 
     def presumed(self) -> GradientClip | None:
@@ -168,72 +168,72 @@ class GradientClip(Mechanism):
         return None
 
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
-        """Gradients [N, P] as the first step clips them, differentiable: what an attacker knows of it."""
+        """Gradients [N, P] as the first step clips them, differentiable: what an attacker can compute."""
         raise NotImplementedError
 
 
 class StepMechanism(Mechanism):
-    """Boundary `per_step`: noise in every local step. Write `noise_schedule`, `multiplier` and `event`."""
+    """Boundary `per_step`: noise in every local step. Implement `noise_schedule`, `multiplier` and `event`."""
 
     section: ClassVar[str] = "per_step"
 
     def multiplier(self, t: int, total: int, batch: float) -> float:
-        """The noise on a batch's sum in round t, in units of the sensitivity; `batch` is the public, expected one."""
+        """The noise on a batch's sum in round t, in units of the sensitivity; `batch`: its public, expected size."""
         raise NotImplementedError
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
-        """What the local steps of a round do to one unit, as one observer sees them."""
+        """What the local steps of a round cost one unit, as one observer sees them."""
         raise NotImplementedError
 
 
 class UpdateMechanism(Mechanism):
-    """Boundary `per_update`: what happens to a whole update as it leaves its client.
+    """Boundary `per_update`: what happens to a whole update before it leaves its client.
 
-    To write a clip, derive from `clip.Clipping` and write `bound` (the norm, at most, of what leaves: the
-    sensitivity) and `clipped`, which gets the layers. One that bounds nothing derives from this, says why in
-    `unproven` and writes `leave`.
+    To write a clip, derive from `update_clipping.Clipping` and implement `bound` (the largest norm of a clipped
+    update: the sensitivity) and `clipped`, which gets the layers. A mechanism that bounds nothing derives from this
+    class, says why in `unproven` and implements `apply`.
     """
 
     section: ClassVar[str] = "per_update"
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
     unproven: ClassVar[str | None] = UNCLIPPED
-    """Why nothing is proven by noise on what leaves; None where its bound holds, and is no secret of the data."""
+    """Why nothing is proven by noise on updates; None where its bound holds and does not depend on the data."""
     counts: ClassVar[bool] = False
-    """Does each client tell whether its norm is within the bound?"""
+    """Does each client report whether its norm is within the bound?"""
     draws_noise: ClassVar[bool] = False
     """Does it draw random numbers, which must never be drawn twice?"""
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
-        """The norm, at most, of an update of round t as it leaves; `norms` are the cohort's, if it waits for them."""
+        """The largest norm of an update of round t as it leaves; `norms`: the cohort's, where it needs them."""
         return math.inf
 
     def public_bound(self, t: int, total: int) -> float | None:
-        """The bound of round t as far as it is known before the first; None where it follows from the data."""
+        """The bound of round t, where it is known before the first round; None where it depends on the data."""
         return None if self.needs_cohort_norms else self.bound({}, t, total, None)
 
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
-        """The updates [k, P] of a slice of clients as they enter the sum; may overwrite them.
+        """The updates [k, P] of a chunk of clients as they enter the sum; may overwrite them.
 
         Args:
             updates: [k, P], finite.
-            norms: Theirs, [k].
-            bound: This round's.
+            norms: Their norms, [k].
+            bound: The bound of this round.
             t: The round.
-            total: The rounds that were planned.
-            draw: Random numbers of the client in each row.
-            layers: Of a model.
+            total: The planned number of rounds.
+            draw: Gives the random generator of the client in a row.
+            layers: The layers of the model.
         """
         raise NotImplementedError
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
-        """What a round does to one unit, by noise on updates or on their sum: by default what `per_round` says."""
+        """What a round costs one unit, by noise on updates or on their sum: by default what `per_round` says."""
         return RAW if round.per_round is None else round.per_round.event(round, unit, observer)
 
     def draws(self, round: Round) -> int:
-        """How many vectors of noise a round's event counts on."""
+        """How many noise vectors the event of a round counts."""
         return 1 if round.per_round is None else round.per_round.draws(round)
 
     def multiplier(self, t: int, total: int) -> float:
@@ -241,7 +241,7 @@ class UpdateMechanism(Mechanism):
         return 0.0
 
     def update_noise(self, noise: float, cohort: float) -> float:
-        """The noise on the sum, so that with that of counts it is `noise` in all."""
+        """The noise on the sum that, with the noise on counts, costs as much as `noise` alone."""
         return noise
 
     def count_scale(self, cohort: float) -> float:
@@ -249,7 +249,7 @@ class UpdateMechanism(Mechanism):
         return 0.0
 
     def count_rounding(self, cohort: float) -> float:
-        """By which share more than 1/2 one client moves a count that is rounded (secure mode)."""
+        """By which share of 1/2 rounding lets one client move a count further (secure mode)."""
         return 0.0
 
     def adapt(
@@ -258,33 +258,33 @@ class UpdateMechanism(Mechanism):
         """Set the next round's bound, from how many of the clients' norms were within this one's.
 
         Args:
-            memory: What is remembered.
-            below: Clients whose norm was within the bound.
-            clients: Clients that came.
-            cohort: The public, expected number of them.
-            noise: On the sum; the count has none where this is 0.
-            generator: Of the count's noise.
+            state: What is carried from round to round.
+            below: The number of clients whose norm was within the bound.
+            clients: The number of clients that took part.
+            cohort: The public, expected number of clients.
+            noise: The noise on the sum; the count has none where this is 0.
+            generator: The generator of the count's noise.
         """
 
     @property
     def leaves_raw(self) -> bool:
-        """Is it applied by the server, which sees each update as it was trained?"""
+        """Is it applied by the server, which then sees each raw update?"""
         return self.needs_cohort_norms
 
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
-        """The norm, at most, that an honest update of so many parameters has as it leaves."""
+        """The largest norm that an honest update of `parameters` parameters can have as it leaves."""
         return math.inf
 
     def for_cohort(self, before: float, cohort: float) -> Self:
-        """The same with as much noise on the sum of `cohort` clients as it has on that of `before`."""
+        """The same with as much noise on the sum of `cohort` clients as on that of `before` clients."""
         return self
 
     def audited(self) -> Self:
-        """The same as an audit plays it: with a bound that begins at 1, where it adapts."""
+        """The same as an audit runs it: an adaptive bound starts at 1."""
         return self
 
     def unclipped(self) -> Self | None:
-        """The same mechanism with its clip left out: what an audit must flag; None where there is no clip."""
+        """The same mechanism without its clip, which an audit must flag; None where there is no clip."""
         return None
 
     def presumed(self) -> UpdateMechanism | None:
@@ -292,26 +292,26 @@ class UpdateMechanism(Mechanism):
         return None
 
     def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
-        """What an attacker makes of its dummies, as far as it is public what was done.
+        """What an attacker makes of its dummies, from what is public of the mechanism.
 
         Args:
-            shown: How the attacker's dummies look, [V, P].
-            seen: What it saw of its victims.
-            bound: This round's.
-            unit: What is seen of an update of norm 1.
-            layers: Of the model.
+            shown: The updates of the attacker's dummies, [V, P].
+            seen: The updates of its victims, as observed.
+            bound: The bound of this round.
+            unit: The observed norm of an update of norm 1.
+            layers: The layers of the model.
         """
         return shown
 
 
 class RoundNoise(Mechanism):
-    """Boundary `per_round`: noise on the sum of the updates. Write `noise_schedule`, `multiplier`, `add`, `event`."""
+    """Boundary `per_round`: noise on the sum of updates. Implement `noise_schedule`, `multiplier`, `add`, `event`."""
 
     section: ClassVar[str] = "per_round"
     at: Literal["server", "shared"]
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False
-    """Do rounds share noise?"""
+    """Is the noise of different rounds correlated?"""
 
     def multiplier(self, t: int, total: int) -> float:
         """The noise of round t, in units of the bound."""
@@ -322,27 +322,27 @@ class RoundNoise(Mechanism):
         raise NotImplementedError
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
-        """What a round does to one unit, as one observer sees it."""
+        """What a round costs one unit, as one observer sees it."""
         raise NotImplementedError
 
     def draws(self, round: Round) -> int:
-        """How many vectors of noise a round's event counts on."""
+        """How many noise vectors the event of a round counts."""
         return round.many if self.at == "shared" else 1
 
     def counted(self, noise: float, count_rounding: float) -> float:
-        """What of it counts in secure mode, where it is discrete, beside a count that is rounded."""
+        """The noise that counts in secure mode, where it is discrete, beside a rounded count."""
         return counted_on_grid(noise, count_rounding)
 
     def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
-        """A ConfigError where it cannot be played, or gains nothing, beside these, in the algorithm of this name."""
+        """Raise a ConfigError where it cannot be combined with these, or gains nothing; `name`: the algorithm."""
 
 
 @dataclass(frozen=True)
 class Round:
     """A round of one method, as its mechanisms are asked about it.
 
-    `again`: it was charged before, and is played once more. `steps`, `epochs`: how a client trains; `remembers`: does
-    it keep something from the rounds in which it took part? `by_size`: updates are weighted by records.
+    `again`: it was charged before, and is run again. `steps`, `epochs`: how a client trains; `remembers`: clients
+    keep state from the rounds in which they took part. `by_size`: updates are weighted by records.
     """
 
     setting: Setting
@@ -361,7 +361,7 @@ class Round:
 
     @property
     def when(self) -> tuple[int, int]:
-        """The round, and how many were planned."""
+        """The round, and the planned number of rounds."""
         return self.t, self.setting.rounds
 
     @property
@@ -371,12 +371,12 @@ class Round:
 
     @property
     def many(self) -> int:
-        """The same, rounded up."""
+        """The cohort, rounded up."""
         return math.ceil(self.cohort)
 
     @property
     def rate(self) -> float:
-        """The probability, at most, with which a client comes."""
+        """The probability, at most, that a client takes part."""
         return self.clients.rate(*self.when, self.setting.clients)
 
     @property
@@ -385,9 +385,9 @@ class Round:
         return self.records.uses(self.setting, self.steps, self.epochs)
 
     def counted(self, noise: float) -> float:
-        """What of noise on updates counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
+        """The noise on updates that counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
 
-        A count is rounded as a whole, which a client moves by 1/2: by a step more.
+        A count is rounded as a whole: a client moves it by 1/2, and rounding by up to a step more.
         """
         if not self.setting.secure or noise == 0:
             return noise
@@ -396,23 +396,23 @@ class Round:
         return (counted_on_grid if self.per_round is None else self.per_round.counted)(noise, count)
 
     def on_sum(self, unit: Unit, noise: float) -> Event:
-        """Noise on the sum of clipped updates, in units of the bound, as much of it whoever came.
+        """Noise on the sum of clipped updates, in units of the bound, the same amount whoever took part.
 
-        Amplified by the sampling: released models tell of nobody but through the sum.
+        Amplified by the sampling: released models depend on the data only through the sum.
         """
         noise = self.counted(noise)
         if noise == 0:
             return NO_NOISE
         if unit == "record" and self.setting.multiplicity > 1:
-            # Its copies change that many updates of one round, whoever of them was sampled.
+            # Its copies may change that many updates of one round, whichever clients were sampled.
             return Gaussian(noise / self.setting.multiplicity)
         return self.clients.amplified(Gaussian(noise), self.rate, self.remembers)
 
     def shown(self, unit: Unit, noise: float) -> Event:
-        """Noise where it shows who took part: no sampling amplifies.
+        """Noise where participation is visible: sampling does not amplify.
 
-        Hidden is what a client holds: 2 bounds either way. So a claim for a client is more than zero-out asks for:
-        its data may be any other.
+        Only what a client holds is hidden, which moves the sum by up to 2 bounds. So a claim for a client is stronger
+        than zero-out: its data may be replaced by any other.
         """
         noise = self.counted(noise)
         if noise == 0:
@@ -424,21 +424,21 @@ class Round:
 
 
 def counted_on_grid(noise: float, count_rounding: float) -> float:
-    """What of noise counts that is discrete, on a grid of 2^12 steps or more to the clip or to the noise."""
+    """The part of discrete noise that counts, on a grid of 2^12 steps or more to the clip or to the noise."""
     return charged(noise, min(noise, 1.0) * 2.0**FINE) / (1 + count_rounding)
 
 
 def altered(value: Any, **methods: Any) -> Any:
-    """A record of the same fields, with other methods."""
+    """A copy of a dataclass instance with other methods."""
     made: Any = object.__new__(type(type(value).__name__, (type(value),), methods))
     made.__dict__.update(value.__dict__)
     return made
 
 
 def refuse_unheld_noise(key: str, noise: float, t: int, total: int) -> None:
-    """A ConfigError where float32 cannot hold so much, or so little, noise."""
+    """Raise a ConfigError where float32 cannot represent so much, or so little, noise."""
     if noise and not LEAST <= noise <= MOST:
         raise ConfigError(
             f"{key} must be 0 or from {LEAST:g} to {MOST:g}, got {noise:g} in round {t + 1} of {total}: "
-            f"float32 cannot hold such noise"
+            f"float32 cannot represent such noise"
         )

@@ -1,9 +1,9 @@
-"""What happens to one record's gradient inside its client (boundary `per_record`).
+"""Clips of one record's gradient inside its client (boundary `per_record`).
 
-A batch's gradient is sum_b factor_b g_b, so that one record moves it by at most the `sensitivity`, in whose units
-the step's noise is drawn. Norms come squared, [layers, K, B] for K clients with batches of B, in float64, where no
-square of a float32 is too small or too great; factors are [layers, K, B], or [1, K, B] where all layers share one.
-AdaClip, which clips in coordinates of its own, is in `adaclip`. As with whole updates, a bound that was computed from
+A batch's gradient is sum_b factor_b g_b, so one record moves it by at most the `sensitivity`, in units of which the
+step's noise is drawn. Squared norms are [layers, K, B] for K clients with batches of B, in float64, where no square
+of a float32 underflows or overflows; factors are [layers, K, B], or [1, K, B] where all layers share one. AdaClip,
+which clips in its own coordinates, is in `coordinate_clipping`. As with whole updates, a bound that was computed from
 the data without noise proves nothing.
 """
 
@@ -26,15 +26,15 @@ Scope = Literal["flat", "split", "each"]
 
 
 class FactorClip(GradientClip):
-    """Clips that multiply each layer of a gradient by a factor of its own: they never need the gradient itself.
+    """Clips that multiply each layer of a gradient by its own factor: they never need the gradient itself.
 
-    One of your own writes `bound` and `factors`.
+    To write your own, implement `bound` and `factors`.
     """
 
     unproven: ClassVar[str | None] = None
 
     def bound(self, state: State, t: int, total: int) -> float:
-        """What noise is scaled to in round t: what one record may move the sum of a batch by, but for `excess`."""
+        """What noise is scaled to in round t: how far one record may move the sum of a batch, but for `excess`."""
         raise NotImplementedError
 
     def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
@@ -42,8 +42,8 @@ class FactorClip(GradientClip):
 
         Args:
             squares: The squared norm of every record in each layer, [layers, K, B], in float64.
-            bound: This round's.
-            layers: Of the model: their names in the order of `squares`, and where their parameters lie.
+            bound: The bound of this round.
+            layers: The layers of the model: their names in the order of `squares`, and where their parameters lie.
 
         Returns:
             [layers, K, B], or [1, K, B] where all layers share a factor.
@@ -55,9 +55,9 @@ class FactorClip(GradientClip):
         return squares.new_ones(squares.shape[1]) * bound
 
     def count(self, squares: Tensor, mask: Tensor, bound: Bound) -> Tensor:
-        """Of each client [K], how many more records than half of its batch are below the bound, if it `counts`.
+        """For each client [K], how many more records than half of its batch are below the bound, if it `counts`.
 
-        `real` [K, B] is 0 where a batch is only filled up.
+        `mask` [K, B] is 0 for padding.
         """
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * mask).sum(1)
@@ -67,12 +67,15 @@ class FactorClip(GradientClip):
         return 0.0
 
     def public_bound(self, state: State, t: int, total: int) -> float:
+        """The bound of round t, which is the same for all records."""
         return self.bound(state, t, total)
 
     def least(self, state: State, t: int, total: int, size: int) -> float:
+        """The smallest bound that round t may have."""
         return self.bound(state, t, total)
 
     def sensitivity_at_start(self, size: int, layers: int) -> float:
+        """The sensitivity of a batch sum in the first step of a run."""
         return self.bound({}, 0, 1) * self.excess(layers)
 
     def sanitiser(
@@ -86,6 +89,7 @@ class FactorClip(GradientClip):
         total: int,
         draw: Source,
     ) -> Sanitiser:
+        """The sanitiser of a chunk of clients for the steps of round t."""
         noise = self.update_noise(noise, batch)
         return ClippedByFactors(
             self,
@@ -100,6 +104,8 @@ class FactorClip(GradientClip):
         )
 
     def unclipped(self) -> Self:
+        """The same mechanism without its clip, which an audit must flag."""
+
         def ones(self: Self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
             return torch.ones_like(squares)
 
@@ -107,6 +113,7 @@ class FactorClip(GradientClip):
         return found
 
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
+        """What an attacker makes of its dummies."""
         squares = torch.stack([vectors[:, place].square().sum(1) for place in layers.values()])
         factors = self.factors(squares.unsqueeze(1) + 1e-30, self.bound({}, t, total), layers).squeeze(1).to(vectors)
         if len(factors) == 1:
@@ -116,10 +123,10 @@ class FactorClip(GradientClip):
 
 
 class RecordClipping(FactorClip):
-    """What the clips of the papers share: a bound C, on the whole gradient or on its layers.
+    """The base of the papers' clips: a bound C, on the whole gradient or on its layers.
 
     `flat`: the whole gradient has norm C at most. `split`: each of M layers C/sqrt(M), so that the whole has C too.
-    `each`: each layer C, as 004 does, so that the whole may have C sqrt(M), while noise is scaled to C.
+    `each`: each layer C, as in Wei et al. (2023), so that the whole may have C sqrt(M), while noise is scaled to C.
     """
 
     layers: Scope
@@ -132,12 +139,15 @@ class RecordClipping(FactorClip):
         return shrinking(norms, bound)
 
     def excess(self, layers: int) -> float:
+        """sqrt(M) where each of M layers has the whole bound, else 1."""
         return math.sqrt(layers) if self.layers == "each" else 1.0
 
     def layers_forgotten(self) -> tuple[GradientClip, GradientClip]:
+        """Charged as one bound on the whole gradient, run with one on each layer."""
         return replace(self, layers="flat"), replace(self, layers="each")  # type: ignore[type-var]
 
     def following_data(self) -> GradientClip:
+        """The clip whose noise is scaled to the largest clipped norm in the batch."""
         return MaxClip(self.bound({}, 0, 1), self.layers)
 
 
@@ -152,58 +162,64 @@ class RecordClip(RecordClipping):
         require_scales("per_record.clip_norm", self.clip_norm)
 
     def bound(self, state: State, t: int, total: int) -> float:
+        """The bound of round t."""
         return scale_in("per_record.clip_norm", self.clip_norm, t, total)
 
 
 @dataclass(frozen=True)
 class MaxClip(RecordClip):
-    """Fed-alphaCDP (004): noise is scaled to the greatest clipped norm in the batch, over records and layers."""
+    """Fed-alphaCDP (Wei et al. 2023): noise is scaled to the largest clipped norm in the batch and its layers."""
 
     layers: Scope = "each"
     unproven: ClassVar[str | None] = (
-        "the noise is scaled to the greatest norm in the batch (l2-max), which depends on the data: its amount tells"
+        "the noise is scaled to the largest norm in the batch (l2-max), which depends on the data and is revealed"
     )
 
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
+        """The largest clipped norm in the batch of each client, [K]."""
         if self.layers == "flat":
             squares = squares.sum(0, keepdim=True)
-        clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # one without a norm is left out
+        clipped = (squares.sqrt() * factors).nan_to_num(nan=0.0)  # a record without a finite norm is left out
         return clipped.amax((0, 2)) if squares.shape[2] else squares.new_zeros(squares.shape[1])
 
     def presumed(self) -> RecordClip:
+        """The clip by a public bound that the paper's claim presumes."""
         return RecordClip(self.clip_norm, self.layers)
 
 
 @dataclass(frozen=True)
 class QuantileRecordClip(Quantile, RecordClipping):
-    """The bound follows a quantile of the gradients' norms, found with noise (Andrew et al. 2021, in each step).
+    """The bound follows a quantile of the gradients' norms, estimated with noise (Andrew et al. 2021, in each step).
 
     In every step each client counts, with noise, the records whose norm is below the bound; the mean of these
-    noisy shares leaves with its update, and sets the next round's bound. Gradient and count are one Gaussian.
+    noisy shares is sent with its update, and sets the next round's bound. Gradient and count are one Gaussian.
     """
 
     layers: Scope = "flat"
     section: ClassVar[str] = "per_record"
     unproven_for_clients: ClassVar[str | None] = (
-        "the clip of gradients follows counts, with noise that is made for one record"
+        "the clip of gradients follows counts whose noise is scaled for one record"
     )
 
     def bound(self, state: State, t: int, total: int) -> float:
+        """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
 
     def adapt(self, state: State, share: float) -> None:
+        """Set the next round's bound, from the mean noisy share."""
         self.move(state, share)
 
     def most_share(self) -> float:
+        """Half, plus ten standard deviations of the count noise."""
         return 0.5 + 10 * self.count_noise_multiplier
 
 
 @dataclass
 class ClippedByFactors:
-    """The sanitiser of clips by factors: (sum_b factor_b g_b + N(0, (z S)^2))/B, with B the public, expected batch.
+    """The sanitiser of clips by factors: (sum_b factor_b g_b + N(0, (z S)^2))/B, B the public, expected batch size.
 
-    Bound and noise change from round to round, and lie on the device: a step that was recorded there reads them anew.
-    A batch that came out empty gets the same noise.
+    Bound and noise change from round to round, and lie on the device, where a recorded step reads them again. An
+    empty batch gets the same noise.
     """
 
     clip: FactorClip
@@ -218,9 +234,11 @@ class ClippedByFactors:
 
     @property
     def values(self) -> tuple[object, ...]:
+        """The settings that must be equal for another sanitiser to take its place."""
         return self.clip, self.noise is None, self.batch
 
     def begin(self, other: Sanitiser) -> None:
+        """Take over another one's values and random streams."""
         assert isinstance(other, ClippedByFactors)
         self.bound.copy_(other.bound)
         if self.noise is not None and other.noise is not None:
@@ -231,6 +249,7 @@ class ClippedByFactors:
         self.metrics.clear()
 
     def non_finite(self, tape: Gradients) -> Tensor:
+        """Which gradients [K, B] have no finite norm."""
         return ~tape.squares().sum(0).isfinite()
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
@@ -261,15 +280,16 @@ class _Noisy:
     sums: Tensor | None
 
     def accumulate(self, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x the noisy gradient."""
         scale /= self.batch
         if self.scales is None or self.sums is None:
             self.tape.accumulate(into, scale, self.factors)
             return
-        products = self._summed(self.sums, scale)  # what is left there from the step before is 0
+        products = self._summed(self.sums, scale)  # the step before left zeros there
         self.source.add(into, self.scales * scale, self.sums, products)
 
     def _summed(self, sums: Tensor, scale: float) -> list[Product]:
-        """The batch's clipped gradients, but for products that whoever draws the noise adds with it."""
+        """The batch's clipped gradients, but for products that are added together with the noise."""
         if self.source.fuses:
             return self.tape.accumulate_except(self.source.takes, sums, scale, self.factors)
         self.tape.accumulate(sums, scale, self.factors)

@@ -1,12 +1,12 @@
-"""Who takes part: clients in a round, records in a local step (the boundaries `clients` and `examples`).
+"""Sampling of clients in a round and of records in a local step (the boundaries `clients` and `records`).
 
-What is sampled, and how, decides what an accountant may claim: Poisson sampling is amplified, shuffled batches are
-not, fixed-size sampling only under replace-one. So each scheme is one class that draws, and says what that is worth.
+The sampling scheme decides what an accountant may claim: Poisson sampling amplifies, shuffled batches do not,
+fixed-size sampling only under replace-one. So each scheme is one class, which draws and states its events.
 
 The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
-`replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass below `Clients` or `Records` whose
-field `sampling` has a new word for its default; it must write `draw`. What it does not say of itself is charged as if
-nothing were sampled, which is never too little.
+`replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass derived from `Clients` or
+`Records` whose field `sampling` has a new word for its default; it must implement `draw`. By default it is charged as
+if nothing were sampled, which is never too little.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shoal.mechanisms.setting import Setting
 
 MOST_STEPS = 1_000_000
 LARGEST_BATCH = 2**14
-"""Records of a Poisson batch where nobody says how many a client has: a site that may draw more refuses."""
-ONE_FOR_ANOTHER = "clients keep their momentum: who comes in a fixed-size sample shows in later updates of others"
+"""The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
+ONE_FOR_ANOTHER = "clients keep their momentum: who is in a fixed-size sample shows in later updates of others"
 Indices = npt.NDArray[np.int64]
 
 
 class _Scheme:
-    """A record whose class is the one that is registered for the word in its field `sampling`."""
+    """A dataclass whose class is the one registered for the word in its field `sampling`."""
 
     sampling: str
     schemes: ClassVar[dict[str, type[Any]]]
@@ -64,7 +64,8 @@ class _Scheme:
 class Clients(_Scheme):
     """Boundary `clients`: which clients take part in a round.
 
-    `cohort` is the public, expected number m_t of clients; it may be a schedule (001 raises m_t over the rounds).
+    `cohort` is the public, expected number m_t of clients; it may be a schedule (Geyer et al. (2017) raise
+    it over the rounds).
     """
 
     sampling: str = "fixed-size"
@@ -73,22 +74,22 @@ class Clients(_Scheme):
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
     secret: ClassVar[bool] = True
-    """Is it drawn who comes? Else everybody knows."""
-    in_turn: ClassVar[bool] = False
-    """Do clients come again only after a public number of rounds?"""
+    """Is participation sampled in secret? Otherwise it is public."""
+    cyclic: ClassVar[bool] = False
+    """Do clients take part again only after a public number of rounds?"""
     known_size: ClassVar[bool] = False
     """Is the size of every cohort public?"""
     replaces: ClassVar[bool] = False
-    """Does somebody else take the place of a client that is not there?"""
+    """Does another client take the place of one that is absent?"""
     audited: ClassVar[tuple[int, int]] = (3, 3)
-    """Clients, and their cohort, of an audit."""
+    """The number of clients, and the cohort size, of an audit."""
 
     def __post_init__(self) -> None:
         if min(parse(self.cohort).values(100)) <= 0:
             raise ConfigError(f"clients.cohort must be > 0, got {self.cohort}")
 
     def expected(self, t: int, total: int, clients: int) -> float:
-        """The public cohort size of round t: the only denominator there is."""
+        """The public cohort size of round t: the only denominator that is used."""
         size = parse(self.cohort).value(t, total)
         if size > clients:
             raise ConfigError(
@@ -98,7 +99,7 @@ class Clients(_Scheme):
         return size
 
     def greatest(self, total: int) -> float:
-        """The largest cohort that it asks for; 0 where it takes whoever is there."""
+        """The largest cohort size; 0 where all clients take part, however many there are."""
         return max(parse(self.cohort).values(total))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
@@ -106,25 +107,25 @@ class Clients(_Scheme):
         raise NotImplementedError
 
     def turns(self, clients: int) -> int:
-        """After how many rounds, at the least, the same client may come again."""
+        """The least number of rounds after which a client takes part again."""
         return 1
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
-        """The probability, at most, with which a client comes in round t, whoever of `copies` - 1 others came."""
+        """The probability, at most, that a client takes part in round t, whichever of `copies` - 1 others did."""
         return 1.0
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
-        """What is charged for noise on the sum of a round, as much of it whoever came; `event` if all did.
+        """What is charged for noise on the sum of a round, the same amount whoever takes part.
 
         Args:
-            event: What is charged where everybody comes.
-            rate: The probability with which a client comes.
-            remembers: Do clients keep something from the rounds in which they took part?
+            event: What is charged where all clients take part.
+            rate: The probability that a client takes part.
+            remembers: Do clients keep state from the rounds in which they took part?
         """
         return event
 
     def shows(self, rate: float, unit: Unit) -> bool:
-        """Where each client adds noise of its own: does the sum's noise tell who came?"""
+        """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?"""
         return rate < 1 or unit == "client"
 
     def of_cohort(self, cohort: float) -> Clients:
@@ -132,13 +133,13 @@ class Clients(_Scheme):
         return replace(self, cohort=cohort)
 
     def for_canaries(self) -> Clients:
-        """With whom canaries are played: where an audit's game plays the sampling, everybody tells more."""
+        """The sampling for canaries: where the audit game itself runs the sampling, all clients reveal more."""
         return self
 
 
 @dataclass(frozen=True)
 class FixedSizeClients(Clients):
-    """Exactly m_t clients come."""
+    """Exactly m_t clients take part."""
 
     sampling: str = "fixed-size"
     known_size: ClassVar[bool] = True
@@ -146,46 +147,54 @@ class FixedSizeClients(Clients):
     audited: ClassVar[tuple[int, int]] = (4, 2)
 
     def expected(self, t: int, total: int, clients: int) -> float:
+        """The public cohort size of round t."""
         return max(1, round(super().expected(t, total, clients)))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Exactly m_t clients, without replacement."""
         size = int(self.expected(t, total, clients))
         return np.sort(generator.choice(clients, size=size, replace=False))
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """The cohort size over the number of clients."""
         return min(1.0, self.expected(t, total, clients) / max(1, clients - (copies - 1)))
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """The event of a round, amplified by the sampling."""
         return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
 
     def shows(self, rate: float, unit: Unit) -> bool:
-        """Somebody else's noise takes the place of a client's that is not there."""
+        """The noise of another client takes the place of an absent one's."""
         return rate == 1 and unit == "client"
 
 
 @dataclass(frozen=True)
 class PoissonClients(Clients):
-    """Each client comes by itself with probability m_t/K; there may be none."""
+    """Each client takes part independently with probability m_t/K; a cohort may be empty."""
 
     sampling: str = "poisson"
     audited: ClassVar[tuple[int, int]] = (2, 1)
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Each client independently."""
         return np.flatnonzero(generator.random(clients) < self.expected(t, total, clients) / clients)
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """The expected cohort size over the number of clients."""
         return self.expected(t, total, clients) / clients
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
     def for_canaries(self) -> Clients:
+        """All clients: the audit game itself runs the sampling."""
         return replace(self, sampling="all")
 
 
 @dataclass(frozen=True)
 class AllClients(Clients):
-    """Everybody comes; `cohort` says nothing."""
+    """All clients take part; `cohort` is ignored."""
 
     sampling: str = "all"
     secret: ClassVar[bool] = False
@@ -195,53 +204,60 @@ class AllClients(Clients):
         pass
 
     def expected(self, t: int, total: int, clients: int) -> float:
+        """The number of clients."""
         return clients
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """All clients."""
         return np.arange(clients)
 
     def greatest(self, total: int) -> float:
+        """0: all clients take part, however many there are."""
         return 0.0
 
     def of_cohort(self, cohort: float) -> Clients:
+        """The same: there is no cohort size."""
         return self
 
 
 @dataclass(frozen=True)
 class CyclicClients(Clients):
-    """Nothing is drawn: clients come in turn, in a public order, no more than m at a time.
+    """Cyclic participation: clients take part in a public order, at most m at a time.
 
-    One that is gone leaves its place empty.
+    The place of an absent client stays empty.
     """
 
     sampling: str = "cyclic"
     secret: ClassVar[bool] = False
-    in_turn: ClassVar[bool] = True
+    cyclic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if parse(self.cohort).shape != "constant":
-            raise ConfigError(f"clients.cohort must be a constant where clients come in turn, got {self.cohort}")
+            raise ConfigError(f"clients.cohort must be a constant for cyclic sampling, got {self.cohort}")
 
     def expected(self, t: int, total: int, clients: int) -> float:
+        """The mean size of a cohort over one cycle."""
         super().expected(t, total, clients)
         return clients / self.turns(clients)
 
     def turns(self, clients: int) -> int:
+        """How many rounds one cycle over all clients takes."""
         return math.ceil(clients / max(1, int(parse(self.cohort).value(0, 1))))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Every n-th client, from the round's place in the cycle on."""
         turns = self.turns(clients)
         return np.arange(t % turns, clients, turns)
 
 
 @dataclass(frozen=True)
 class Records(_Scheme):
-    """Boundary `examples`: which of a client's records enter each local step, in batches of `batch`.
+    """Boundary `records`: which of a client's records enter each local step, in batches of `batch`.
 
-    With `rate` each record enters a Poisson batch with that probability, whatever its client's size: a small client
-    samples its records no more often than a large one, and so costs no more noise. Every client then divides its sums
-    by the same public number, rate x `nominal_records`, and not by what it has; `batch` is that number.
+    With `rate`, each record enters a Poisson batch with that probability, whatever its client's size: a small client
+    samples its records no more often than a large one, and so needs no more noise. Every client then divides its sums
+    by the same public number, rate x `nominal_records`, and not by its own size; `batch` is that number.
     """
 
     sampling: str = "shuffled"
@@ -252,9 +268,9 @@ class Records(_Scheme):
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
     varies: ClassVar[bool] = False
-    """Do batches differ in size by chance?"""
+    """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
-    """May a record be in one batch more than once?"""
+    """May a record occur more than once in a batch?"""
 
     def __post_init__(self) -> None:
         if (self.rate is None) != (self.nominal_records is None):
@@ -272,11 +288,11 @@ class Records(_Scheme):
         raise ConfigError(f"records.rate is for records.sampling=poisson, got {self.sampling}")
 
     def of_batch(self, batch: int) -> Self:
-        """The same by batches of this size, and by no rate."""
+        """The same with batches of this size instead of a rate."""
         return replace(self, batch=batch, rate=None, nominal_records=None)
 
     def share(self, records: int) -> float:
-        """The probability with which one of so many records enters a batch."""
+        """The probability that one of so many records enters a batch."""
         return min(1.0, self.batch / max(1, records))
 
     def widest(self, records: int) -> int:
@@ -288,7 +304,7 @@ class Records(_Scheme):
         return epochs * math.ceil(records / self.batch)
 
     def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
-        """`steps` batches of positions in 0..records-1, one a row, filled up with -1."""
+        """`steps` batches of positions in 0..records-1, one per row, padded with -1."""
         return np.full((steps, 1), -1) if records == 0 else self._drawn(generator, records, steps)
 
     def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -299,40 +315,40 @@ class Records(_Scheme):
         return self.batch
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
-        """By clients' sizes: the share of its records that enter a step, and its steps in a round.
+        """By client size: the share of a client's records that enter a step, and its steps in a round.
 
-        The more records a client has, the smaller is the share, and the more steps it makes. So a stretch of sizes is
-        charged for the share of its least and the steps of its greatest, which is exact where the steps are the same.
+        The more records a client has, the smaller the share and the more steps it makes. So a range of sizes is
+        charged for the share of its smallest and the steps of its largest, which is exact where the steps are equal.
 
         Args:
-            setting: Its `sizes` may be unknown; nothing is found then unless the steps are known anyway.
+            setting: Its `sizes` may be unknown; the result is then empty unless the steps are known anyway.
             steps: Local steps in a round, where that is given.
             epochs: Passes over a client's records, where it is not.
         """
         if not setting.sizes:
             return [(0, self.rate or 1.0, steps or self.steps(1, epochs))] if steps or self.rate is not None else []
-        stretches: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for least, most in _sizes(setting, self.batch):
-            if stretches and (steps or self.steps(stretches[-1][0], epochs) == self.steps(most, epochs)):
-                stretches[-1] = stretches[-1][0], most
+            if ranges and (steps or self.steps(ranges[-1][0], epochs) == self.steps(most, epochs)):
+                ranges[-1] = ranges[-1][0], most
             else:
-                stretches.append((least, most))
-        return [(least, self.share(least), steps or self.steps(most, epochs)) for least, most in _few(stretches)]
+                ranges.append((least, most))
+        return [(least, self.share(least), steps or self.steps(most, epochs)) for least, most in _few(ranges)]
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
-        """What one record is charged at worst, and the uses that it is taken from, if several.
+        """What one record is charged at worst, and the uses from which that is taken.
 
         Args:
-            rate: The probability, at most, with which its client comes.
-            noise: On the sum of each step, in units of what one record can move it by.
-            uses: Of its client, by size.
+            rate: The probability, at most, that its client takes part.
+            noise: The noise on the sum of each step, in units of what one record can move it by.
+            uses: How clients use a record, by size.
         """
         return TwoLevel(rate, 1.0, max(steps for *_, steps in uses), noise, local="none"), uses[:1]
 
 
 @dataclass(frozen=True)
 class PoissonRecords(Records):
-    """Each record by itself with probability batch/n, or `rate`."""
+    """Each record independently with probability batch/n, or `rate`."""
 
     sampling: str = "poisson"
     varies: ClassVar[bool] = True
@@ -344,22 +360,26 @@ class PoissonRecords(Records):
             raise ConfigError(f"records.nominal_records must be >= 1, got {records}")
 
     def share(self, records: int) -> float:
+        """The probability that a record enters a batch."""
         return super().share(records) if self.rate is None else self.rate
 
     def steps(self, records: int, epochs: int) -> int:
+        """How many local steps the epochs take."""
         return super().steps(records, epochs) if self.rate is None else epochs * math.ceil(1 / self.rate - 1e-9)
 
     def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         return _rows(generator.random((steps, records)) < self.share(records))
 
     def widest(self, records: int) -> int:
-        """Exceeded with a chance of 1e-30."""
+        """Exceeded with probability 1e-30."""
         return _widest(records, self.share(records))
 
     def most(self, sizes: Sequence[int]) -> int:
+        """The most records that a batch may hold."""
         return max((1, *sizes)) if sizes else LARGEST_BATCH
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """What a record is charged, amplified by Poisson sampling."""
         return TwoLevel(rate, *_worst(uses), noise, local="poisson"), uses
 
 
@@ -374,6 +394,7 @@ class RecordsWithReplacement(Records):
         return generator.integers(records, size=(steps, self.batch))
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """What a record is charged, amplified by sampling with replacement."""
         share, steps = _worst(uses)
         if share >= 1:  # all draws of a step may be of one record
             return TwoLevel(rate, 1.0, steps, noise / self.batch, local="none"), uses[:1]
@@ -399,13 +420,14 @@ class ShuffledRecords(Records):
         return generator.permutation(records)
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
+        """How often a client uses a record, by the client's size."""
         if not setting.sizes:
             return [(0, 1.0, steps or epochs)]
-        stretches = _sizes(setting, self.batch)
-        return [(least, 1 / self.steps(least, 1), steps or self.steps(least, epochs)) for least, _ in stretches]
+        ranges = _sizes(setting, self.batch)
+        return [(least, 1 / self.steps(least, 1), steps or self.steps(least, epochs)) for least, _ in ranges]
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
-        """Of the client that uses its records most often."""
+        """Charged as for the client that uses its records most often."""
         worst = [max(uses, key=lambda use: passes(use[1], use[2]))]
         return TwoLevel(rate, *_worst(worst), noise, local="shuffled"), worst
 
@@ -428,7 +450,7 @@ def _widest(records: int, share: float) -> int:
 
 
 def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
-    """The positions of the true values of each row, to the left, filled up with -1."""
+    """The positions of the true values of each row, left-aligned, padded with -1."""
     width = max(1, int(chosen.sum(axis=1).max(initial=0)))
     order = np.argsort(~chosen, axis=1, kind="stable")[:, :width]
     kept: Indices = np.where(np.take_along_axis(chosen, order, axis=1), order, -1)
@@ -441,28 +463,28 @@ def _worst(uses: list[Use]) -> tuple[float, int]:
 
 
 FINE = 12
-"""Kinds of clients that are charged each for itself; greater ones are taken together, in as many kinds."""
+"""Ranges of client sizes that are charged separately; larger ones are merged into as many ranges again."""
 
 
 def _sizes(setting: Setting, batch: int) -> Iterator[tuple[int, int]]:
-    """The sizes of clients, in ascending order; where only bounds are known, all between, in stretches (from, to)."""
+    """The sizes of clients, in ascending order; where only bounds are known, all between, in ranges (from, to)."""
     sizes = sorted({max(1, size) for size in setting.sizes})
     if not setting.bounds:
         yield from ((size, size) for size in sizes)
         return
     least, last = sizes[0], sizes[-1]
     while least <= last:
-        batches = max(math.ceil(least / batch), math.floor(1.01 * least / batch))  # wider ones for greater clients
+        batches = max(math.ceil(least / batch), math.floor(1.01 * least / batch))  # wider ranges for larger clients
         most = min(batches * batch, last)
         yield least, most
         least = most + 1
 
 
-def _few(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """At most some 24 stretches: the least sizes, which cost most, as they are, greater ones a factor apart."""
-    few, rest = stretches[:FINE], stretches[FINE:]
+def _few(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """At most some 24 ranges: the smallest sizes, which cost most, unchanged, larger ones a factor apart."""
+    few, rest = ranges[:FINE], ranges[FINE:]
     if len(rest) <= FINE:
-        return stretches
+        return ranges
     factor = (rest[-1][1] / rest[0][0]) ** (1 / FINE)
     for least, most in rest:
         if len(few) > FINE and least < few[-1][0] * factor:

@@ -1,4 +1,4 @@
-"""What a clip of gradients makes for the steps of a round: the interface between local training and `per_record`."""
+"""The sanitiser of the steps of a round: the interface between local training and `per_record`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Step(Protocol):
 
 
 class Gradients(Protocol):
-    """The gradients of each client's records in one batch (`gradients.ExampleTape`)."""
+    """The gradients of each client's records in one batch (`gradients.RecordTape`)."""
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x sum_b factors[layer, k, b] gradient[k, b]; factors [1, K, B] are for all layers."""
@@ -30,7 +30,7 @@ class Gradients(Protocol):
     def accumulate_except(
         self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
     ) -> list[Product]:
-        """The same, but for products that are left to whoever adds noise to the same places in one go."""
+        """The same, but for products that are added together with the noise in one pass."""
 
     @property
     def layers(self) -> list[str]:
@@ -44,28 +44,28 @@ class Gradients(Protocol):
 
 
 class Sanitiser(Protocol):
-    """What happens to the gradients of a slice of clients."""
+    """Clips the gradients of a chunk of clients and adds their noise."""
 
     metrics: StepMetrics
 
     @property
     def values(self) -> tuple[object, ...]:
-        """All that must be the same for one to take another's place."""
+        """The settings that must be equal for another sanitiser to take its place."""
 
     def begin(self, other: Sanitiser) -> None:
-        """Take the place of another one for a new round: its numbers, its streams, and nothing told yet."""
+        """Take over another one's values and random streams for a new round, with empty metrics."""
 
     def non_finite(self, tape: Gradients) -> Tensor:
-        """Which gradients [K, B] have no norm: they hold NaN or Inf, or are too great for a float."""
+        """Which gradients [K, B] have no finite norm: they hold NaN or Inf, or overflow."""
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
-        """The batch's gradient as it may move the model; `real` [K, B] is 0 where a batch is filled up, `moving` [K]
-        where a client has no step left, and so draws no noise."""
+        """The sanitised gradient of the batch; `mask` [K, B] is 0 for padding, `active` [K] is 0 where a client has
+        no step left and so draws no noise."""
 
 
 @dataclass
 class StepMetrics:
-    """What there is to tell of a slice's steps: sums over its records, clients and steps, kept on the device."""
+    """Metrics of a chunk's steps: sums over its records, clients and steps, kept on the device."""
 
     records: Tensor
     clipped: Tensor
@@ -74,11 +74,13 @@ class StepMetrics:
     steps: Tensor
 
     def clear(self) -> None:
+        """Set all sums to 0."""
         for tensor in (self.records, self.clipped, self.non_finite, self.shares, self.steps):
             tensor.zero_()
 
     @classmethod
     def nothing(cls, params: Tensor) -> StepMetrics:
+        """Metrics of no step yet, for clients with parameters [K, P]."""
         clients = params.new_zeros(len(params))
         number = params.new_zeros(())
         return cls(number, number.clone(), number.clone(), clients, clients.clone())

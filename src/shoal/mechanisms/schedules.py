@@ -1,4 +1,5 @@
-"""Quantities that change over the rounds: sigma (004 section 5.3), the clip (000 Algorithm 6), m_t (001), lr.
+"""Quantities that change over the rounds: sigma (Wei et al. 2023, section 5.3), the clip
+(Thesis, Algorithm 6), m_t (Geyer et al. 2017), lr.
 
 A schedule is written as one word, in a config as on the command line:
 
@@ -9,13 +10,14 @@ A schedule is written as one word, in a config as on the command line:
     cyclic:15:2             a/2 (cos(pi mod(t, L)/L) + 1), L = ceil(T/n): n cosine cycles
     decay:4:0.01:0.5        max(a (1 - rate)^t, low): falls by a rate every round, never below `low`
 
-Tables 8 and 11 of 004 let the epsilon of a step rise, not sigma fall as printed. With d the delta of a step,
+In Tables 8 and 11 of Wei et al. (2023) the epsilon of a step rises; sigma does not fall as printed. With d the
+delta of a step,
 
     epsilon-linear:0.30747:1.30747:1e-5         sqrt(2 ln(1.25/d)) / epsilon_t, where epsilon_t is linear,
     epsilon-staircase:0.35747:1.35747:10:1e-5   a staircase or exponential as above; these numbers are the paper's,
     epsilon-exponential:0.30700:1.62109:1e-5    e^(1.664 t/T - 1.1809) for the last
 
-t counts from 0 to T - 1, and T is the number of rounds that were planned: both are public, so is the schedule.
+t counts from 0 to T - 1, and T is the planned number of rounds: both are public, and so is the schedule.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ def _noise_for(epsilon: float, delta: float) -> float:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
-LEAST, MOST = 1e-30, 1e30  # what a setting's number is between, if it is not 0
+LEAST, MOST = 1e-30, 1e30  # the range of a setting, if it is not 0
 LEAST_SCALE, MOST_SCALE = 1e-12, 1e12
-"""What a clip or a learning rate is between: float32 then holds what is clipped, and its noise, in all digits."""
+"""The range of a clip or a learning rate: float32 then represents clipped values and noise in full precision."""
 
 _SHAPES: dict[str, tuple[Callable[..., float], str]] = {
     "linear": (_linear, "linear:from:to"),
@@ -79,7 +81,7 @@ _SHAPES: dict[str, tuple[Callable[..., float], str]] = {
     "epsilon-staircase": (_epsilon_staircase, "epsilon-staircase:first:last:stairs:delta"),
     "epsilon-exponential": (_epsilon_exponential, "epsilon-exponential:first:last:delta"),
 }
-_POWERS = {"from": 1, "to": 1, "low": 1, "first": -1, "last": -1}  # how a schedule's value grows with its numbers
+_POWERS = {"from": 1, "to": 1, "low": 1, "first": -1, "last": -1}  # how a schedule's value scales with its numbers
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,11 @@ class Schedule:
         return function(t / max(total, 1), t, max(total, 1), *self.numbers)
 
     def values(self, total: int) -> list[float]:
+        """The values of all `total` planned rounds."""
         return [self.value(t, total) for t in range(total)]
 
     def extremes(self, total: int) -> tuple[int, ...]:
-        """Rounds in which it is least and greatest: a shape rises or falls all the way, a cosine within a cycle."""
+        """Rounds in which it is smallest and largest: a shape is monotone, a cosine within a cycle."""
         if self.shape == "constant":
             return (0,)
         last = math.ceil(total / self.numbers[1]) if self.shape == "cyclic" else total
@@ -114,7 +117,7 @@ class Schedule:
         return Schedule(self.shape, tuple(scaled))
 
     def written(self) -> str | float:
-        """As it stands in a config: `parse` reads it back to the last digit."""
+        """As a config writes it: `parse` reads it back exactly."""
         if self.shape == "constant":
             return self.numbers[0]
         return ":".join([self.shape, *(repr(number) for number in self.numbers)])
@@ -123,7 +126,7 @@ class Schedule:
 NO_NOISE = Schedule("constant", (0.0,))
 
 
-@lru_cache(maxsize=256, typed=True)  # every round asks for several
+@lru_cache(maxsize=256, typed=True)  # every round parses several
 def parse(text: str | float | int | Schedule) -> Schedule:
     """The schedule that a number or a word such as `linear:15:4.85` stands for."""
     if isinstance(text, Schedule):
@@ -163,14 +166,12 @@ def _number(word: str, text: str) -> float:
         forms = ", ".join(form for _, form in _SHAPES.values())
         raise ConfigError(f"'{text}' is neither a number nor a schedule; schedules are {forms}")
     if number and not LEAST <= abs(number) <= MOST:
-        raise ConfigError(
-            f"'{text}': {number:g} cannot be reckoned with; use 0, or a number from {LEAST:g} to {MOST:g}"
-        )
+        raise ConfigError(f"'{text}': {number:g} is out of range; use 0, or a number from {LEAST:g} to {MOST:g}")
     return number
 
 
 def require_scale(key: str, value: float, written: object = None, zero: bool = False) -> float:
-    """A clip or a learning rate; a ConfigError where float32 could not hold what comes of it."""
+    """Check a clip or a learning rate; raise a ConfigError where float32 could not represent the results."""
     if not (LEAST_SCALE <= value <= MOST_SCALE or (zero and value == 0)):
         wanted = f"{'>= 0 (0, or ' if zero else '> 0 ('}from {LEAST_SCALE:g} to {MOST_SCALE:g})"
         raise ConfigError(f"{key} must be {wanted}, got {value if written is None else written}")
@@ -178,12 +179,12 @@ def require_scale(key: str, value: float, written: object = None, zero: bool = F
 
 
 def require_scales(key: str, schedule: str | float, zero: bool = False) -> None:
-    """The same of 100 rounds; when their number is known, each is checked (`scale_in`)."""
+    """Check a schedule over 100 rounds; once the number of rounds is known, each is checked (`scale_in`)."""
     for value in parse(schedule).values(100):
         require_scale(key, value, schedule, zero)
 
 
 def scale_in(key: str, schedule: str | float, t: int, total: int, zero: bool = False) -> float:
-    """A clip or a learning rate in round t."""
+    """A clip or a learning rate in round t, checked."""
     value = parse(schedule).value(t, total)
     return require_scale(key, value, f"{schedule}, which is {value:g} in round {t + 1} of {total}", zero)

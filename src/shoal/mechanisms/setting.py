@@ -1,4 +1,4 @@
-"""The public facts about a federation: all that a mechanism may know when it says what a round costs."""
+"""The public facts about a federation: all that a mechanism may know when it states the cost of a round."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class Setting:
     """The public facts about a federation that accounting needs.
 
-    `rounds` are those that were planned. `multiplicity`: on how many clients one record may lie. `layers`: those of
-    the model that have parameters. `sizes`: the different numbers of records that clients have, empty if unknown.
-    `bounds`: they are only the least and the greatest, and any between may be there. `all_answer`: whoever is asked
-    answers, which no real federation can promise. `simulated`: records were dealt to clients that do not exist.
-    `parameters`: of the model, 0 where noise is taken for perfect. `secure`: it is that of secure mode.
+    `rounds`: the planned number. `multiplicity`: the most clients that may hold one record. `layers`: the model's
+    layers with parameters. `sizes`: the distinct numbers of records of clients, empty if unknown. `bounds`: `sizes`
+    are only the smallest and the largest, and any between may occur. `all_answer`: no client drops out, which no real
+    federation can promise. `simulated`: records were assigned to clients that do not exist. `parameters`: the number
+    of model parameters, 0 where the noise sampler is taken as perfect. `secure`: noise is that of secure mode.
     """
 
     clients: int

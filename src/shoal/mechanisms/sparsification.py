@@ -1,6 +1,6 @@
-"""Defences of 004 section 4 that change an update as it leaves, without a bound on what it tells.
+"""Defences of Wei et al. (2023), section 4, that change an update without a bound on what it reveals.
 
-They are here to be compared with: nothing is proven for any of them, and each says why.
+They are baselines: nothing is proven for any of them, and each says why.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Prune(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The updates with their smallest coordinates set to 0."""
         dropped = int(self.share * updates.shape[1])
         if dropped:
             least = updates.abs().topk(dropped, dim=1, largest=False, sorted=False).indices
@@ -41,13 +42,13 @@ class Prune(UpdateMechanism):
         return updates
 
     def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
-        """Which coordinates were sent is plain."""
+        """An attacker sees which coordinates were sent."""
         return shown * (seen != 0)
 
 
 @dataclass(frozen=True)
 class RandomNoise(UpdateMechanism):
-    """Additive Gaussian noise of a fixed `scale` on an update that nothing bounds."""
+    """Additive Gaussian noise of a fixed `scale` on an unclipped update."""
 
     scale: float = 0.01
 
@@ -60,13 +61,15 @@ class RandomNoise(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The updates, each with its own noise."""
         return add_to_updates(updates, self.scale, [draw(row) for row in range(len(updates))])
 
 
 @dataclass(frozen=True)
 class Select(UpdateMechanism):
     """DSSGD (Shokri & Shmatikov 2015): a client sends a random `fraction` of its coordinates, of those over a
-    `threshold`; each is clipped to +-`cap` and, with `noise` > 0, gets Gaussian noise of noise x cap.
+    `threshold`; each is clipped to +-`cap` and, with `noise_multiplier` > 0, gets Gaussian noise of noise_multiplier
+    x cap.
     """
 
     fraction: float = 0.1
@@ -93,26 +96,27 @@ class Select(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The chosen coordinates, capped and with noise; all others are 0."""
         sent = torch.zeros_like(updates)
         wanted = math.ceil(self.fraction * updates.shape[1])
-        held = _at_most(self.cap)
+        cap = _at_most(self.cap)
         for row, update in enumerate(updates):
             generator = draw(row)
             over = (update.abs() > self.threshold).nonzero().squeeze(1).cpu().numpy()
             chosen = generator.choice(over, size=min(wanted, len(over)), replace=False)
             places = torch.from_numpy(chosen).to(update.device)
-            values = update[places].clamp(-held, held)
+            values = update[places].clamp(-cap, cap)
             sent[row, places] = values + gaussian_like(values, self.noise_multiplier * self.cap, generator)
         return sent
 
     def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
-        """A number at its cap says "at least so much", on its side: a dummy that is beyond is as good."""
+        """A capped value only says "at least this much": a dummy beyond the cap matches as well."""
         side, cap = seen.sign(), self.cap * unit
         capped = torch.where(seen.abs() > cap * (1 - 1e-5), side * (side * shown).clamp(max=cap), shown)
         return capped * (seen != 0)
 
 
 def _at_most(cap: float) -> float:
-    """The greatest number of float32 that is not above the cap."""
+    """The largest float32 that is not above the cap."""
     nearest = np.float32(cap)
     return float(nearest if float(nearest) <= cap else np.nextafter(nearest, np.float32(0)))

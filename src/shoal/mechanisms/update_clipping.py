@@ -1,8 +1,8 @@
-"""What happens to a whole update as it leaves its client (boundary `per_update`): clips.
+"""Clips of a whole update before it leaves its client (boundary `per_update`).
 
 `bound` gives this round's bound S: an update of norm z becomes update / max(1, z/S), so that one client moves
 the sum by at most S, the sensitivity. A bound that was computed from the clients' data without noise proves
-nothing, nor does one that is missing: `unproven` then says why. `leave` gives what the server gets.
+nothing, nor does a missing one: `unproven` then says why. `apply` gives what the server gets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.gaussian import HOW_MANY, WITH_ITS_NOISE, add_to_number, add_to_updates, multiplier
 from shoal.mechanisms.mechanism import (
-    IN_TURN,
+    CYCLIC,
     NO_NOISE,
     RAW,
     Draw,
@@ -43,18 +43,18 @@ from shoal.mechanisms.schedules import (
 )
 from shoal.random.secure_streams import STEPS
 
-FARTHEST = math.log(MOST_SCALE)  # an adaptive bound's logarithm stays this near to 0
+FARTHEST = math.log(MOST_SCALE)  # the largest magnitude of an adaptive bound's logarithm
 MARGIN = 2.0**-16
-"""What is clipped is shorter than its bound by this share: all that rounding, of norms and later, can add is less."""
+"""Clipped vectors are shorter than the bound by this share, which exceeds all that rounding can add."""
 PIECE = 128  # numbers that may be summed in float32
-ROUNDING = 1e-4  # by which a clipped update may be over its bound when it arrives
-_LOST = 2.0**-50  # norms below so much times sqrt(numbers) may lack squares that are too small for float32
+ROUNDING = 1e-4  # by which a clipped update may exceed its bound when it arrives
+_LOST = 2.0**-50  # norms below this times sqrt(size) may miss squares that underflow in float32
 
 
 class Clipping(UpdateMechanism):
-    """What all clips share: an update leaves with norm `bound` at most.
+    """The base of all clips: an update leaves with norm `bound` at most.
 
-    One of your own writes `bound` and, where it does not shrink the whole update by one factor, `clipped`.
+    To write your own, implement `bound` and, where it does not scale the whole update by one factor, `clipped`.
     """
 
     unproven: ClassVar[str | None] = None
@@ -62,6 +62,7 @@ class Clipping(UpdateMechanism):
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The clipped updates."""
         return self.clipped(updates, norms, bound, layers)
 
     def clipped(self, updates: Tensor, norms: Tensor, bound: float, layers: Layers) -> Tensor:
@@ -69,22 +70,26 @@ class Clipping(UpdateMechanism):
         return clipped(updates, norms, bound)
 
     def refuse_unfit(self, t: int, total: int) -> None:
+        """Raise a ConfigError where the bound of round t is out of range."""
         self.public_bound(t, total)
 
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
+        """The bound, plus what rounding may add."""
         return bound * (1 + ROUNDING)
 
     def unclipped(self) -> Self:
+        """The same without its clip, which an audit must flag."""
         found: Self = altered(self, clipped=lambda self, updates, norms, bound, layers: updates)
         return found
 
     def replay(self, shown: Tensor, seen: Tensor, bound: float, unit: float, layers: Layers) -> Tensor:
+        """The dummies, clipped by the public bound."""
         return into_ball(shown, bound * unit)
 
 
 @dataclass(frozen=True)
 class Clip(Clipping):
-    """A public bound, constant or falling (000 Algorithm 6: `decay:from:rate:low`)."""
+    """A public bound, constant or falling (Thesis, Algorithm 6: `decay:from:rate:low`)."""
 
     clip_norm: str | float = 1.0
 
@@ -92,36 +97,39 @@ class Clip(Clipping):
         require_scales("per_update.clip_norm", self.clip_norm)
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The bound of round t."""
         return scale_in("per_update.clip_norm", self.clip_norm, t, total)
 
 
 @dataclass(frozen=True)
 class MedianClip(Clipping):
-    """001 Algorithm 1: the median of the cohort's norms. It is released, through the noise's scale, as it is."""
+    """Geyer et al. (2017), Algorithm 1: the median of the cohort's norms, which the noise scale reveals exactly."""
 
     needs_cohort_norms: ClassVar[bool] = True
     unproven: ClassVar[str | None] = (
-        "the clip is the median of the clients' norms, taken without noise: it depends on their data"
+        "the clip is the median of the clients' norms, computed without noise: it depends on their data"
     )
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The median of the cohort's norms, within the range of scales."""
         if norms is None or not len(norms):
             return 0.0
         return min(max(float(norms.median()), LEAST_SCALE), MOST_SCALE)
 
     def presumed(self) -> Clip:
+        """The clip by a public bound that the paper's claim presumes."""
         return Clip(1.0)
 
 
 @dataclass(frozen=True)
 class Quantile:
-    """A bound that follows a quantile of norms, found with noise (Andrew et al. 2021), on either boundary.
+    """A bound that follows a quantile of norms, estimated with noise (Andrew et al. 2021), on either boundary.
 
         b~ <- (1/m) (sum_k (1[norm_k <= C] - 1/2) + N(0, sigma_b^2)) + 1/2
         C  <- C exp(-lr (b~ - quantile))
 
-    Counting costs little: with `noise` z in all, sigma_b = `count_noise_multiplier` x m, the updates get
-    z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), and the round is one Gaussian of noise z.
+    Counting costs little: with a noise multiplier of z in all, sigma_b = `count_noise_multiplier` x m, the updates
+    get z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), and the round is one Gaussian of noise z.
     """
 
     initial_clip_norm: float = 1.0
@@ -143,10 +151,11 @@ class Quantile:
             )
 
     def scales(self) -> dict[str, str | float]:
+        """The settings, by key, that are bounds on clips."""
         return {f"{self.section}.initial_clip_norm": self.initial_clip_norm}
 
     def update_noise(self, noise: float, cohort: float) -> float:
-        """z_delta: the noise on the updates, so that with the count's it is `noise` in all."""
+        """z_delta: the noise on the updates that, with the count's, costs as much as `noise` alone."""
         if noise == 0:
             return 0.0
         spent = noise**-2 - (2 * self.count_noise_multiplier * cohort) ** -2
@@ -163,14 +172,15 @@ class Quantile:
         return self.count_noise_multiplier * cohort
 
     def count_rounding(self, cohort: float) -> float:
-        """A client, or a record, moves a count by 1/2, and rounding by a step of its grid."""
+        """A client, or a record, moves a count by 1/2, and rounding by up to a step of its grid."""
         return 2.002 * self.count_noise_multiplier * cohort / STEPS
 
     def recounted(self, change: Callable[[float], float]) -> Self:
+        """The same with other noise on its count."""
         return replace(self, count_noise_multiplier=change(self.count_noise_multiplier))
 
     def move(self, state: State, share: float) -> None:
-        """C <- C exp(-lr (share - quantile)), kept from LEAST_SCALE to MOST_SCALE."""
+        """C <- C exp(-lr (share - quantile)), limited to LEAST_SCALE to MOST_SCALE."""
         power = math.log(float(state.get("clip", self.initial_clip_norm))) - self.clip_norm_lr * (
             share - self.quantile
         )
@@ -185,26 +195,30 @@ class QuantileClip(Quantile, Clipping):
     section: ClassVar[str] = "per_update"
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
 
     def adapt(
         self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
     ) -> None:
+        """Set the next round's bound, from the noisy count."""
         scale = self.count_scale(cohort) if noise else 0.0
         self.move(state, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
 
     def for_cohort(self, before: float, cohort: float) -> Self:
+        """The same with as much noise on the sum of a cohort of another size."""
         return replace(self, count_noise_multiplier=self.count_noise_multiplier * before / cohort)
 
     def audited(self) -> Self:
+        """The same with an initial bound of 1."""
         return replace(self, initial_clip_norm=1.0)
 
 
 @dataclass(frozen=True)
 class NoisyClip(Clip):
-    """Fed-SDP (004): each update is clipped and gets N(0, (noise x clip)^2) of its own.
+    """Fed-SDP (Wei et al. 2023): each update is clipped and gets its own N(0, (noise_multiplier x clip)^2).
 
-    `at` says where: at the `client`, before the update leaves it, or at the `server`, which then sees it raw.
+    `at` says where: at the `client`, before the update leaves, or at the `server`, which then sees the raw update.
     """
 
     noise_multiplier: str | float = 1.0
@@ -217,26 +231,30 @@ class NoisyClip(Clip):
             raise ConfigError(f"per_update.noise_multiplier must be >= 0, got {self.noise_multiplier}")
 
     def noise_schedule(self) -> Schedule:
+        """The schedule of the noise multiplier."""
         return parse(self.noise_multiplier)
 
     def multiplier(self, t: int, total: int) -> float:
+        """The noise multiplier of round t."""
         return multiplier("per_update.noise_multiplier", self.noise_multiplier, t, total)
 
     def refuse_unfit(self, t: int, total: int) -> None:
+        """Raise a ConfigError where the settings cannot be used in round t."""
         noise = self.multiplier(t, total) * self.bound({}, t, total, None)
         refuse_unheld_noise("per_update.noise_multiplier x per_update.clip_norm", noise, t, total)
 
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
+        """The clipped updates, each with its own noise."""
         scale = self.multiplier(t, total) * bound
         clipped = self.clipped(updates, norms, bound, layers)
         return add_to_updates(clipped, scale, [draw(row) for row in range(len(updates))])
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
-        """m updates' noise adds up in the sum, and the server sees one at a time."""
-        if round.clients.in_turn:
-            return IN_TURN
+        """The noise of m updates adds up in the sum; the server sees single updates."""
+        if round.clients.cyclic:
+            return CYCLIC
         own = self.multiplier(*round.when)
         if own == 0:
             return NO_NOISE
@@ -245,7 +263,7 @@ class NoisyClip(Clip):
         if self.at == "server":
             return RAW
         if unit == "record" and round.setting.multiplicity > 1:
-            return Unbounded("the record lies on several clients, and the server sees each one's update")
+            return Unbounded("several clients hold the record, and the server sees each one's update")
         return round.shown(unit, own)
 
     def _released(self, round: Round, unit: Unit, own: float) -> Event:
@@ -253,35 +271,38 @@ class NoisyClip(Clip):
             return HOW_MANY
         if round.setting.all_answer:
             return round.on_sum(unit, own * math.sqrt(round.cohort))
-        # A record is in one update, whose own noise is there. Who answered shows in the amount of the noise.
+        # A record is in one update, which carries its own noise. The amount of noise reveals who answered.
         return WITH_ITS_NOISE if unit == "client" else round.shown(unit, own)
 
     def draws(self, round: Round) -> int:
+        """One noise vector for each client of the cohort."""
         return round.many
 
     @property
     def leaves_raw(self) -> bool:
+        """True where the server adds the noise."""
         return self.at == "server"
 
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
-        """Noise passes it once in 10^20 times."""
+        """Noise exceeds it with probability 1e-20."""
         return bound * (1 + ROUNDING + self.multiplier(t, total) * (math.sqrt(parameters) + 10))
 
     def for_cohort(self, before: float, cohort: float) -> Self:
+        """The same with as much noise on the sum of a cohort of another size."""
         return self.with_noise(parse(self.noise_multiplier).scaled(math.sqrt(before / cohort)))
 
 
 def into_ball(vectors: Tensor, radius: float) -> Tensor:
-    """Rows no longer than the radius, differentiable."""
+    """Rows scaled to norms of at most the radius, differentiable."""
     norms = (vectors.square().sum(1, keepdim=True) + 1e-30).sqrt()
     return vectors * (radius / norms).clamp(max=1.0)
 
 
 def row_norms(updates: Tensor) -> Tensor:
-    """The norm of each row in float64, right to 2^-17 for all finite numbers: the clip is only as good as this.
+    """The norm of each row in float64, accurate to 2^-17 for all finite numbers: the clip is only as good as this.
 
-    One long sum of squares in float32 falls short, by 0.6% where a million small numbers follow a few large ones, so
-    on a CPU only short ones are. Rows whose squares are too small or too great for that are summed again in float64.
+    A long sum of squares in float32 falls short, by 0.6% where a million small numbers follow a few large ones, so on
+    a CPU only short sums use float32. Rows whose squares underflow or overflow are summed again in float64.
     """
     if updates.is_cuda or not updates.numel():
         return _norms(updates)
@@ -303,12 +324,12 @@ def _norms(rows: Tensor) -> Tensor:
 
 
 def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
-    """sum_b left[k, b] right[k, b]^T, [K, O, I], of rows [K, B, O] and [K, B, I] that were clipped.
+    """sum_b left[k, b] right[k, b]^T, [K, O, I], of clipped rows [K, B, O] and [K, B, I].
 
-    In a long sum in float32 every addition is rounded by how much there is already, and one record that comes or goes
-    changes the rounding of all that follow, and their places: it can move the sum by several clips. So only few rows
-    are summed in float32, more of them in float64, which is what they are left in: whoever takes the sum rounds it
-    once. A record of several `positions` may have rows far longer than their clipped sum: always in float64.
+    In a long float32 sum every addition is rounded relative to the running total, and one record added or removed
+    changes the rounding, and the positions, of all that follow: it can move the sum by several clips. So only few
+    rows are summed in float32, and more in float64; such sums stay in float64 and the caller rounds them once. A
+    record of several `positions` may have rows far longer than their clipped sum: always in float64.
     """
     if left.shape[1] <= PIECE and positions == 1:
         return torch.bmm(left.transpose(1, 2), right)
@@ -319,19 +340,19 @@ def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
 
 
 def weighed_sum(rows: Tensor, factors: Tensor) -> Tensor:
-    """sum_b factors[k, b] rows[k, b], [K, P], for rows [K, B, P]; of many in float64."""
+    """sum_b factors[k, b] rows[k, b], [K, P], for rows [K, B, P]; many rows in float64."""
     return summed_products(factors.unsqueeze(2), rows).squeeze(1)
 
 
 def row_sums(rows: Tensor, positions: int = 1) -> Tensor:
-    """sum_b rows[k, b], [K, O], for rows [K, B, O] that were clipped; as `summed_products`."""
+    """sum_b rows[k, b], [K, O], for clipped rows [K, B, O]; summed like `summed_products`."""
     return rows.sum(1, dtype=rows.dtype if rows.shape[1] <= PIECE and positions == 1 else torch.float64)
 
 
 def shrinking(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, bound/norm), less the margin: what is multiplied by it is never longer than the bound.
+    """min(1, bound/norm), less the margin: a vector scaled by it is never longer than the bound.
 
-    What is 2^126 times too long becomes 0: a factor for it would have too few digits in float32. NaN stays NaN.
+    A vector 2^126 times too long becomes 0: its factor would have too few digits in float32. NaN stays NaN.
     """
     reached = bound * (1 - MARGIN)
     factors = torch.where(norms <= reached, 1.0, reached / norms)

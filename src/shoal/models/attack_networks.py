@@ -46,7 +46,9 @@ def _uniform(model: nn.Sequential) -> nn.Sequential:
 
 
 NETWORKS = (
-    Network("attack-cnn", "004", "four convolutions with sigmoids", partial(leaky, (2, 2, 1, 1)), least=1),
-    Network("dlg-cnn", "004", "DLG's original, three of them", partial(leaky, (2, 2, 1)), least=1),
+    Network(
+        "attack-cnn", "Wei et al. (2023)", "four convolutions with sigmoids", partial(leaky, (2, 2, 1, 1)), least=1
+    ),
+    Network("dlg-cnn", "Wei et al. (2023)", "DLG's original, three of them", partial(leaky, (2, 2, 1)), least=1),
     Network("attack-mlp", "", "64 and 32 hidden with sigmoids, for attacks on tables", leaky_mlp),
 )

@@ -20,4 +20,6 @@ def geyer_mlp(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
 
-NETWORKS = (Network("geyer-mlp", "001", "600 and 100 hidden, no biases (531,400 on MNIST)", geyer_mlp),)
+NETWORKS = (
+    Network("geyer-mlp", "Geyer et al. (2017)", "600 and 100 hidden, no biases (531,400 on MNIST)", geyer_mlp),
+)

@@ -63,13 +63,13 @@ def cifar_cnn(act: Activation, shape: Shape, classes: int) -> nn.Module:
 
 def _pair(name: str, about: str, make: Make, least: int) -> tuple[Network, Network]:
     return (
-        Network(name, "002", f"{about}, ReLU", partial(make, nn.ReLU), least),
-        Network(f"{name}-ts", "002", f"{about}, TS (tanh)", partial(make, nn.Tanh), least),
+        Network(name, "Bhaskar et al. (2025)", f"{about}, ReLU", partial(make, nn.ReLU), least),
+        Network(f"{name}-ts", "Bhaskar et al. (2025)", f"{about}, TS (tanh)", partial(make, nn.Tanh), least),
     )
 
 
 NETWORKS = (
     *_pair("papernot-cnn", "as Papernot et al. have it (26,010 on MNIST)", papernot_cnn, least=14),
-    *_pair("pfl-cnn", "smaller, as the code of 002 has it (10,650 on MNIST)", pfl_cnn, least=22),
+    *_pair("pfl-cnn", "smaller, as the code of Bhaskar et al. (2025) has it (10,650 on MNIST)", pfl_cnn, least=22),
     *_pair("pfl-cifar-cnn", "eight 3x3 convolutions (605,226 on CIFAR-10)", cifar_cnn, least=8),
 )

@@ -55,6 +55,8 @@ def _colour(shape: Shape, classes: int) -> nn.Module:
 
 
 NETWORKS = (
-    Network("scatter-linear", "002", "GroupNorm and one linear layer", scatter_linear, 1, "scattering"),
-    Network("scatter-cnn", "002", "GroupNorm and two convolutions", scatter_cnn, 5, "scattering"),
+    Network(
+        "scatter-linear", "Bhaskar et al. (2025)", "GroupNorm and one linear layer", scatter_linear, 1, "scattering"
+    ),
+    Network("scatter-cnn", "Bhaskar et al. (2025)", "GroupNorm and two convolutions", scatter_cnn, 5, "scattering"),
 )

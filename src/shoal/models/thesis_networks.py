@@ -33,6 +33,6 @@ def thesis_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 NETWORKS = (
-    Network("thesis-mlp", "000", "one hidden layer of 1000 (795,010 parameters on MNIST)", thesis_mlp),
-    Network("thesis-cnn", "000", "two 5x5 convolutions (1,663,370 on MNIST)", thesis_cnn, least=4),
+    Network("thesis-mlp", "Thesis", "one hidden layer of 1000 (795,010 parameters on MNIST)", thesis_mlp),
+    Network("thesis-cnn", "Thesis", "two 5x5 convolutions (1,663,370 on MNIST)", thesis_cnn, least=4),
 )

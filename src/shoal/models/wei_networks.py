@@ -40,7 +40,9 @@ def cancer_mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 NETWORKS = (
-    Network("alphacdp-cnn", "004", "two convolutions, no biases (34,720 on MNIST)", alphacdp_cnn, least=10),
-    Network("adult-mlp", "004", "64 and 32 hidden (8,930 on Adult)", adult_mlp),
-    Network("cancer-mlp", "004", "32 and 16 hidden (1,554 on Cancer)", cancer_mlp),
+    Network(
+        "alphacdp-cnn", "Wei et al. (2023)", "two convolutions, no biases (34,720 on MNIST)", alphacdp_cnn, least=10
+    ),
+    Network("adult-mlp", "Wei et al. (2023)", "64 and 32 hidden (8,930 on Adult)", adult_mlp),
+    Network("cancer-mlp", "Wei et al. (2023)", "32 and 16 hidden (1,554 on Cancer)", cancer_mlp),
 )

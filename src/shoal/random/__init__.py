@@ -1,0 +1,1 @@
+"""Random streams: seeded for research, cryptographic in secure mode."""

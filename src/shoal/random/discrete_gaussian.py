@@ -1,14 +1,14 @@
-"""The discrete Gaussian, sampled from random bits alone, to a distance from it that is computed.
+"""The discrete Gaussian, sampled from random bits alone, with a computed bound on the sampler's error.
 
     P(k) proportional to exp(-k^2 / (2 width^2)), for whole numbers k
 
-By inversion of its distribution function, a table of 256-bit numbers made in whole arithmetic: 32 random bits decide
-a draw, and the 224 that follow them only where those 32 do not. Tables are small. Wider Gaussians are sums,
+By inversion of its distribution function, a table of 256-bit numbers computed in integer arithmetic: 32 random bits
+decide most draws, and 224 more the rest. Tables are small. Wider Gaussians are sums,
 
     x = y + f z,  y of width w, z of width v:  of width sqrt(w^2 + f^2 v^2)
 
 whose probabilities are those of the discrete Gaussian times 1 +- 2 exp(-2 pi^2 s^2), s = w v / sqrt(w^2 + f^2 v^2)
-(Peikert 2010; Micciancio & Walter 2017, by Poisson's summation formula), so that s >= 2.8 is as good as exact.
+(Peikert 2010; Micciancio & Walter 2017, by Poisson's summation formula), so that s >= 2.8 is practically exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.kernels import compiled
 Words = npt.NDArray[np.uint32]
 Whole = npt.NDArray[np.int64]
 Source = Callable[[int], Words]
-"""So many random 32-bit words."""
+"""Gives a number of random 32-bit words."""
 
 WIDEST = 2048.0  # of a table
 SMOOTH = 2.8  # s above
@@ -52,7 +52,7 @@ class Table:
 
     @classmethod
     def of(cls, bounds: list[int], first: int) -> Table:
-        """From the numbers of 256 bits themselves, which rise."""
+        """From the increasing 256-bit numbers themselves."""
         words = np.frombuffer(b"".join(bound.to_bytes(BITS // 8, "big") for bound in bounds), dtype=">u4")
         words = words.astype(np.uint32).reshape(-1, BITS // 32)
         high = np.ascontiguousarray(words[:, 0])
@@ -63,7 +63,7 @@ class Table:
     def add_draws(self, into: Whole, factor: int, source: Source, kernels: bool = True) -> None:
         """into += factor times draws from this table."""
         count = len(into)
-        spare = REST * (64 + 8 * count * len(self.high) // 2**32)  # more are needed with a chance below 1e-80
+        spare = REST * (64 + 8 * count * len(self.high) // 2**32)  # more are needed with probability below 1e-80
         words = source(count + spare)
         loop = loop_in_c() if kernels else None
         used = (loop or by_operations)(self, into, factor, words[:count], words[count:])
@@ -75,7 +75,7 @@ Loop = Callable[[Table, Whole, int, Words, Words], int]
 
 
 def by_operations(table: Table, into: Whole, factor: int, words: Words, spare: Words) -> int:
-    """As discrete.c does it, in numpy."""
+    """The loop of discrete_gaussian.c, in numpy."""
     place = np.searchsorted(table.high, words, side="left").astype(np.int64)
     past = np.searchsorted(table.high, words, side="right")
     used = 0
@@ -92,7 +92,7 @@ def by_operations(table: Table, into: Whole, factor: int, words: Words, spare: W
 
 @cache
 def loop_in_c() -> Loop | None:
-    """The loop in C, where there is a compiler and what it made gives the same numbers."""
+    """The loop in C, where there is a compiler and the compiled loop gives the same numbers."""
     library = compiled(Path(__file__).with_suffix(".c"))
     if library is None:
         return None
@@ -116,7 +116,7 @@ def loop_in_c() -> Loop | None:
 
 @lru_cache(maxsize=16)
 def table_of(width: float) -> Table:
-    """The table of a width, in whole arithmetic: from exp(-k^2 / (2 w^2)) to the next by exp(-(2k + 1) / (2 w^2))."""
+    """The table of a width, in integers: from exp(-k^2 / (2 w^2)) to the next by exp(-(2k + 1) / (2 w^2))."""
     one = 1 << (BITS + _GUARD)
     square = _PRECISE.multiply(Decimal(width), Decimal(width))
     ratio, falling = (_of_one(_PRECISE.exp(_PRECISE.divide(Decimal(n) / 2, square)), one) for n in (-1, -2))
@@ -127,9 +127,9 @@ def table_of(width: float) -> Table:
         ratio = ratio * falling >> (BITS + _GUARD)
     total = 2 * sum(masses) - one
     below, bounds = 0, []
-    for mass in [*masses[:0:-1], *masses[:-1]]:  # the last place takes what is left
+    for mass in [*masses[:0:-1], *masses[:-1]]:  # the last entry takes the rest
         below += mass
-        bounds.append(min((below << BITS) // total, 2**BITS - 1))  # all of it, where the last masses are 0
+        bounds.append(min((below << BITS) // total, 2**BITS - 1))  # the total, where the last masses are 0
     return Table.of(bounds, -furthest)
 
 
@@ -152,14 +152,14 @@ def parts(width: float) -> tuple[tuple[int, float], ...]:
 
 
 def furthest(width: float) -> int:
-    """The greatest number that can be drawn; none where there is no width."""
+    """The largest number that can be drawn; 0 for width 0."""
     return sum(factor * (math.ceil(FURTHEST * of) + 1) for factor, of in parts(width)) if width else 0
 
 
 def distance(width: float) -> float:
-    """How far a draw is, at most, from the discrete Gaussian of this width, in total variation.
+    """The total-variation distance, at most, of a draw from the discrete Gaussian of this width.
 
-    A table is rounded to 2^-256 at each entry and ends after 18.7 standard deviations; sums are not quite smooth.
+    A table is rounded to 2^-256 at each entry and truncated at 18.7 standard deviations; sums are not quite smooth.
     """
     tables = [of for _, of in parts(width)]
     rounded = sum(2 * (2 * math.ceil(FURTHEST * of) + 3) * 2.0**-BITS for of in tables)

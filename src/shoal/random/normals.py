@@ -1,14 +1,14 @@
-"""Noise of many streams at once, for every step of every client: it must not cost more than the training does.
+"""Noise of many streams at once, for every step of every client, no slower than the training itself.
 
-On a CPU: bits from each stream's own cipher, turned by Box and Muller's formula with vector arithmetic, in a loop in
-C where there is a compiler. On CUDA: a counter-based generator (Philox) with a key for each stream, so that the
-numbers never touch memory before they are added. Both give the same numbers to a client whoever else is computed
-beside it; a CPU and a GPU differ. A radius has 32 bits, and 128 more where it is one of the longest, so that in the
-tails too float32 is what limits it; beyond 14.9 standard deviations (a chance of TAIL) there is nothing.
-In secure mode it is a discrete Gaussian (`discrete`), from the same cipher.
+On a CPU: bits from each stream's own cipher, transformed by the Box-Muller formula with vector arithmetic, in a C
+loop where there is a compiler. On CUDA: a counter-based generator (Philox) with a key for each stream, so that the
+numbers never touch memory before they are added. Both give a client the same numbers whichever others are computed
+beside it; a CPU and a GPU differ. A radius has 32 bits, and 128 more where it is one of the longest, so that float32
+is the limit in the tails too; values beyond 14.9 standard deviations (probability TAIL) never occur. In secure mode
+it is a discrete Gaussian (`discrete_gaussian`), from the same cipher.
 
-A sum of gradients and its noise are added to each other before they meet what is there already: one after the other,
-a gradient could be rounded into a great number and the noise behind it be lost there.
+A sum of gradients and its noise are added to each other before they are added to the target: otherwise a gradient
+could be rounded into a large number and the noise after it be lost there.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from shoal.random.secure_streams import SecureGenerator, rounded_sum
 from shoal.random.streams import SLACK, Keystream, Streams
 
 RARE = 2**20
-"""Whole numbers of 32 bits below this are extended by 128 more bits, the others have digits enough."""
+"""32-bit integers below this are extended by 128 more bits; the others have enough digits."""
 
 TAIL = 2.0**-160
-"""The chance of a radius that is longer than any that can be drawn."""
+"""The probability of a radius longer than any that can be drawn."""
 
 PIECE = 2**19
-"""Numbers that are drawn in one go: one more stream for every so many, so that threads can share the work."""
+"""Numbers per stream: longer vectors use several streams, so that threads can share the work."""
 
 BLOCK = 2**20
-"""Numbers of a product that are made in one go, with their noise."""
+"""Numbers of a product that are computed in one pass, with their noise."""
 
 FEW = 128
-"""Rows of a product up to which it is summed in float32: of more, rounding would move the sum."""
+"""The most rows of a product that is summed in float32: with more, rounding would move the sum."""
 
 WORTH_IT = 2**15
-"""Numbers from which on a product is made with its noise."""
+"""The least size of a product that is computed together with its noise."""
 
 Each = Callable[[Callable[[Callable[[], None]], None], Sequence[Callable[[], None]]], Iterable[None]]
 Loop = Callable[[Tensor, Tensor, Tensor, Tensor | None], bool]
@@ -62,9 +62,9 @@ def normals(
     fused: bool = False,
     kernels: bool = True,
 ) -> Normals:
-    """Streams for clients with vectors like these, [K, P]; `each` runs tasks, in threads perhaps.
+    """Streams for clients with vectors like these, [K, P]; `each` runs tasks, possibly in threads.
 
-    `fused`: on CUDA products may be added with the noise, as on a CPU. `kernels`: on a CPU by the loop in C.
+    `fused`: on CUDA products may be added with the noise, as on a CPU. `kernels`: use the C loop on a CPU.
     """
     if like.is_cuda and streams.mode == "secure":
         raise ConfigError("random=secure draws the noise of local steps by a cipher on a CPU: use --device cpu")
@@ -88,19 +88,21 @@ class OnCpu:
 
     def __init__(self, opened: Callable[[int, int], Keystream], each: Each, adding: Adding) -> None:
         self._opened, self._each, self._adding = opened, each, adding
-        self._kept: dict[tuple[int, int], Keystream] = {}
+        self._streams: dict[tuple[int, int], Keystream] = {}
 
     def begin(self, other: Normals) -> None:
+        """Draw from another one's streams from now on."""
         assert isinstance(other, OnCpu)
         self._opened = other._opened
-        self._kept.clear()
+        self._streams.clear()
 
     def takes(self, product: Product) -> bool:
-        """It pays where the product would not stay in the cache until the noise comes."""
+        """Worthwhile where the product would not stay in the cache until the noise is added."""
         _, few, width = product.rows.shape
         return few <= FEW and width * product.grads.shape[2] >= WORTH_IT and product.rows.dtype == torch.float32
 
     def add(self, into: Tensor, scales: Tensor, sums: Tensor | None = None, products: Sequence[Product] = ()) -> None:
+        """Add sums, products and noise, as one number for each coordinate."""
         rows = scales.nonzero().flatten().tolist()
         tasks = [task for product in products for task in self._of_product(into, scales, product, rows)]
         for start, stop in between(products, into.shape[1]):
@@ -157,9 +159,9 @@ class OnCpu:
             into[still, places] += product.scale * made.flatten(1)
 
     def _stream(self, row: int, start: int) -> Keystream:
-        if (row, start) not in self._kept:
-            self._kept[row, start] = self._opened(row, start)
-        return self._kept[row, start]
+        if (row, start) not in self._streams:
+            self._streams[row, start] = self._opened(row, start)
+        return self._streams[row, start]
 
 
 def _run(task: _Task) -> None:
@@ -188,7 +190,7 @@ def add_normals(
 
 
 def add_discrete(into: Tensor, scales: Tensor, keystreams: Sequence[Keystream], sums: Tensor | None = None) -> None:
-    """The same in secure mode: the sum in steps of a grid, and a discrete Gaussian on it (secure.rounded_sum)."""
+    """The same in secure mode: the sum on a grid, plus a discrete Gaussian on it (secure_streams.rounded_sum)."""
     for place, (row, keystream) in enumerate(zip(into, keystreams, strict=True)):
         values = torch.zeros_like(row) if sums is None else sums[place]
         noisy = rounded_sum(values, abs(float(scales[place])), SecureGenerator(keystream))
@@ -196,7 +198,7 @@ def add_discrete(into: Tensor, scales: Tensor, keystreams: Sequence[Keystream], 
 
 
 def _spare(half: int) -> int:
-    """Words that extend rare numbers, four each: that more are needed has a chance below 1e-46, less than TAIL's."""
+    """Words that extend rare numbers, four each: more are needed with probability below 1e-46, less than TAIL's."""
     return 4 * (24 + half // 256)
 
 
@@ -219,7 +221,7 @@ def by_operations(into: Tensor, scales: Tensor, bits: Tensor, sums: Tensor | Non
         for more in (spare[row, : 4 * len(places)].view(-1, 4).long() & 0xFFFFFFFF).double().t().flip(0):
             low = (more + low) * 2.0**-32
         radius[row, places] = ((numbers[row, places].double() + low) * 2.0**-32).log().mul(-2).sqrt().float()
-    radius *= scales.float().abs().unsqueeze(1)  # a square of the scale would be 0 too early
+    radius *= scales.float().abs().unsqueeze(1)  # the square of the scale could underflow
     angle = angles.float().mul_(math.pi * 2.0**-31)
     noise = torch.cat([radius * angle.cos(), (radius * angle.sin())[:, : size - half]], 1).to(into.dtype)
     into += noise if sums is None else noise.add_(sums)
@@ -228,7 +230,7 @@ def by_operations(into: Tensor, scales: Tensor, bits: Tensor, sums: Tensor | Non
 
 @cache
 def loop_in_c() -> Loop | None:
-    """`by_operations` as a loop in C, where there is a compiler and what it made gives the same numbers."""
+    """`by_operations` as a C loop, where there is a compiler and the compiled loop gives the same numbers."""
     library = compiled(Path(__file__).with_suffix(".c"))
     if library is None:
         return None
@@ -260,7 +262,7 @@ _kept = threading.local()
 
 
 def _memory(name: str, count: int, dtype: torch.dtype) -> Tensor:
-    """Memory that each thread keeps: getting it anew from the system costs more than filling it."""
+    """Memory that each thread keeps: allocating it costs more than filling it."""
     kept: Tensor | None = getattr(_kept, name, None)
     if kept is None or kept.numel() < count:
         kept = torch.empty(count, dtype=dtype)

@@ -1,9 +1,9 @@
-"""Normal numbers on CUDA: Philox 4x32 with a key for each client, made where they are added (Salmon et al. 2011).
+"""Normal numbers on CUDA: Philox 4x32 with a key for each client, computed where they are added (Salmon et al. 2011).
 
-The counter is (place in the vector, step), so that no number is ever drawn twice under a key. One pass over the
+The counter is (coordinate, step), so that no number is ever drawn twice under a key. One pass over the
 vectors: read, add, write; the gradients of matrices are added in the same pass where they are products of a few rows.
-A radius of few digits, one of 2^18, is extended by 128 bits of another counter. Where Triton is missing, torch's own
-generator draws for one client after the other.
+A radius of few digits, one of 2^18, is extended by 128 bits of another counter. Without Triton, torch's own
+generator draws for one client after another.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from shoal.kernels import libdevice, tl, triton
 from shoal.random.noise_source import Product, between
 
-BLOCK = 256  # counters a program takes, each of which gives four numbers
+BLOCK = 256  # counters per program, each of which gives four numbers
 TILE = (4, 128)  # of a matrix: rows, and counters along a row
 LONG = (1, 256)  # of a matrix that is one row
-MOST_ROWS = 16  # of a product; with more of them a library's own is faster
-LENT = 63  # the last 6 of an angle's bits follow those of its radius: 26 are as fine as float32 is
-RARE = 2**14  # radii of whole numbers below this are extended: seldom, for where one is all of its block is
+MOST_ROWS = 16  # of a product; with more a library's own kernel is faster
+LENT = 63  # the last 6 bits of an angle extend its radius: 26 bits are as fine as float32
+RARE = 2**14  # radii of integers below this are extended: rarely, since a whole block is extended with one
 
 
 class Philox:
@@ -33,6 +33,7 @@ class Philox:
         self._step = torch.zeros((), dtype=torch.int64, device=keys.device)
 
     def begin(self, other: Any) -> None:
+        """Take over another one's keys, from their first step on."""
         self._keys.copy_(other._keys)
         self._step.zero_()
 
@@ -42,6 +43,7 @@ class Philox:
         return self.fuses and few and product.start % 4 == product.rows.shape[2] % 4 == 0
 
     def add(self, into: Tensor, scales: Tensor, sums: Tensor | None = None, products: Sequence[Product] = ()) -> None:
+        """Add sums, products and noise, as one number for each coordinate."""
         if triton is None:
             self._add_plainly(into, scales, sums)
         else:
@@ -73,7 +75,7 @@ class Philox:
 
 
 def _normal_numbers(count: int, generator: torch.Generator) -> Tensor:
-    """By Box and Muller's formula in float64, with 212 bits for the radius."""
+    """By the Box-Muller formula in float64, with 212 bits for the radius."""
     *bits, turn = torch.rand(5, (count + 1) // 2, dtype=torch.float64, device=generator.device, generator=generator)
     u = sum(part * 2.0 ** (-53 * place) for place, part in enumerate(bits))
     radius = torch.as_tensor(u).clamp_(2.0**-212, 1.0).log().mul_(-2).sqrt_()
@@ -107,7 +109,7 @@ if triton is not None:
 
     @triton.jit
     def _turned(radius, b):
-        """Box and Muller's formula, as in `normals`."""
+        """The Box-Muller formula, as in `normals`."""
         angle = (b.to(tl.int32, bitcast=True) & (-1 - _LENT)).to(tl.float32) * 1.4629180792671596e-9
         return radius * libdevice.fast_cosf(angle), radius * libdevice.fast_sinf(angle)
 

@@ -1,8 +1,8 @@
-"""What secure mode takes for granted of a machine's arithmetic, looked at before noise is drawn.
+"""Checks of a machine's arithmetic that secure mode relies on, run before noise is drawn.
 
-Norms, grids and noise are reasoned about in IEEE arithmetic that rounds to the nearest and keeps subnormal numbers,
-and random words are read as bytes in little-endian order. Other code in the process may have changed the first two
-(a compiler's fast-math start-up code, torch.set_flush_denormal), so they are tried, not looked up.
+The bounds on norms, grids and noise assume IEEE arithmetic that rounds to nearest and keeps subnormal numbers, and
+random words are read as bytes in little-endian order. Other code in the process may have changed the first two
+(a compiler's fast-math start-up code, torch.set_flush_denormal), so they are tested, not looked up.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shoal.errors import ConfigError
 
 
 def require_platform() -> None:
-    """A ConfigError that names the first fact that does not hold here, and the mend."""
+    """Raise a ConfigError that names the first fact that does not hold here, and the fix."""
     for holds, broken, mend in _FACTS:
         if not holds():
-            raise ConfigError(f"random=secure cannot be kept on this machine: {broken}; {mend}")
+            raise ConfigError(f"random=secure cannot be used on this machine: {broken}; {mend}")
 
 
 def _little_endian() -> bool:
@@ -45,7 +45,7 @@ def _nearest() -> bool:
 
 
 def _subnormal() -> bool:
-    """Half of the least normal number can be made, and reckoned with."""
+    """Half of the smallest normal number exists, and arithmetic keeps it."""
     for kind in (torch.float64, torch.float32):
         least = torch.tensor([torch.finfo(kind).tiny], dtype=kind)
         expected = (least * 2.0**99).tolist()
@@ -63,11 +63,11 @@ def _entropy() -> bool:
 
 _FACTS: tuple[tuple[Callable[[], bool], str, str], ...] = (
     (_little_endian, "it stores numbers in big-endian order", "use a little-endian machine (x86-64, arm64)"),
-    (_binary64, "its floats are no IEEE binary64", "use a machine and a Python with IEEE arithmetic"),
+    (_binary64, "its floats are not IEEE binary64", "use a machine and a Python with IEEE arithmetic"),
     (_nearest, "it does not round to the nearest number", "let nothing in this process call fesetround"),
     (
         _subnormal,
-        "it takes subnormal numbers for 0 (flush-to-zero)",
+        "it treats subnormal numbers as 0 (flush-to-zero)",
         "call torch.set_flush_denormal(False), and load no library that was built with -ffast-math",
     ),
     (_entropy, "os.urandom gives no entropy", "let this process read /dev/urandom"),

@@ -1,14 +1,14 @@
-"""Secure mode: random numbers that nobody can foretell, and noise on a grid whose low bits tell nothing.
+"""Secure mode: unpredictable random numbers, and noise on a grid whose low bits reveal nothing.
 
-Keys come from the system's entropy (os.urandom) and are kept nowhere; bits are those of AES in counter mode under
-such a key, a cryptographic generator. (ChaCha would do as well; AES-CTR is here already, for research mode's noise.)
-Who is sampled comes from the same bits, for amplification rests on it being secret.
+Keys come from the system's entropy (os.urandom) and are never stored; bits come from AES in counter mode under such a
+key, a cryptographic generator. (ChaCha would do as well; AES-CTR is there already, for research mode's noise.)
+Sampling uses the same bits, since amplification requires that it is secret.
 
-Floats leak through their last bits (Mironov 2012). So what is noisy is a whole number of steps of a public grid: what
-is clipped is rounded onto it, towards 0, and a discrete Gaussian is added (Canonne, Kamath & Steinke 2020; sampled in
-`discrete`). All rounding that comes afterwards is post-processing. Updates are rounded one by one, which makes none
-longer. The sum of a batch is rounded as a whole, which lets one record move it by up to a step more in every
-coordinate: `charged` counts that, and what a discrete Gaussian has less than a continuous one.
+Floats leak through their last bits (Mironov 2012). So noisy values are integer multiples of the step of a public
+grid: clipped values are rounded onto it, towards 0, and a discrete Gaussian is added (Canonne, Kamath & Steinke 2020;
+sampled in `discrete_gaussian`). All later rounding is post-processing. Updates are rounded one by one, which makes
+none longer. The sum of a batch is rounded as a whole, which lets one record move it by up to a step more in every
+coordinate: `charged` counts that, and the difference between a discrete and a continuous Gaussian.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Words = npt.NDArray[np.uint64]
 FINE = 12  # the grid is 2^-12 to 2^-13 of the noise, or of the clip
 STEPS = 2.0**20  # of the grid in the noise of a sum that is rounded as a whole
 FINEST = 2.0**32  # the same for correlated noise, whose every round is rounded
-_MOST = 2.0**52  # steps from 0 beyond which nothing counts: whole numbers that float64 has
+_MOST = 2.0**52  # the most steps from 0: integers that float64 represents
 
 
 class SecureStreams(Streams):
-    """Streams whose keys follow from fresh entropy of the system: no run can be repeated, nor its noise be known.
+    """Streams whose keys come from fresh system entropy: no run can be repeated, and its noise cannot be known.
 
     The seed is for what is not private, such as a baseline without noise.
     """
@@ -55,18 +55,19 @@ class SecureStreams(Streams):
         return self._hashed(":".join([purpose, *map(str, numbers)]), secret=self.__dict__["_secret"])
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
+        """The stream of this name, drawn by a cipher under a secret key."""
         return SecureGenerator(self.keystream(purpose, *numbers))
 
 
 class SecureGenerator(np.random.Generator):
-    """The few draws that Shoal makes, from a cipher's bits; what is not here cannot be drawn."""
+    """The few kinds of draws that Shoal needs, from a cipher's bits; all others are refused."""
 
     _DRAWS: ClassVar[frozenset[str]] = frozenset(
         {"random", "integers", "permutation", "choice", "bytes", "standard_normal", "whole_normal", "words"}
     )
 
     def __init__(self, keystream: Keystream) -> None:
-        super().__init__(np.random.SFC64(0))  # numpy asks for one; nothing is drawn from it
+        super().__init__(np.random.SFC64(0))  # numpy requires one; nothing is drawn from it
         self._keystream = keystream
 
     def __getattribute__(self, name: str) -> Any:
@@ -76,11 +77,12 @@ class SecureGenerator(np.random.Generator):
 
     def words(self, count: int) -> Words:
         """So many random 64-bit words."""
-        held = np.empty(8 * count + SLACK, dtype=np.uint8)
-        self._keystream.fill(held.data)
-        return held[: 8 * count].view(np.uint64)
+        buffer = np.empty(8 * count + SLACK, dtype=np.uint8)
+        self._keystream.fill(buffer.data)
+        return buffer[: 8 * count].view(np.uint64)
 
     def bytes(self, length: int) -> bytes:
+        """So many random bytes."""
         return self.words(-(-length // 8)).tobytes()[:length]
 
     def random(self, size: Any = None, *_: Any, **__: Any) -> Any:
@@ -90,7 +92,7 @@ class SecureGenerator(np.random.Generator):
         return float(drawn[0]) if size is None else drawn.reshape(shape)
 
     def integers(self, low: Any, high: Any = None, size: Any = None, *_: Any, **__: Any) -> Any:
-        """Whole numbers in [low, high), each as likely as another: words beyond the last multiple are drawn again."""
+        """Uniform integers in [low, high): words beyond the last multiple of the span are drawn again."""
         first, last = (0, int(low)) if high is None else (int(low), int(high))
         span, shape = last - first, () if size is None else size
         limit = np.uint64(2**64 - 1 - 2**64 % span)
@@ -101,11 +103,12 @@ class SecureGenerator(np.random.Generator):
         return int(found[0]) if size is None else found.reshape(shape)
 
     def permutation(self, x: Any, axis: int = 0) -> Any:
-        """By the order of random words; two of 64 bits are hardly ever equal."""
+        """A permutation by sorting random words; two of 64 bits are hardly ever equal."""
         values = np.arange(x) if isinstance(x, int | np.integer) else np.asarray(x)
         return values[np.argsort(self.words(len(values)), kind="stable")]
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, *_: Any, **__: Any) -> Any:
+        """`size` elements of `a`, with or without replacement."""
         count = int(a) if isinstance(a, int | np.integer) else len(a)
         places = self.integers(count, size=size) if replace else self.permutation(count)[:size]
         return places if isinstance(a, int | np.integer) else np.asarray(a)[places]
@@ -124,7 +127,7 @@ class SecureGenerator(np.random.Generator):
 
 
 def grid(scale: float) -> float:
-    """A power of two that is 2^-12 to 2^-13 of a scale; it depends on nothing else, so that it is public."""
+    """A power of two that is 2^-12 to 2^-13 of a scale; it depends on nothing else, so it is public."""
     return 0.0 if scale <= 0 else 2.0 ** (math.floor(math.log2(scale)) - FINE)
 
 
@@ -160,9 +163,9 @@ def discrete_on_grid(values: Tensor, scale: float, generator: SecureGenerator) -
 
 
 def charged(noise: float, width: float, coordinates: int = 0) -> float:
-    """What discrete noise of a width in steps counts for: the `noise` of a continuous Gaussian, in clips.
+    """The noise, in clips, of the continuous Gaussian as which discrete noise of a width in steps is accounted.
 
-    `coordinates`: of a sum that was rounded as a whole, so that rounding moves it by up to a step in each.
+    `coordinates`: those of a sum that was rounded as a whole, so that rounding moves it by up to a step in each.
     """
     moved = 1 + 1.001 * math.sqrt(coordinates) * noise / width if coordinates else 1.0
     return noise * discrete_gaussian.continuous(width) / moved

@@ -1,8 +1,8 @@
-"""Where every random number comes from: named, independent streams that are made anew from one seed.
+"""Named, independent random streams, all derived from one seed.
 
-A stream is named by its purpose and a few numbers (round, client, attempt). Two streams of different names
-share nothing, whatever the order in which they are drawn, so that the simulator and a site of a real
-federation draw the same batches for the same client, and no noise is ever drawn twice.
+A stream is named by its purpose and a few numbers (round, client, attempt). Streams of different names are
+independent, in whatever order they are drawn, so that the simulator and a site of a real federation draw the same
+batches for the same client, and no noise is ever drawn twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 @dataclass(frozen=True)
 class Streams:
-    """Research mode: every stream follows from the seed, so that a run can be repeated."""
+    """Research mode: every stream is derived from the seed, so that a run can be repeated."""
 
     seed: int
     mode: ClassVar[str] = "research"
@@ -29,7 +29,7 @@ class Streams:
         return np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's for normal numbers
 
     def keystream(self, purpose: str, *numbers: int) -> Keystream:
-        """The stream of this name as bits, for noise: many of them, and fast."""
+        """The stream of this name as bits: many and fast, for noise."""
         return Keystream(self._key(purpose, *numbers)[:16])
 
     def _key(self, purpose: str, *numbers: int) -> bytes:
@@ -40,11 +40,11 @@ class Streams:
         return hashlib.blake2b(name.encode(), digest_size=32, key=secret).digest()
 
     def key(self, purpose: str, *numbers: int) -> int:
-        """63 bits of that name, the key of a stream on another device."""
+        """A 63-bit key of that name, for a stream on another device."""
         return int.from_bytes(self._key(purpose, *numbers)[:8], "little") >> 1
 
     def number(self, purpose: str, *numbers: int) -> int:
-        """One 63-bit number of that name, for libraries that take a seed of their own."""
+        """One 63-bit number of that name, for libraries that take a seed."""
         return int(self.generator(purpose, *numbers).integers(2**63))
 
 
@@ -59,7 +59,7 @@ class Keystream:
         self._encryptor.update_into(memoryview(_zeros(len(buffer)))[: len(buffer) - SLACK], buffer)
 
 
-SLACK = 15  # bytes that the cipher wants to see behind what it writes
+SLACK = 15  # spare bytes that the cipher requires after its output
 
 
 @cache

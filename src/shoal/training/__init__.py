@@ -1,0 +1,1 @@
+"""Training: local steps, rounds, checkpoints and budgets."""

@@ -1,7 +1,7 @@
-"""A run's privacy while it goes on: what each round is charged, what is spent, when the budget ends.
+"""The privacy budget of a run: what each round is charged, what is spent, when the budget ends.
 
-The ledger is on the disk before any noise is drawn (DESIGN, "What must always hold", 1). While the run goes on
-RDP counts, in milliseconds a round; what is reported at the end is PLD.
+The ledger is on disk before any noise is drawn. During the run RDP counts, in milliseconds per round; the claims at
+the end are by PLD.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.setting import Setting
 
 MOST_CLIENTS = 20
-"""Clients for which it is told what a record of theirs costs: those where it costs most."""
+"""The most clients for which the cost of a record is reported: those where it is highest."""
 _RECORD: tuple[Unit, Observer] = ("record", "release")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a run may spend (`epsilon`, where there is a limit), and the delta at which everything is told."""
+    """What a run may spend (`epsilon`, where there is a limit), and the delta of all claims."""
 
     delta: float
     epsilon: float | None = None
@@ -41,6 +41,7 @@ class Limit:
     observer: Observer = "release"
 
     def budget(self) -> Budget | None:
+        """The budget, or None where there is no limit."""
         if self.epsilon is None:
             return None
         return Budget(self.epsilon, self.delta, adjacency=ADJACENCIES[self.unit])
@@ -53,7 +54,7 @@ class Spending:
         self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
         self._kept: tuple[Unit, Observer] | None = None
         self._running = {pair: Running(ADJACENCIES[pair[0]]) for pair in PAIRS}
-        self._furthest = 0  # what was charged for the first time, in order; a round up to here is played again
+        self._furthest = 0  # the last round that was ever charged; a round up to here is run again
         for intent in ledger.charged:
             self._count(intent)
 
@@ -65,27 +66,27 @@ class Spending:
         return affordable(self._algorithm, self._setting, self.limit, done, spent, self._furthest)
 
     def intend(self, first: int, last: int) -> int:
-        """Charge the rounds first..last (from 1), on the disk; how many attempts at them came before."""
-        together = [charges(self._algorithm, self._setting, t, t < self._furthest) for t in range(first - 1, last)]
+        """Charge the rounds first..last (from 1), on disk; returns how many attempts at them came before."""
+        by_round = [charges(self._algorithm, self._setting, t, t < self._furthest) for t in range(first - 1, last)]
         composed = tuple(
             replace(column[0], event=_one_after_the_other([charge.event for charge in column]))
-            for column in zip(*together, strict=True)
+            for column in zip(*by_round, strict=True)
         )
         intent = self._ledger.intend(last, composed, first)
         self._count(intent)
         return intent.attempt - 1
 
     def commit(self, last: int, model: str) -> None:
-        """Say that the model of the rounds up to `last` is released; `model` is the hash of its file."""
+        """Record that the model of the rounds up to `last` is released; `model` is the hash of its file."""
         self._ledger.commit(last, model)
 
     @property
     def head(self) -> str:
-        """The hash of the ledger's last line, which a checkpoint keeps to notice a ledger that was cut off."""
+        """The hash of the ledger's last line, which a checkpoint stores to detect a truncated ledger."""
         return self._ledger.head
 
     def recognise(self, done: int, model: str, head: str) -> None:
-        """A checkpoint must be one that the ledger knows; a kill just before its commit is made good."""
+        """Check that the ledger knows a checkpoint; commit it where a crash came just before its commit."""
         if not verify(self._ledger.path, head).whole:
             raise LedgerError(
                 f"the checkpoint of round {done} was written after a line that is no longer in {self._ledger.path}: "
@@ -103,14 +104,14 @@ class Spending:
             )
 
     def spent(self) -> list[dict[str, Any]]:
-        """What is proven so far, by RDP, where something is."""
-        told = []
+        """What is proven so far, by RDP, for the units and observers for which something is."""
+        claims = []
         for (unit, observer), running in self._running.items():
             epsilon = running.epsilon(self.limit.delta)
             if epsilon is not None and self._kept == (unit, observer):
                 epsilon = min(epsilon, self.limit.epsilon or epsilon)  # PLD has found that no round passes it
             if epsilon is not None:
-                told.append(
+                claims.append(
                     {
                         "unit": unit,
                         "observer": observer,
@@ -120,11 +121,11 @@ class Spending:
                     }
                 )
                 if unit == "client" and self._setting.simulated:
-                    told[-1]["simulated"] = True
-        return told
+                    claims[-1]["simulated"] = True
+        return claims
 
     def proven(self) -> list[Proven]:
-        """What is proven of all that was charged, by PLD, for every unit against every observer."""
+        """What is proven of all charges, by PLD, for every unit and observer."""
         return [self._prove(unit, who) for unit, who in PAIRS]
 
     def _prove(self, unit: Unit, who: Observer) -> Proven:
@@ -136,9 +137,9 @@ class Spending:
         return replace(found, simulated=unit == "client" and self._setting.simulated)
 
     def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:
-        """What is proven of a record of each client, against who sees the models: (client, claim), the worst first.
+        """What is proven for a record of each client, against released models: (client, claim), the worst first.
 
-        Empty where all clients' records cost the same; of the worst clients only, where there are many.
+        Empty where all clients' records cost the same; only the worst clients, where there are many.
         """
         if self._setting.bounds or self._setting.multiplicity > 1:
             return []
@@ -146,17 +147,17 @@ class Spending:
         first = {size: event(self._algorithm, setting, 0, *_RECORD) for size, setting in settings.items()}
         if len(set(first.values())) == 1 or any(isinstance(each, Unbounded) for each in first.values()):
             return []
-        played = Counter(t for intent in self._ledger.charged for t in range(intent.first - 1, intent.round))
-        spent = {size: self._done(settings[size], played) for size in settings}
+        times = Counter(t for intent in self._ledger.charged for t in range(intent.first - 1, intent.round))
+        spent = {size: self._done(settings[size], times) for size in settings}
         by_rdp = {size: self._record_claim(spent[size], "rdp").epsilon or math.inf for size in settings}
         worst = sorted(range(len(sizes)), key=lambda client: -by_rdp[sizes[client]])[:MOST_CLIENTS]
         proven = {size: self._record_claim(spent[size], "pld") for size in {sizes[client] for client in worst}}
         found = [(client, proven[sizes[client]]) for client in worst]
         return sorted(found, key=lambda row: -(row[1].epsilon or math.inf))
 
-    def _done(self, setting: Setting, played: Counter[int]) -> Event:
-        """The rounds that were charged, each as often as it was, as they were in another setting."""
-        rounds = ((event(self._algorithm, setting, t, *_RECORD), count) for t, count in sorted(played.items()))
+    def _done(self, setting: Setting, times: Counter[int]) -> Event:
+        """The charged rounds, each as often as it was charged, in another setting."""
+        rounds = ((event(self._algorithm, setting, t, *_RECORD), count) for t, count in sorted(times.items()))
         return Compose(tuple(Repeat(Compose((each,)), count) for each, count in rounds))
 
     def _record_claim(self, spent: Event, accountant: str) -> Proven:
@@ -169,14 +170,14 @@ class Spending:
             try:
                 if pair in self._running:
                     self._running[pair].add(charge.event)
-            except ConfigError:  # RDP does not know this event: what it costs is told at the end, by PLD
+            except ConfigError:  # RDP does not support this event: PLD reports its cost at the end
                 del self._running[pair]
 
 
 def affordable(
     algorithm: Algorithm, setting: Setting, limit: Limit, done: int = 0, spent: Event = NOTHING, furthest: int = 0
 ) -> int:
-    """The last round that a budget pays for, after `done` that cost `spent`; up to `furthest` rounds come again."""
+    """The last round that a budget pays for, after `done` that cost `spent`; those up to `furthest` are repeats."""
     budget, rounds = limit.budget(), setting.rounds
     if budget is None:
         return rounds
@@ -186,7 +187,7 @@ def affordable(
 
 
 def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
-    """Refuse a budget that the method cannot keep, or that pays for no round at all."""
+    """Raise a ConfigError where the method cannot keep the budget, or it pays for no round at all."""
     budget, pair = limit.budget(), (limit.unit, limit.observer)
     if budget is None:
         return
@@ -200,7 +201,7 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
     if cost is None or cost > budget.epsilon:
         needed = "no budget does" if cost is None else f"it costs {up(cost)}"
         records_only = pair[0] == "client" and algorithm.per_step is not None and algorithm.per_round is None
-        meant = f" ({algorithm.name} protects records: budget.unit=example)" if records_only else ""
+        meant = f" ({algorithm.name} protects records: budget.unit=record)" if records_only else ""
         raise ConfigError(
             f"budget.epsilon {budget.epsilon:g} does not pay for the first round ({needed}); raise it, add noise, or "
             f"let budget.calibrate=true choose the noise{meant}"
@@ -208,7 +209,7 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
 
 
 def _one_after_the_other(events: list[Event]) -> Event:
-    """Several rounds as one event; equal ones in a row are counted, so that a line of the ledger stays short."""
+    """Several rounds as one event; equal ones in a row are counted, so that a ledger line stays short."""
     parts = tuple(repeated(event, len(list(same))) for event, same in groupby(events))
     return parts[0] if len(parts) == 1 else Compose(parts)
 

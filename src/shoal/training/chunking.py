@@ -1,4 +1,4 @@
-"""A cohort is trained in slices that fit the memory, and on a CPU the caches."""
+"""A cohort is trained in chunks that fit the memory, and on a CPU the caches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.gradients import Network
 
-CPU_SLICE_BYTES = 64 * 2**20
+CPU_CHUNK_BYTES = 64 * 2**20
 
 
 class Chunker:
-    """Cuts a cohort into slices of clients with about as many steps each.
+    """Cuts a cohort into chunks of clients with about as many steps each.
 
-    The greatest slice is chosen from what a client needs: its parameters, and its activations three times
-    over (themselves, their gradients, unfolded pictures).
+    The largest chunk follows from what a client needs: its parameters, and three times its activations
+    (themselves, their gradients, unfolded images).
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Chunker:
         batch = min(math.ceil(algorithm.records.share(most) * most), most)
         copies = 2 + bool(algorithm.local.momentum)
         if algorithm.per_step is not None and sample.device.type != "cpu":
-            copies += 1  # noisy sums; on a CPU, where slices are small, they are hardly touched
+            copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
         self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))
         budget = memory * 2**30 if memory else _default_budget(sample.device)
         if sample.device.type == "cpu":
-            budget = min(budget / workers, max(CPU_SLICE_BYTES, 4 * self.client_bytes))
+            budget = min(budget / workers, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int(budget // self.client_bytes)) if network.batched else 1
 
     def chunks(self, clients: np.ndarray, sizes: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
-        """These clients, who hold so many records, in slices, or one by one."""
+        """These clients, with these numbers of records, in chunks, or one by one."""
         if len(clients) == 0:
             return
         if one_by_one:
@@ -59,7 +59,7 @@ class Chunker:
 
 
 def _activations(module: nn.Module, sample: Tensor) -> int:
-    """Numbers that one example's forward pass makes, its input included."""
+    """The number of activations of one record's forward pass, its input included."""
     made = [sample[:1].numel()]
     handles = [
         child.register_forward_hook(lambda _module, _input, output: made.append(_numel(output)))

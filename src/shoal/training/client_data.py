@@ -15,7 +15,7 @@ from shoal.data.partitions import Partition
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Records on the device; clients are views into them, and have the numbers from `first` on."""
+    """Records on the device; clients are views into them, and are numbered from `first`."""
 
     dataset: Dataset
     partition: Partition
@@ -26,6 +26,7 @@ class ClientData:
 
     @classmethod
     def of(cls, dataset: Dataset, partition: Partition, device: torch.device, first: int = 0) -> ClientData:
+        """The clients of a partition, with their records on this device."""
         return cls(dataset, partition, device, dataset.train_x.to(device), dataset.train_y.to(device), first)
 
     def __len__(self) -> int:
@@ -48,7 +49,7 @@ class ClientData:
 
 
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:
-    """A keyed digest of the training rows and of who holds them: without the key no guess can be tried on it."""
+    """A keyed digest of the training rows and of who holds them: without the key no guess can be tested."""
     found = hashlib.blake2b(dataset.digest(), key=key, digest_size=32)
     for part in (dataset.train_y.numpy(), partition.indices, partition.offsets):
         found.update(f"{part.dtype} {part.shape} ".encode())

@@ -1,7 +1,8 @@
-"""A cohort answers one question: train these clients from this model, and give me the sum of their updates.
+"""The interface of a cohort: train these clients from this model, and return the sum of their updates.
 
 The clients may be simulated in this process (`round.SimulatedCohort`) or be sites of a real federation
-(`deploy.coordinator.RemoteCohort`). The server's half of a round and the trainer's loop are the same for all of them.
+(`federation.coordinator.RemoteCohort`). The server's half of a round and the trainer's loop are the same for all of
+them.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Population:
 
     Attributes:
         clients: How many there are.
-        sizes: The different numbers of records that clients have; empty if unknown.
-        multiplicity: On how many clients one record may lie.
-        all_answer: Whoever is asked answers, which no real federation can promise.
-        bounds: `sizes` are only the least and the greatest.
-        simulated: Records were dealt to clients that do not exist.
+        sizes: The distinct numbers of records of clients; empty if unknown.
+        multiplicity: The most clients that may hold one record.
+        all_answer: No client drops out, which no real federation can promise.
+        bounds: `sizes` are only the smallest and the largest.
+        simulated: Records were assigned to clients that do not exist.
     """
 
     clients: int
@@ -61,7 +62,7 @@ class Population:
 
 @dataclass
 class Sum:
-    """The sum of a cohort's updates as they left the clients, and what else crosses: all that the server needs.
+    """The sum of a cohort's updates as they left the clients, and all else that the server needs.
 
     Attributes:
         update: The sum, [P].
@@ -70,8 +71,8 @@ class Sum:
         clients: How many are in it.
         below: How many of their norms were within the bound, where the method counts them.
         shares: The sum of their noisy shares of gradients within the record's bound, less 1/2 each.
-        noise: The standard deviation of noise that the clients have added already; None where the server adds it.
-        metrics: What else there is to report of the round.
+        noise: The standard deviation of the noise that the clients have added; None where the server adds it.
+        metrics: Other metrics of the round.
     """
 
     update: Tensor
@@ -85,7 +86,7 @@ class Sum:
 
 
 class Cohort(ABC):
-    """The clients of a federation, wherever they are, and the record and random streams by which they train."""
+    """The clients of a federation, wherever they are, with their algorithm and random streams."""
 
     algorithm: Algorithm
     streams: Streams
@@ -98,20 +99,21 @@ class Cohort(ABC):
     @property
     @abstractmethod
     def population(self) -> Population:
-        """What is public of the clients."""
+        """The public facts about the clients."""
 
     @abstractmethod
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Train these clients and sum their updates.
 
         Args:
-            clients: The numbers of those who were drawn.
+            clients: The numbers of the sampled clients.
             params: The model [P] from which they start.
             state: What is carried between rounds; momentum that clients keep is written into it.
-            moment: Which round this is.
+            index: Which round this is.
 
         Returns:
-            The sum of the updates, each as it may leave its client. Whoever does not answer counts as zero.
+            The sum of the updates, each protected before it leaves its client. A client that drops out counts as
+            zero.
         """
 
     @property
@@ -120,14 +122,14 @@ class Cohort(ABC):
         return None
 
     def begin(self, run: Path, done: int) -> None:  # noqa: B027
-        """A run begins in this folder, or goes on after `done` rounds."""
+        """Called when a run starts in this folder, or continues after `done` rounds."""
 
     def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
-        """Is there somebody to train? Asked before a round is charged; may wait until `stopped`."""
+        """Are there clients to train? Called before a round is charged; may wait until `stopped`."""
         return True
 
     def end(self, why: str, done: int) -> None:  # noqa: B027
-        """The run is over."""
+        """Called when the run has ended."""
 
     def close(self) -> None:  # noqa: B027
-        """Give back threads and connections."""
+        """Close threads and connections."""

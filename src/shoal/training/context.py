@@ -50,8 +50,8 @@ class TrainingContext:
         """These clients, on the device that the settings name; the module is moved there.
 
         Args:
-            algorithm: The record by which they train.
-            module: Their network.
+            algorithm: The algorithm that they run.
+            module: The network.
             dataset: All records.
             partition: Who holds which of them.
             streams: Where every random number comes from.

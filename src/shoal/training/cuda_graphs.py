@@ -1,8 +1,8 @@
-"""CUDA graphs: a local step is recorded once and replayed, for starting its kernels costs more than they do.
+"""CUDA graphs: a local step is recorded once and replayed, for launching its kernels costs more than running them.
 
-A recording holds numbers such as the learning rate as they were, so that it is used again only where all of them are
-the same (`constants`), and made anew otherwise. Clip and noise lie on the device: it reads what they are in each
-round. `-c engine.graphs=false` turns it off.
+A recording contains constants such as the learning rate, so it is replayed only where all of them are equal
+(`constants`), and recorded again otherwise. Clip and noise lie on the device, where it reads them in each round. `-c
+engine.graphs=false` turns it off.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import torch
 from torch import Tensor
 
 Steps = Any
-"""What is recorded: local.LocalSteps, or whatever has its play, step, copied, begin and constants."""
+"""What is recorded: local_training.LocalSteps, or anything with its run, step, copied, begin and constants."""
 Inputs = tuple[Tensor, ...]
 """One row of each for every step."""
 
 WARM_UP = 2
-WORTH_IT = 4  # steps from which on a recording pays, if it is used once
+WORTH_IT = 4  # the least number of steps for which a recording pays, if it is used once
 
 
 class Graphs:
-    """The last recording, and the memory it works in."""
+    """The last recording, and its memory."""
 
     def __init__(self) -> None:
-        self._kept: Recording | None = None
+        self._last: Recording | None = None
         self._seen: Any = None
 
-    def play(self, steps: Steps, inputs: Inputs) -> Steps:
+    def run(self, steps: Steps, inputs: Inputs) -> Steps:
+        """Run the steps over the inputs: replayed where a recording fits, recorded where it pays."""
         wanted = tuple(tensor.shape for tensor in inputs), steps.constants
-        if self._kept is not None and self._kept.values == wanted:
-            return self._kept.play(steps, inputs)
+        if self._last is not None and self._last.values == wanted:
+            return self._last.run(steps, inputs)
         again, self._seen = wanted == self._seen, wanted
         if not again and len(inputs[0]) < WORTH_IT + WARM_UP:
-            return steps.play(inputs)
-        self._kept = None  # its memory first
-        self._kept = Recording(steps, inputs, wanted)
-        return self._kept.play(steps, inputs)
+            return steps.run(inputs)
+        self._last = None  # frees its memory first
+        self._last = Recording(steps, inputs, wanted)
+        return self._last.run(steps, inputs)
 
 
 class Recording:
-    """One step on memory of its own, with a counter that picks its inputs."""
+    """One step in its own memory, with a counter that selects its inputs."""
 
     def __init__(self, steps: Steps, inputs: Inputs, values: Any) -> None:
         self.values = values
@@ -59,7 +60,8 @@ class Recording:
         with torch.cuda.graph(self._graph):
             self._step()
 
-    def play(self, steps: Steps, inputs: Inputs) -> Steps:
+    def run(self, steps: Steps, inputs: Inputs) -> Steps:
+        """Replay the recorded step, once for each row of the inputs."""
         self._own.begin(steps)
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)

@@ -1,4 +1,4 @@
-"""Where and how a simulation runs: the section `engine` of a configuration. Light, for the config reads it early."""
+"""Where and how a simulation runs: the section `engine` of a configuration. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOST_IN_A_CHARGE = 1_000_000  # rounds that one line of the ledger may charge
 
 @dataclass(frozen=True)
 class Settings:
-    """Nothing here changes what is computed, but for rounding.
+    """Nothing here changes the results, but for rounding.
 
-    `memory`: GiB that slices of a cohort may take. `batched`: many clients at once, else one after the other.
+    `memory`: GiB that chunks of a cohort may take. `batched`: many clients at once, else one after the other.
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
-    `kernels`: layers, and on a CPU noise, in the way that is fastest on their device, else by plain operations.
+    `kernels`: the fastest kernels of the device for layers and, on a CPU, for noise; otherwise plain operations.
     `checkpoint_every`: rounds that are charged, released and committed together.
     """
 

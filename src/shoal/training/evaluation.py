@@ -1,4 +1,4 @@
-"""How good a model is on the held-out rows."""
+"""Evaluation of a model on the held-out rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 250  # evaluated at once
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A network, and the held-out rows on which parameters for it are judged."""
+    """A network, and the held-out rows on which it is evaluated."""
 
     module: nn.Module
     layout: Layout
@@ -50,7 +50,7 @@ class Evaluation:
         return hits / len(self.y), losses / len(self.y)
 
     def confusion(self, params: Tensor) -> np.ndarray:
-        """How often rows of each class (row) are taken for each class (column)."""
+        """The confusion matrix: true classes by row, predicted classes by column."""
         self._load(params)
         classes = self.dataset.class_count
         counts = torch.zeros(classes * classes, dtype=torch.int64, device=self.y.device)
@@ -70,13 +70,13 @@ class Evaluation:
 
 
 def _logits(module: nn.Module, x: Tensor) -> Tensor:
-    """Pictures go in channels-last order, in which convolutions and pooling are fastest, where the model takes it.
+    """Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
 
-    One channel alone has both orders, and PyTorch takes it for the other one unless its stride says otherwise.
+    A single channel has both orders, and PyTorch assumes the other one unless its strides say otherwise.
     """
     if x.dim() == 4:
         _, c, h, w = x.shape
         last = x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, (c * h * w, 1, c * w, c))
-        with suppress(RuntimeError):  # x.view(...) in the model's own code wants the usual order
+        with suppress(RuntimeError):  # x.view(...) in the model's own code needs the usual order
             return module(last)  # type: ignore[no-any-return]
     return module(x)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The firewall: what a client sends is checked before it counts (DESIGN, "What must always hold", 3)."""
+"""The check of a client's update before it is summed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ GREATEST = 1e30
 
 
 def finite_or_zero(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The updates [k, P] with every one that holds NaN or Inf set to zero; their norms; which were bad.
+    """The updates [k, P] with every non-finite one set to zero; their norms; which were bad.
 
-    A norm over 1e30 is bad too: such numbers are no honest update, and could turn a sum into Inf.
+    A norm over 1e30 is bad too: no honest update is that large, and it could turn a sum into Inf.
     """
     norms = row_norms(updates)
     bad = ~(norms <= GREATEST)

@@ -1,4 +1,4 @@
-"""Local training of many clients at once: the inner loop, from `examples` to the client's update.
+"""Local training of many clients at once: the inner loop, from `records` to the client's update.
 
 for each client k:      w_k <- w
     for each step:      g_k <- gradient(w_k; its next batch), clipped and with noise where the method says so
@@ -25,7 +25,7 @@ from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
 
 VELOCITY = "velocity."
-"""Begins the names of what clients keep of their momentum, where they keep it."""
+"""The prefix of the state's keys under which clients keep their momentum."""
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """For every step: records [K, B], their mask, their weights in the loss, which clients [K] are active."""
@@ -40,22 +40,22 @@ def train(
     """The updates of these clients after their local steps.
 
     Args:
-        stage: What they train with.
+        context: What they train with.
         params: The model [P] from which all of them start.
         clients: Their numbers [K].
-        moment: Which round this is.
+        index: Which round this is.
         state: What is carried between rounds; momentum is written into it where clients keep theirs.
 
     Returns:
-        The updates [K, P], and what there is to report of their steps where records are clipped.
+        The updates [K, P], and the metrics of their steps where records are clipped.
     """
     plan = planned(context, clients, index)
     inputs = _inputs(context, plan, params)
     with _drawing(context, clients, index):
         steps = _first(context, params, clients, index, state)
-        steps = context.graphs.play(steps, inputs) if context.graphs else steps.play(inputs)
+        steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
         if steps.sanitiser and steps.sanitiser.metrics.non_finite:
-            steps = _first(context, params, clients, index, state).play_carefully(inputs)
+            steps = _first(context, params, clients, index, state).run_carefully(inputs)
     if context.algorithm.local.remembers and steps.velocity is not None:
         state.update({f"{VELOCITY}{client}": row.cpu() for client, row in zip(clients, steps.velocity, strict=True)})
     return steps.client_params.sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
@@ -65,9 +65,9 @@ def train(
 class Plan:
     """The records of every batch, [steps, clients, batch], and each client's number of steps.
 
-    `padded`: the same batches, filled up where they end early with a record of the client's own, which has no weight.
-    One of somebody else's could still turn the update into NaN: 0 times Inf. (A client without records has none of
-    its own; its update counts as 0 either way.)
+    `padded`: the same batches, padded with a record of the client's own, which has no weight. A record of another
+    client could still turn the update into NaN: 0 times Inf. (A client without records has none; its update counts as
+    0 either way.)
     """
 
     batches: np.ndarray
@@ -76,12 +76,14 @@ class Plan:
 
     @property
     def padded(self) -> np.ndarray:
+        """The batches, padded."""
         return np.where(self.batches >= 0, self.batches, self.own[:, None])
 
 
 def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Plan:
-    """Each client's batches come from a stream of its own, so that they are the same in any slice, and at the
-    client's own site in a real federation.
+    """The batches of these clients.
+
+    Each client's come from its own stream, so they are the same in any chunk, and at its site in a real federation.
     """
     sampler, local = context.algorithm.records, context.algorithm.local
     drawn, own = [], []
@@ -94,8 +96,8 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
     if context.streams.mode == "secure" and sampler.varies:
-        # Matrices of another shape may be multiplied in another order: one record more would change the last digits
-        # of everybody's gradient, and with them which way a ReLU goes.
+        # Matrices of another shape may be multiplied in another order: one more record would change the last digits
+        # of every gradient, and with them which way a ReLU goes.
         width = max(width, *(sampler.widest(len(context.federation.records(k))) for k in clients.tolist()))
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
@@ -106,13 +108,13 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
 
 
 def _rounded_up(width: int) -> int:
-    """To one of few widths, so that a recorded step fits the next round's batches too."""
+    """Round up to one of few widths, so that a recorded step fits the next round's batches too."""
     stride = max(4, 1 << max(width.bit_length() - 3, 0))
     return -(-width // stride) * stride
 
 
 def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
-    """The plan on the device; without clips a batch's n records weigh 1/n each, and padding nothing."""
+    """The plan on the device; without clips the n records of a batch weigh 1/n each, and padding 0."""
     device = params.device
     records = torch.from_numpy(plan.padded).to(device)
     mask = torch.from_numpy(plan.batches >= 0).to(device, params.dtype)
@@ -123,7 +125,7 @@ def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
 
 @contextmanager
 def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Iterator[None]:
-    """Layers that draw (Dropout) draw from a seed of this slice; nobody else's random numbers are touched."""
+    """Random layers (Dropout) draw from a seed of this chunk; other random state is unchanged."""
     if context.network.batched:
         yield
         return
@@ -136,7 +138,7 @@ def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -
 def _first(
     context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> LocalSteps:
-    """Before the first step: everyone has the model."""
+    """The state before the first step: every client has the model."""
     local = context.algorithm.local
     client_params = aligned(params.expand(len(clients), -1))
     velocity = _velocity(client_params, clients, state) if local.momentum else None
@@ -150,14 +152,14 @@ def _first(
 def _velocity(client_params: Tensor, clients: np.ndarray, state: dict[str, Tensor]) -> Tensor:
     velocity = torch.zeros_like(client_params)
     for place, client in enumerate(clients):
-        if (kept := state.get(f"{VELOCITY}{client}")) is not None:
-            velocity[place] = kept.to(client_params.device)
+        if (saved := state.get(f"{VELOCITY}{client}")) is not None:
+            velocity[place] = saved.to(client_params.device)
     return velocity
 
 
 @dataclass
 class LocalSteps:
-    """SGD of K clients from one model [P], each with parameters (and a velocity) of its own, [K, P]."""
+    """SGD of K clients from one model [P], each with its own parameters (and velocity), [K, P]."""
 
     network: Network
     federation: ClientData
@@ -168,18 +170,19 @@ class LocalSteps:
     lr: float
     momentum: float
 
-    def play(self, inputs: Inputs) -> LocalSteps:
+    def run(self, inputs: Inputs) -> LocalSteps:
+        """Run one step for each row of the inputs."""
         plain, batch = self.velocity is None and self.sanitiser is None, inputs[0].shape[2]
         with self.network.deferred_updates(self.params, self.client_params, batch) if plain else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
         return self
 
-    def play_carefully(self, inputs: Inputs) -> LocalSteps:
-        """The same, where some record's gradient has no norm: it is left out, and its client's noise is not.
+    def run_carefully(self, inputs: Inputs) -> LocalSteps:
+        """The same, where some gradient has no finite norm: it is left out, and its client's noise is not.
 
-        One such record would turn its client's update into NaN, and the firewall that into 0: it would show. It is
-        taken from the very tape on which it has no norm: in another pass Dropout would draw anew.
+        One such record would turn its client's update into NaN, and the check of updates that into 0, which would be
+        visible. It is dropped from the same tape that found it: in another pass Dropout would draw again.
         """
         assert self.sanitiser is not None
         for records, mask, weights, active in zip(*inputs, strict=True):
@@ -189,12 +192,13 @@ class LocalSteps:
         return self
 
     def step(self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor) -> None:
+        """One step of SGD for every client."""
         self._move(self.network.backward(self.client_params, *self.federation.rows(records), weights), mask, active)
 
     def _move(self, tape: Tape, mask: Tensor, active: Tensor) -> None:
         """w <- w - lr g; with momentum v <- momentum v + g, w <- w - lr v, for the clients that have a step left."""
         if self.sanitiser is not None:
-            tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give ExampleTapes
+            tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
         if self.velocity is None:
             tape.accumulate(self.client_params, -self.lr)
             return
@@ -204,17 +208,17 @@ class LocalSteps:
 
     @property
     def constants(self) -> object:
-        """What a recording of a step keeps as it was."""
+        """The constants of a recorded step."""
         return self.lr, self.momentum, None if self.sanitiser is None else self.sanitiser.values
 
     def copied(self) -> LocalSteps:
-        """The same steps in memory of their own."""
+        """A copy with its own memory."""
         velocity = None if self.velocity is None else self.velocity.clone()
         client_params, clipping = aligned(self.client_params), deepcopy(self.sanitiser)
         return replace(self, client_params=client_params, velocity=velocity, sanitiser=clipping)
 
     def begin(self, other: LocalSteps) -> None:
-        """Take the place of another one, in the same memory."""
+        """Take over another one's values, in the same memory."""
         self.client_params.copy_(other.client_params)
         if self.velocity is not None and other.velocity is not None:
             self.velocity.copy_(other.velocity)
@@ -223,7 +227,7 @@ class LocalSteps:
 
 
 class Without:
-    """A tape without some of its records: to have no norm is to be clipped to nothing."""
+    """A tape without some of its records: a gradient without a finite norm is clipped to 0."""
 
     def __init__(self, tape: RecordTape, dropped: Tensor) -> None:
         self._tape, self.dropped, self.layers = tape, dropped, tape.layers
@@ -231,21 +235,25 @@ class Without:
         tape.make_finite()
 
     def squares(self) -> Tensor:
+        """The squared norm of every gradient, in float64."""
         return self._squares
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient."""
         self._tape.accumulate(into, scale, factors)
 
     def accumulate_except(
         self, left: Callable[[Product], bool], into: Tensor, scale: float, factors: Tensor
     ) -> list[Product]:
+        """The same, but for products that are added together with the noise."""
         return self._tape.accumulate_except(left, into, scale, factors)
 
     def records(self) -> Tensor:
+        """The gradients of single records, [K, B, P]."""
         return self._tape.records().masked_fill(self.dropped.unsqueeze(2), 0.0)
 
     def make_finite(self) -> None:
-        """It is already."""
+        """Nothing to do: the tape is finite already."""
 
 
 def aligned(vectors: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """One round of federated learning, from top to bottom as the papers write it.
 
-Each step is a boundary that a value crosses; the algorithm's record says what happens there. `play_round` is the
-server's half. `SimulatedCohort` plays the clients' half in this process; in a real federation the sites play it.
+Each step is a boundary that a value crosses; the algorithm says what happens there. `play_round` is the server's
+half. `SimulatedCohort` runs the clients' half in this process; in a real federation the sites run it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from shoal.training.sanitise import StepMetrics
 def play_round(
     cohort: Cohort, params: Tensor, state: State, index: RoundIndex
 ) -> tuple[Tensor, State, dict[str, Any]]:
-    """Play round t; it must have been charged before.
+    """Run round t, which must have been charged before.
 
     Args:
         cohort: The clients, with the algorithm and the random streams.
         params: The model [P].
         state: What was carried over from the round before.
-        moment: Which round this is, and which attempt at it.
+        index: Which round this is, and which attempt at it.
 
     Returns:
-        The new model, what the next round takes over, and the round's metrics.
+        The new model, the state for the next round, and the round's metrics.
     """
     algorithm, streams = cohort.algorithm, cohort.streams
     t, rounds, attempt = index.t, index.total, index.attempt
@@ -52,8 +52,8 @@ def play_round(
     clients = algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count)
     expected = algorithm.clients.expected(t, rounds, count)
 
-    # examples, local, per_record, per_step: each client trains on its own records
-    # per_update: its update is checked, and clipped as it leaves; the server sees the sum
+    # records, local, per_record, per_step: each client trains on its own records
+    # per_update: its update is checked, and clipped before it leaves; the server sees the sum
     total = cohort.train(clients, params, state, index)
 
     # aggregate: the sum, over the public expected cohort (or, without privacy, by the clients' sizes)
@@ -72,7 +72,7 @@ def play_round(
         total.update = per_round.add(total.update, z, total.clip_norm, state, generator)
     update = total.update.div_(denominator).to(params.dtype)
 
-    # server: its step, after which everyone sees the model
+    # server: its step, after which the model is released
     params = server.step(algorithm.server, params, update, state, index)
 
     # adapt: the next round's clips
@@ -85,18 +85,19 @@ def play_round(
     metrics: dict[str, Any] = {"clients": total.clients, "expected_clients": expected}
     if math.isfinite(total.clip_norm):
         metrics |= {"clip": total.clip_norm, "noise": noise if total.noise is None else total.noise}
-    if noise > 0:  # the norm of the sum of clipped updates over that of the noise it is hidden in
+    if noise > 0:  # the norm of the sum of clipped updates over the norm of its noise
         metrics["snr"] = signal / (noise * len(params) ** 0.5)
     return params, state, metrics | total.metrics
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedCohort(TrainingContext, Cohort):
-    """Clients whose records are in this process, trained many at once."""
+    """Clients whose records are in this process, trained in batches of clients."""
 
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
+        """Train these clients, and sum their updates."""
         total = self.sum(clients, params, state, index)
-        exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # of sums on a grid
+        exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # for sums on a grid
         total.update = total.update.to(exact)
         total.metrics = total.summary() | self._step_metrics(total, state, index)
         return total
@@ -104,7 +105,7 @@ class SimulatedCohort(TrainingContext, Cohort):
     def sum(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> PartialSum:
         """The sum over these clients in float64; those of several processes add up to the cohort's.
 
-        In secure mode nobody's update may depend on who else came, not even in its last digits, which decide which
+        In secure mode no update may depend on who else takes part, not even in its last digits, which decide which
         way a ReLU goes: clients are trained one by one.
         """
         per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
@@ -112,7 +113,7 @@ class SimulatedCohort(TrainingContext, Cohort):
         learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, index=index)
         chunks: Iterable[Any] = self.chunker.chunks(clients, self.federation.sizes(clients), one_by_one=secure)
         norms = None
-        if per_update is not None and per_update.needs_cohort_norms:  # its bound comes of everybody's norms
+        if per_update is not None and per_update.needs_cohort_norms:  # its bound depends on the whole cohort's norms
             chunks, learn = list(each(learn, chunks)), lambda trained: trained
             norms = torch.cat([part.norms for part in chunks]) if chunks else None
         clip_norm = math.inf if per_update is None else per_update.bound(state, index.t, index.total, norms)
@@ -123,13 +124,13 @@ class SimulatedCohort(TrainingContext, Cohort):
         return total
 
     def updates(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Updates:
-        """Local training of a slice of the clients, and the check of what comes of it."""
+        """Local training of a chunk of the clients, and the check of their updates."""
         updates, metrics = train(self, params, clients, index, state)
         updates, norms, bad = finite_or_zero(updates)
         return Updates(clients, updates, norms, int(bad.sum()), metrics)
 
     def _sum(self, part: Updates, clip_norm: float, index: RoundIndex) -> PartialSum:
-        """What a slice of the clients adds to the sum."""
+        """The partial sum of a chunk of the clients."""
         raw = part.updates.sum(0)
         weights = np.ones(len(part.clients))
         if self.algorithm.aggregate.weights == "size":
@@ -168,22 +169,26 @@ class SimulatedCohort(TrainingContext, Cohort):
 
     @property
     def layout(self) -> Layout:
+        """Where each layer lies in the model's flat parameters."""
         return self.network.layout
 
     @cached_property
     def population(self) -> Population:
+        """The public facts about the clients."""
         return Population.of(self.federation.partition)
 
     @property
     def partition(self) -> Partition:
+        """Who holds which records."""
         return self.federation.partition
 
     def close(self) -> None:
+        """Shut the threads down."""
         self.workers.close()
 
 
 def protected_updates(cohort: Cohort, part: Updates, clip_norm: float, index: RoundIndex) -> Tensor:
-    """Boundary `per_update`: the updates [K, P] as they enter the sum; those trained may be overwritten."""
+    """Boundary `per_update`: the updates [K, P] as they enter the sum; may overwrite the trained ones."""
 
     def draw(row: int) -> np.random.Generator:
         return cohort.streams.generator("update noise", index.t, index.attempt, int(part.clients[row]))
@@ -210,7 +215,7 @@ class Updates:
 
     @property
     def shares(self) -> Tensor:
-        """Each client's noisy share of gradients below the clip, less 1/2, of methods that count them."""
+        """Each client's noisy share of gradients below the clip, less 1/2, for methods that count them."""
         if self.metrics is None:
             return torch.zeros(len(self.clients))
         return self.metrics.shares / self.metrics.steps.clamp(min=1) - 0.5
@@ -218,7 +223,7 @@ class Updates:
 
 @dataclass
 class PartialSum(Sum):
-    """The sum over some of the clients, and what a simulation can tell of them besides."""
+    """The sum over some of the clients, with metrics that only a simulation has."""
 
     raw: Tensor = field(kw_only=True)
     square: float = 0.0
@@ -234,7 +239,10 @@ class PartialSum(Sum):
         return self
 
     def summary(self) -> dict[str, Any]:
-        """Also V_c, the variance between clients, and U_s, the update's scale, of 001: means over parameters."""
+        """Metrics, with V_c (variance between clients) and U_s (scale of the update) of Geyer et al. (2017).
+
+        Both are means over parameters.
+        """
         size, clients = len(self.raw), max(self.clients, 1)
         scale = float(torch.linalg.vector_norm(self.raw, dtype=torch.float64)) ** 2 / clients**2 / size
         metrics: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""When a round is played."""
+"""The index of a round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RoundIndex:
-    """When a round is played: round t of `total`, and the how-manieth attempt at it this is."""
+    """Round t of `total`, and the retry index of this attempt."""
 
     t: int
     total: int

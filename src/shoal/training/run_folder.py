@@ -1,7 +1,7 @@
 """A run is a folder: `runs/<id>/` with its configuration, metrics, checkpoint, model and environment.
 
-Files that matter are written whole or not at all: a temporary file, fsync, rename. One process at a time
-holds the folder's lock.
+Files that matter are written atomically: a temporary file, fsync, rename. One process at a time holds the folder's
+lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DATA_KEY = "data-key.json"
 
 
 class RunFolder:
-    """An open run folder; close it, or use it in a `with` statement, to give the lock back."""
+    """An open run folder; close it, or use it in a `with` statement, to release the lock."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
@@ -55,12 +55,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an earlier run, to go on with it."""
+        """Open the folder of an earlier run, to resume it."""
         if not (path / "config.toml").is_file():
-            raise RunError(f"{path} is no run folder (it has no config.toml); `ls runs` shows those there are")
+            raise RunError(f"{path} is not a run folder (it has no config.toml); `ls runs` lists run folders")
         return cls(path, _locked(path))
 
     def close(self) -> None:
+        """Release the lock."""
         self._lock.close()
 
     def __enter__(self) -> RunFolder:
@@ -70,11 +71,13 @@ class RunFolder:
         self.close()
 
     def write_text(self, name: str, text: str) -> None:
+        """Write a text file, atomically."""
         write_whole(self.path / name, text.encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
-        held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        write_whole(self.path / name, save(held, metadata=dict(notes)))
+        """Write tensors and notes as one safetensors file, atomically."""
+        arrays = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        write_whole(self.path / name, save(arrays, metadata=dict(notes)))
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Tensors and notes of a file, or None where there is no such file."""
@@ -93,7 +96,7 @@ class RunFolder:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def data_key(self, new: bool) -> bytes:
-        """The key of the digest of the run's data in its ledger; of a `new` run it is drawn."""
+        """The key of the digest of the run's data in its ledger; drawn for a `new` run."""
         path = self.path / DATA_KEY
         if new and not path.exists():
             drawn = {release.KEY: release.DATA_KEY, "key": secrets.token_hex(32)}
@@ -102,11 +105,12 @@ class RunFolder:
             return bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["key"])
         except (OSError, ValueError, TypeError, KeyError):
             raise RunError(
-                f"{path} cannot be read, so that nobody can tell whether the data are the same; "
+                f"{path} cannot be read, so the data cannot be compared with those of the run; "
                 f"put it back, or start a new run"
             ) from None
 
     def add_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines to metrics.jsonl."""
         path = self.path / "metrics.jsonl"
         try:
             with path.open("a", encoding="utf-8") as file:
@@ -115,13 +119,13 @@ class RunFolder:
             raise RunError(_unwritable(path, error)) from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a kill may have torn the last one, and that is left out."""
+        """The lines of metrics.jsonl; a last line torn by a crash is left out."""
         path = self.path / "metrics.jsonl"
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(
-                f"{path} cannot be read ({error}): put it back, or move it away to go on without"
+                f"{path} cannot be read ({error}): put it back, or move it away to continue without it"
             ) from None
         found = []
         for number, line in enumerate(lines, 1):
@@ -132,18 +136,18 @@ class RunFolder:
                 if number == len(lines):
                     return found[: number - 1]
                 raise RunError(
-                    f"line {number} of {path} is damaged: mend it, or take it out to go on without"
+                    f"line {number} of {path} is damaged: repair it, or remove it to continue without it"
                 ) from None
         return found
 
     def keep_metrics(self, rounds: int) -> None:
-        """Forget what was written of rounds that are to be played again."""
-        kept = [line for line in self.metrics() if line["round"] <= rounds]
-        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        """Drop the metrics of rounds that will be run again."""
+        lines = [line for line in self.metrics() if line["round"] <= rounds]
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a kill at any moment leaves the old one or the new one, never a part."""
+    """Write a file atomically: a crash leaves the old file or the new one, never a part."""
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
@@ -159,7 +163,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder survive a crash as well."""
+    """Make the names in a folder survive a crash too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -173,7 +177,7 @@ def _unwritable(path: Path, error: OSError) -> str:
 
 
 def environment(device: torch.device, random: str = "research") -> str:
-    """What a run ran on, one fact a line."""
+    """The environment of a run, one fact per line."""
     facts = {"python": sys.version.split()[0], "system": platform.platform(), "processor": _processor()}
     facts |= {"cores": str(os.cpu_count()), "device": str(device)}
     if device.type == "cuda":

@@ -1,7 +1,7 @@
 """The boundaries inside a client: `per_record` clips every record's gradient, `per_step` adds noise to every step.
 
-One `Sanitiser`, which the clip makes, serves a slice of clients for the steps of one round. It turns the tape of a
-batch into one that adds the noisy gradient.
+The clip makes one `Sanitiser` for a chunk of clients and the steps of one round. It turns the tape of a batch into
+one that adds the noisy gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ClippedByFactors", "Sanitiser", "StepMetrics", "sanitiser", "step_no
 def sanitiser(
     context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> Sanitiser | None:
-    """The method's own, or None where gradients are left as they are."""
+    """The sanitiser of the method, or None where gradients are not clipped."""
     algorithm, when = context.algorithm, (index.t, index.total)
     per_record, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if per_record is None:
@@ -31,7 +31,7 @@ def sanitiser(
     algorithm.refuse_unheld(per_record.least(state, *when, params.shape[1]), *when)
 
     def draw(purpose: str, like: Tensor) -> Normals:
-        numbers, whole = (index.t, index.attempt), like is params  # a count is one number: no threads for that
+        numbers, whole = (index.t, index.attempt), like is params  # a count is one number, which needs no threads
         spread, fused = context.workers.spread if whole else None, whole and context.graphs is not None
         return normals(context.streams, purpose, numbers, clients.tolist(), like, spread, fused, context.kernels)
 
@@ -40,7 +40,7 @@ def sanitiser(
 
 
 def step_noise(algorithm: Algorithm, state: dict[str, Tensor], index: RoundIndex, size: int) -> float:
-    """How much noise one local step leaves in a parameter, at least: what is public of it."""
+    """The least noise that one local step leaves in a parameter, from public facts."""
     per_record, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     when = index.t, index.total
     if per_record is None or per_step is None:

@@ -1,6 +1,6 @@
 """What the server does with the mean update: plain addition, FedAvgM, FedAdam, and averaging of models.
 
-All of it is post-processing: it sees only what was released.
+All of it is post-processing of released values.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ ADAM_DECAYS = (0.9, 0.99)
 
 
 def step(server: Server, params: Tensor, update: Tensor, state: dict[str, Tensor], index: RoundIndex) -> Tensor:
-    """The next model; what the server remembers is kept in `state`."""
+    """The next model; the server keeps its own state in `state`."""
     if server.adaptivity:
         update = _adam(server, update, state)
     elif server.momentum:
         update = state.get("server.velocity", torch.zeros_like(update)) * server.momentum + update
         state["server.velocity"] = update
     params = torch.add(params, update, alpha=server.lr)
-    # T - t <= share x T, and 7 of 10 rounds shall not become 6 by rounding
+    # T - t <= share x T; rounding must not turn 7 of 10 rounds into 6
     if server.average and index.total - index.t <= server.average * index.total + 1e-9:
         _average(params, state)
     return params
 
 
 def given_out(server: Server, params: Tensor, state: dict[str, Tensor]) -> Tensor:
-    """The model that users get: the mean over the last rounds, where one is kept."""
+    """The model that is released to users: the mean over the last rounds, where there is one."""
     return state.get("server.average", params) if server.average else params
 
 

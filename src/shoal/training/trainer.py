@@ -1,7 +1,7 @@
 """The trainer: the outer loop over rounds, with its ledger, its checkpoints and its budget.
 
-Order of a round: it is charged on the disk, then played (noise), then its state is written, then committed.
-What is killed in between is played again, charged again and, if it is private, drawn anew.
+Order of a round: it is charged on disk, then run (noise), then its state is written, then committed.
+An interrupted round is run again, charged again and, if it is private, with fresh noise.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from shoal.training.server import given_out
 
 AnyCohort = TypeVar("AnyCohort", bound=Cohort)
 OnRound = Callable[[dict[str, Any]], None]
-MOST_BASELINE_POINTS = 50  # evaluations of the training without privacy: it is there for one line in a plot
+MOST_BASELINE_POINTS = 50  # evaluations of the training without privacy, which is one line in a plot
 
 
 class Trainer(Generic[AnyCohort]):
     """Trains one model with one cohort.
 
     Attributes:
-        cohort: Who trains, by which algorithm, with which random numbers.
-        evaluation: The network, and the held-out rows on which it is judged.
-        setting: What accounting needs to know.
+        cohort: The clients, with the algorithm and the random streams.
+        evaluation: The network, and the held-out rows on which it is evaluated.
+        setting: The public facts for accounting.
         params: The model [P] after `done` rounds.
-        state: What the next round takes over besides the model.
+        state: What is carried to the next round besides the model.
         done: How many of the `rounds` are done.
     """
 
     def __init__(self, cohort: AnyCohort, evaluation: Evaluation, *, rounds: int, settings: Settings) -> None:
-        """Begin at the module's own parameters.
+        """Start from the module's own parameters.
 
         Args:
-            cohort: Who trains.
+            cohort: The clients.
             evaluation: The network and the held-out rows.
             rounds: How many rounds are planned.
             settings: How often to evaluate, and to release and commit.
 
         Raises:
-            ConfigError: Some round could not be played.
+            ConfigError: Some round could not be run.
         """
         self.cohort, self.evaluation, self.rounds, self.settings = cohort, evaluation, rounds, settings
         for t in cohort.algorithm.different_rounds(rounds):
@@ -72,11 +72,11 @@ class Trainer(Generic[AnyCohort]):
         self._stopped = False
 
     def stop(self) -> None:
-        """Ask for an end at the next checkpoint: after this round, unless engine.checkpoint_every says otherwise."""
+        """Stop at the next checkpoint: after this round, unless engine.checkpoint_every says otherwise."""
         self._stopped = True
 
     def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
-        """Play the rounds that are left and that the budget pays for; why it ended: rounds, budget or stopped."""
+        """Run the remaining rounds that the budget pays for; returns why it ended: rounds, budget or stopped."""
         self.cohort.begin(folder.path, self.done)
         fresh = self.cohort.algorithm.draws_noise
         last_affordable = spending.affordable(self.done)
@@ -88,7 +88,7 @@ class Trainer(Generic[AnyCohort]):
                 lines.append(self.play(attempt if fresh else 0) | {"proven": proven})
                 if on_round:
                     on_round(lines[-1])
-            folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a kill
+            folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a crash
             spending.commit(last, self._save(folder, spending.head))
         if self.done < last_affordable:
             return "stopped"
@@ -97,7 +97,7 @@ class Trainer(Generic[AnyCohort]):
         return why
 
     def play(self, attempt: int) -> dict[str, Any]:
-        """Play the next round, which must have been charged before; its metrics."""
+        """Run the next round, which must have been charged before; returns its metrics."""
         start = time.perf_counter()
         index = RoundIndex(self.done, self.rounds, attempt)
         self.params, self.state, metrics = play_round(self.cohort, self.params, self.state, index)
@@ -109,16 +109,16 @@ class Trainer(Generic[AnyCohort]):
         return line | metrics | {"seconds": time.perf_counter() - start}
 
     def resume(self, folder: RunFolder, spending: Spending) -> None:
-        """Go on from the folder's checkpoint, if it has one and the ledger knows it."""
+        """Resume from the folder's checkpoint, if it has one and the ledger knows it."""
         found = folder.read_tensors(CHECKPOINT)
         if found is not None:
             tensors, notes = found
             if "model" not in tensors or not {"round", "ledger"} <= notes.keys():
-                raise RunError(f"{folder.path / CHECKPOINT} is no checkpoint of a run; put the right one back")
+                raise RunError(f"{folder.path / CHECKPOINT} is not a checkpoint of a run; put the right one back")
             if tensors["model"].shape != self.params.shape:
                 raise RunError(
                     f"the checkpoint in {folder.path} has {tensors['model'].numel()} parameters, "
-                    f"the model has {self.params.numel()}: it is of another model"
+                    f"the model has {self.params.numel()}: it belongs to another model"
                 )
             self.state = {key: tensor.to(self.params.device) for key, tensor in tensors.items()}
             self.params = self.state.pop("model")
@@ -128,11 +128,11 @@ class Trainer(Generic[AnyCohort]):
 
     @property
     def model(self) -> Tensor:
-        """The model [P] as it is given out."""
+        """The model [P] as it is released to users."""
         return given_out(self.cohort.algorithm.server, self.params, self.state)
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """The model as it is given out, by the names of the network's parameters."""
+        """The released model, by the names of the network's parameters."""
         return self.evaluation.layout.views(self.model)
 
     def evaluate(self) -> tuple[float, float]:
@@ -142,7 +142,7 @@ class Trainer(Generic[AnyCohort]):
     def without_privacy(self) -> Trainer[SimulatedCohort]:
         """The same training from the start, with neither clip nor noise: what privacy costs in accuracy."""
         if not isinstance(self.cohort, SimulatedCohort):
-            raise ConfigError("baseline: the training without privacy cannot be played here, where the data are not")
+            raise ConfigError("baseline: training without privacy needs the data, which are not here")
         plain = replace(self.cohort.algorithm, per_record=None, per_step=None, per_update=None, per_round=None)
         often = max(self.settings.evaluate_every, math.ceil(self.rounds / MOST_BASELINE_POINTS))
         module = copy.deepcopy(self.evaluation.module)
@@ -153,16 +153,16 @@ class Trainer(Generic[AnyCohort]):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give back threads and connections."""
+        """Close threads and connections."""
         self.cohort.close()
 
     def _ready(self) -> bool:
         return self.cohort.ready(self.state, RoundIndex(self.done, self.rounds), lambda: self._stopped)
 
     def _save(self, folder: RunFolder, ledger_head: str) -> str:
-        """Release the state: the hash of its file."""
+        """Write the checkpoint; returns the hash of its file."""
         state = self.state
-        if self.cohort.streams.mode == "secure":  # a run that is resumed correlates anew, and with no momentum
+        if self.cohort.streams.mode == "secure":  # a resumed run restarts its correlated noise and its momentum
             state = {key: tensor for key, tensor in state.items() if key != PAST and not key.startswith(VELOCITY)}
         notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
         folder.write_tensors(CHECKPOINT, {"model": self.params, **state}, notes)

@@ -1,8 +1,8 @@
-"""Work on slices of a cohort, side by side: a thread a core on a CPU, one after the other on a GPU.
+"""Parallel work on chunks of a cohort: one thread per core on a CPU, one after the other on a GPU.
 
-On a CPU whole slices in threads of their own beat one slice with many threads inside each operation: no
-thread waits for another, and a busy machine hurts less. Results come back in the order of the items, so that
-sums, and with them the model, do not depend on which thread was first.
+On a CPU, one thread per chunk beats one chunk with many threads inside each operation: no thread waits for
+another, and a busy machine hurts less. Results come back in the order of the items, so that sums, and with them
+the model, do not depend on which thread was first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Workers:
-    """A small pool of threads; `count` is 1 on a GPU, and where slices must not be trained side by side."""
+    """A small pool of threads; `count` is 1 on a GPU, and where chunks must not be trained in parallel."""
 
     def __init__(self, device: torch.device, threads: int | None = None, *, side_by_side: bool = True) -> None:
         self.threads = threads or torch.get_num_threads()
@@ -36,7 +36,7 @@ class Workers:
     ) -> Iterator[Result]:
         """function(item) for each item, in order, at most `count` + 1 results ahead of the reader.
 
-        `steady`: an item is computed in the same way, to the last digit, however many others there are.
+        `steady`: an item gives the same result, to the last digit, however many others there are.
         """
         items = list(items)
         alone = self.count == 1 or (len(items) < 2 and not steady)
@@ -64,12 +64,13 @@ class Workers:
                 future.cancel()
 
     def spread(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
-        """Small tasks inside one slice's work: side by side unless slices already are."""
+        """Small tasks inside the work on one chunk: in parallel unless chunks already are."""
         if self.count == 1 or len(items) < 2 or torch.get_num_threads() == 1:
             return map(function, items)
         return self._side_by_side(function, list(items))
 
     def close(self) -> None:
+        """Shut the threads down."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -82,8 +83,10 @@ def _begin_thread() -> None:
 
 @contextmanager
 def _flushing() -> Iterator[None]:
-    """Numbers below 1e-38 count as 0 in this thread: a processor is very slow with them, and a model full of
-    noise, sure of itself, can have so many in its gradients that a round takes almost three times as long.
+    """Treat numbers below 1e-38 as 0 in this thread.
+
+    Processors are very slow with them, and an overconfident, noisy model can have so many in its gradients that a
+    round takes almost three times as long.
     """
     before = float(torch.tensor(1e-40) * 1) == 0
     torch.set_flush_denormal(True)
@@ -94,8 +97,10 @@ def _flushing() -> Iterator[None]:
 
 
 def _keep_memory() -> None:
-    """Let the C library keep what is freed for the next step: to give it back and to ask for it anew, page by page,
-    takes about a tenth of a round. (Where there is no such call, nothing is lost but that.)
+    """Let the C library keep freed memory for the next step.
+
+    Returning it to the system and asking for it again, page by page, takes about a tenth of a round. (Where there is
+    no such call, only that time is lost.)
     """
     trim_threshold, mmap_threshold = -1, -3
     with suppress(OSError, AttributeError):
