@@ -130,11 +130,11 @@ def test_an_audit_finds_it_consistent_and_flags_it_without_its_clip():
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_an_attacker_of_every_type_knows_its_clip(kind):
     """With noise x 0 the true records, replayed by the attacker, show exactly what was seen."""
-    from test_attacks_methods import victims_of
-
+    from shoal.attacks.leakage import Aim, choose
     from shoal.attacks.observe import observe
 
-    victims = victims_of(shoal.load("digits"), 3, 1 if kind == 2 else 2)
+    aim = Aim(0, 3, 1 if kind == 2 else 2)
+    victims = choose(shoal.load("digits"), aim, Streams(7), torch.device("cpu"))
     module = shoal.models.build("digits-mlp", (1, 8, 8), 10)
     record = configure(SMALL, ["per_step.noise_multiplier=0.0"]).algorithm
     seen = observe(record, kind, module, victims, Streams(0), rounds=10)
@@ -143,11 +143,10 @@ def test_an_attacker_of_every_type_knows_its_clip(kind):
 
 
 def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
-    """A coordinator and two sites, each a process. What a site does that does not allow it: test_deploy_plugins."""
+    """A coordinator and two sites, each a process."""
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")
-    from test_deploy_processes import free_port
-
     from shoal.config import to_toml
+    from support.ports import free_port
 
     given = SMALL | {"federation.min_records": 700, "federation.max_records": 720, "federation.deadline": 300.0}
     (folder / "federation.toml").write_text(to_toml(configure(given)))

@@ -79,13 +79,13 @@ def test_rounds_for_a_budget_keep_it() -> None:
 
 def test_fixed_size_sampling_has_a_bracket() -> None:
     words = ["--sampling-rate", ".5", "--noise", "1.2", "--steps", "11", "--sampling", "fixed-size"]
-    found = calculate("epsilon", *words, "--neighbours", "replace-one", "--delta", "1e-3")
+    found = calculate("epsilon", *words, "--adjacency", "replace-one", "--delta", "1e-3")
     assert (found["at_least"], found["epsilon"]) == pytest.approx((18.09, 18.67), abs=0.01)
 
 
 def test_shuffled_batches_and_no_sampling() -> None:
     words = [*COMMON, "--delta", "1e-5", "--sampling", "shuffled"]
-    shuffled = calculate("epsilon", *words, "--neighbours", "zero-out")
+    shuffled = calculate("epsilon", *words, "--adjacency", "zero-out")
     none = calculate("epsilon", "--noise", "6", "--steps", "100", "--delta", "1e-5", "--sampling", "none")
     assert shuffled["epsilon"] == pytest.approx(none["epsilon"]) == pytest.approx(8.0037, abs=1e-3)
     with pytest.raises(ConfigError, match=r"under add-or-remove is not accounted.*take replace-one or zero-out"):
@@ -94,7 +94,7 @@ def test_shuffled_batches_and_no_sampling() -> None:
 
 def test_the_adjacency_is_named_and_a_large_delta_is_warned_of() -> None:
     words = ["epsilon", "--noise", "6", "--sampling-rate", ".1", "--delta", "1e-3"]
-    found = calculate(*words, "--neighbours", "replace-one", "--units", "1000")
+    found = calculate(*words, "--adjacency", "replace-one", "--units", "1000")
     assert (found["adjacency"], found["warnings"]) == ("replace-one", [])
     assert "1/5,000" in calculate(*words, "--units", "5000")["warnings"][0]
     assert "Warning: delta 0.001" in CliRunner().invoke(account.app, [*words, "--units", "5000"]).stdout

@@ -192,7 +192,7 @@ def test_epsilon_by_client_is_shown_only_as_the_ledger_has_it(unequal, tmp_path)
     result["by_client"]["clients"][0]["epsilon"] = 0.0123
     (run / "result.json").write_text(json.dumps(result))
     page = write_report(run).read_text()
-    assert "something else of each client" in page
+    assert "disagree on the clients" in page
     assert 'id="by-client"' not in page
     assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 

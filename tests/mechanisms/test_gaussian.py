@@ -87,7 +87,7 @@ def test_another_noise_in_the_same_process_takes_effect():
 
 @pytest.mark.parametrize("noise", [-1, -0.001, "linear:1:-1", "decay:-1:0.1:-2"])
 def test_negative_noise_is_refused_by_name(noise):
-    with pytest.raises(ConfigError, match=rf"per_round\.noise must be >= 0, got {noise}"):
+    with pytest.raises(ConfigError, match=rf"per_round\.noise_multiplier must be >= 0, got {noise}"):
         Gaussian(noise)
 
 
@@ -100,7 +100,7 @@ def test_noise_that_is_no_number_is_refused(kind, noise):
 
 @pytest.mark.parametrize("noise", [-1, "linear:1:-1"])
 def test_negative_noise_in_a_step_is_refused_by_name(noise):
-    with pytest.raises(ConfigError, match=rf"per_step\.noise must be >= 0, got {noise}"):
+    with pytest.raises(ConfigError, match=rf"per_step\.noise_multiplier must be >= 0, got {noise}"):
         StepNoise(noise)
 
 
@@ -131,7 +131,7 @@ def test_noise_in_a_step_without_a_clip_to_measure_it_by_is_refused():
 )
 def test_noise_that_turns_negative_in_a_late_round_is_refused(record):
     record.refuse_unfit(0, 10_000, 1000)
-    with pytest.raises(ConfigError, match=r"noise must be >= 0, got linear:1:-0.001, .* in round 9995 of 10000"):
+    with pytest.raises(ConfigError, match=r"must be >= 0, got linear:1:-0.001, .* in round 9995 of 10000"):
         record.refuse_unfit(9_994, 10_000, 1000)
 
 

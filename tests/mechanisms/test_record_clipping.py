@@ -84,7 +84,7 @@ def test_a_clip_may_follow_a_schedule_over_the_rounds():
 
 @pytest.mark.parametrize("clip", [0, -1, "linear:1:-1"])
 def test_a_clip_that_is_not_positive_is_refused_by_name(clip):
-    with pytest.raises(ConfigError, match=rf"per_record\.clip must be > 0 .*, got {clip}"):
+    with pytest.raises(ConfigError, match=rf"per_record\.clip_norm must be > 0 .*, got {clip}"):
         RecordClip(clip)
 
 
@@ -146,7 +146,7 @@ def test_gradients_and_count_together_are_one_gaussian():
 
 
 def test_too_little_noise_for_the_count_is_refused_with_the_mend():
-    with pytest.raises(ConfigError, match=r"per_record\.count_noise 0\.05 x 5 .* raise it over 0\.6"):
+    with pytest.raises(ConfigError, match=r"per_record\.count_noise_multiplier 0\.05 x 5 .* raise it over 0\.6"):
         QuantileRecordClip().update_noise(6.0, 5)
 
 
@@ -158,7 +158,7 @@ def test_the_bound_moves_towards_the_quantile():
     assert clip.bound(memory, 2, 10) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("key", ["initial", "quantile", "rate", "count_noise"])
+@pytest.mark.parametrize("key", ["initial_clip_norm", "quantile", "clip_norm_lr", "count_noise_multiplier"])
 def test_what_cannot_be_is_refused_by_its_key(key):
     with pytest.raises(ConfigError, match=rf"per_record\.{key} must be"):
         QuantileRecordClip(**{key: -1.0})

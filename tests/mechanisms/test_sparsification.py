@@ -102,8 +102,11 @@ def test_each_says_why_nothing_is_proven(defence):
         (lambda: RandomNoise(-1.0), r"per_update\.scale must be >= 0, got -1"),
         (lambda: Select(fraction=0.0), r"per_update\.fraction must be in \(0, 1\], got 0"),
         (lambda: Select(fraction=1.1), r"per_update\.fraction must be in \(0, 1\]"),
-        (lambda: Select(threshold=-1.0), r"per_update\.threshold and noise must be >= 0, got -1"),
-        (lambda: Select(noise_multiplier=-1.0), r"per_update\.threshold and noise must be >= 0, got 0.0, -1"),
+        (lambda: Select(threshold=-1.0), r"per_update\.threshold and noise_multiplier must be >= 0, got -1"),
+        (
+            lambda: Select(noise_multiplier=-1.0),
+            r"threshold and noise_multiplier must be >= 0, got 0.0 and -1",
+        ),
         (lambda: Select(cap=0.0), r"per_update\.cap must be > 0 .*, got 0"),
     ],
 )

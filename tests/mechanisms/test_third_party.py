@@ -43,10 +43,10 @@ def shares(layers):
 class LayerClip(Clipping):
     """Whole updates: each layer has its own share of the bound."""
 
-    clip: float = 1.0
+    clip_norm: float = 1.0
 
     def bound(self, memory, t, total, norms):
-        return self.clip
+        return self.clip_norm
 
     def clipped(self, updates, norms, bound, layers):
         for place, share in zip(layers.values(), shares(layers), strict=True):
@@ -63,10 +63,10 @@ class LayerClip(Clipping):
 class LayerExampleClip(FactorClip):
     """Single gradients: the same."""
 
-    clip: float = 1.0
+    clip_norm: float = 1.0
 
     def bound(self, memory, t, total):
-        return self.clip
+        return self.clip_norm
 
     def factors(self, squares, bound, layers):
         return shrinking(squares.sqrt(), shares(layers).to(squares).view(-1, 1, 1) * bound)
@@ -84,13 +84,13 @@ def cut(record):
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 def test_it_runs_and_tells_its_clip(record):
     sim = simulator(cut(record), layers=3)
-    state, told = play_round(sim.context, sim.state, RoundIndex(0, 4))
-    assert state.model.isfinite().all()
+    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+    assert params.isfinite().all()
     assert told["clip" if record is UPDATES else "record_clip"] == 1.0
 
 
 def test_each_layer_of_an_update_leaves_within_its_own_bound():
-    layers = simulator(UPDATES, layers=3).context.network.layout.named_layers
+    layers = simulator(UPDATES, layers=3).cohort.layout.named_layers
     assert list(layers) == ["1", "3", "5"]
     updates = torch.randn(4, max(place.stop for place in layers.values())) * 100
     left = UPDATES.per_update.apply(updates, row_norms(updates), 1.0, 0, 4, np.random.default_rng, layers)
@@ -141,7 +141,7 @@ def test_a_federation_knows_what_crosses_and_a_site_bounds_its_clip():
     assert Crossing.of(UPDATES) == Crossing(raw=False, below=False, share=False, records=False)
     assert UPDATES.per_update.longest(1.0, 0, 4, 100) == pytest.approx(1.0, rel=1e-3)
     assert UPDATES.per_update.scales() == {"per_update.clip_norm": 1.0}
-    with pytest.raises(Exception, match="this site takes"):
+    with pytest.raises(Exception, match="this site accepts"):
         Bounds().refuse_value("clip", "per_update.clip_norm", 1e9)
 
 
@@ -165,7 +165,7 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         assert type(replace(chosen, sampling="poisson", cohort=3)) is type(Clients("poisson"))
         record = replace(algorithm("trusted-curator"), clients=chosen)
         sim = simulator(replace(cut(UPDATES), clients=chosen))
-        _, told = play_round(sim.context, sim.state, RoundIndex(0, 4))
+        _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
         assert told["clients"] == told["expected_clients"] == 5
         assert event(record, SETTING, 0, "client", "release") == Gaussian(1.633)
         assert proves(record) == proves(algorithm("trusted-curator"))

@@ -153,9 +153,9 @@ def test_counting_costs_what_andrew_et_al_say(noise, cohort, on_updates):
 
 
 def test_too_little_noise_for_the_count_is_refused_with_the_mend():
-    with pytest.raises(ConfigError, match=r"per_update\.count_noise 0\.05 x 4 is too little .* raise it over 0\.15"):
+    with pytest.raises(ConfigError, match=r"count_noise_multiplier 0\.05 x 4 is too little .* raise it over 0\.15"):
         QuantileClip().update_noise(1.2, 4)
-    with pytest.raises(ConfigError, match=r"per_update\.count_noise"):
+    with pytest.raises(ConfigError, match=r"per_update\.count_noise_multiplier"):
         simulator(small("geyer-private", per_update=QuantileClip()))
 
 
@@ -197,21 +197,24 @@ def test_noise_is_added_after_the_clip_not_before():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Clip(0.0), r"per_update\.clip must be > 0.*got 0"),
-        (lambda: Clip(-1.0), r"per_update\.clip must be > 0.*got -1"),
-        (lambda: Clip("linear:1:-1"), r"per_update\.clip must be > 0.*got linear:1:-1"),
+        (lambda: Clip(0.0), r"per_update\.clip_norm must be > 0.*got 0"),
+        (lambda: Clip(-1.0), r"per_update\.clip_norm must be > 0.*got -1"),
+        (lambda: Clip("linear:1:-1"), r"per_update\.clip_norm must be > 0.*got linear:1:-1"),
         (lambda: Clip("decay:4"), r"decay:from:rate:low"),
-        (lambda: QuantileClip(initial_clip_norm=0.0), r"per_update\.initial must be > 0"),
-        (lambda: QuantileClip(initial_clip_norm=math.inf), r"per_update\.initial must be > 0"),
-        (lambda: QuantileClip(initial_clip_norm=math.nan), r"per_update\.initial must be > 0"),
+        (lambda: QuantileClip(initial_clip_norm=0.0), r"per_update\.initial_clip_norm must be > 0"),
+        (lambda: QuantileClip(initial_clip_norm=math.inf), r"per_update\.initial_clip_norm must be > 0"),
+        (lambda: QuantileClip(initial_clip_norm=math.nan), r"per_update\.initial_clip_norm must be > 0"),
         (lambda: QuantileClip(quantile=0.0), r"per_update\.quantile must be in \(0, 1\), got 0"),
         (lambda: QuantileClip(quantile=1.0), r"per_update\.quantile must be in \(0, 1\), got 1"),
         (lambda: QuantileClip(quantile=-0.5), r"per_update\.quantile must be in \(0, 1\)"),
-        (lambda: QuantileClip(clip_norm_lr=-0.1), r"per_update\.rate must be >= 0"),
-        (lambda: QuantileClip(count_noise_multiplier=0.0), r"per_update\.count_noise must be > 0"),
-        (lambda: NoisyClip(clip_norm=-1.0), r"per_update\.clip must be > 0"),
-        (lambda: NoisyClip(noise_multiplier=-1.0), r"per_update\.noise must be >= 0, got -1"),
-        (lambda: NoisyClip(noise_multiplier="linear:1:-1"), r"per_update\.noise must be >= 0, got linear:1:-1"),
+        (lambda: QuantileClip(clip_norm_lr=-0.1), r"per_update\.clip_norm_lr must be >= 0"),
+        (lambda: QuantileClip(count_noise_multiplier=0.0), r"per_update\.count_noise_multiplier must be > 0"),
+        (lambda: NoisyClip(clip_norm=-1.0), r"per_update\.clip_norm must be > 0"),
+        (lambda: NoisyClip(noise_multiplier=-1.0), r"per_update\.noise_multiplier must be >= 0, got -1"),
+        (
+            lambda: NoisyClip(noise_multiplier="linear:1:-1"),
+            r"noise_multiplier must be >= 0, got linear:1:-1",
+        ),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(make, says):
@@ -222,5 +225,5 @@ def test_a_bad_parameter_is_refused_by_name(make, says):
 def test_a_clip_that_turns_negative_in_a_late_round_is_refused():
     record = replace(algorithm("trusted-curator"), per_update=Clip("linear:1:-0.001"))
     record.refuse_unfit(0, 10_000, 100)
-    with pytest.raises(ConfigError, match=r"per_update\.clip must be > 0.*in round 9995 of 10000"):
+    with pytest.raises(ConfigError, match=r"per_update\.clip_norm must be > 0.*in round 9995 of 10000"):
         record.refuse_unfit(9_994, 10_000, 100)

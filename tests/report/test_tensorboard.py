@@ -43,7 +43,7 @@ def test_event_files_hold_every_round_once_also_after_a_stop(tmp_path, stop):
         go_on(run)
     found = events(run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {"accuracy", "loss", "noise", "snr", "epsilon/client/release", "epsilon/example/release"} <= found.keys()
+    assert {"accuracy", "loss", "noise", "snr", "epsilon/client/release", "epsilon/record/release"} <= found.keys()
     for line in lines:
         for name, value in scalars(line).items():
             assert found[name][line["round"]] == pytest.approx(value, rel=1e-6), name

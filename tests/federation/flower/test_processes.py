@@ -1,14 +1,12 @@
 """Coordinator and sites as processes of their own on loopback, with TLS and keys: kills, slow and hostile sites."""
 
 import json
-import os
 import re
 import signal
 import socket
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import ROUND, TERMS
 from support.deploy_children import Child, start
+from support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -60,17 +59,6 @@ def config(folder, algorithm="trusted-curator", rounds=4, seeded="true", deadlin
     path = folder / "federation.toml"
     path.write_text(CONFIG.format(algorithm=algorithm, rounds=rounds, seeded=seeded, deadline=deadline))
     return path
-
-
-def free_port():
-    """Below the ports that Linux gives to connections: sites that knock on one of those while nobody listens there
-    now and then get it as their own, and are connected to themselves."""
-    first = 15_000 + os.getpid() % 10_000
-    for port in range(first, 32_768):
-        with socket.socket() as made, suppress(OSError):
-            made.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 @dataclass
