@@ -115,7 +115,7 @@ def test_a_run_of_empty_cohorts_costs_as_much_as_any_other(name, tmp_path):
     record = small(name)
     record = replace(record, clients=replace(record.clients, sampling="poisson", cohort=0.001))
     if name in ADAPTIVE:
-        record = replace(record, per_update=replace(record.per_update, count_noise_multiplier=1e5, rate=0.0))
+        record = replace(record, per_update=replace(record.per_update, count_noise_multiplier=1e5, clip_norm_lr=0.0))
     run = finished(record, tmp_path)
     assert [line["clients"] for line in run.metrics] == [0] * ROUNDS
     with Ledger(run.run / "ledger.jsonl") as ledger:

@@ -472,7 +472,7 @@ def test_a_run_proves_of_records_what_its_sampling_allows(sampling, tmp_path):
     done = whole_run(record, SETTING, ROUNDS, "record", "client-process")
     assert (
         proven["record", "client-process"]
-        == prove("record", "client-process", done, 1e-5, neighbours="replace-one").epsilon
+        == prove("record", "client-process", done, 1e-5, adjacency="replace-one").epsilon
     )
     assert proven["record", "release"] == proven["record", "server"] == proven["record", "client-process"] > 0
     pairs = {(claim["unit"], claim["observer"]) for claim in run.metrics[-1]["proven"]}
