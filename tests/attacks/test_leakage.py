@@ -126,8 +126,8 @@ def test_every_method_can_be_observed_by_every_type_and_dummies_are_replayed_ali
 def _without_noise(method):
     found = []
     for boundary in ("per_step", "per_update", "per_round"):
-        if hasattr(getattr(method, boundary), "noise"):
-            found.append(f"{boundary}.noise=0.0")
+        if hasattr(getattr(method, boundary), "noise_multiplier"):
+            found.append(f"{boundary}.noise_multiplier=0.0")
     return found
 
 
@@ -212,7 +212,7 @@ def test_the_attackers_of_the_papers_fail_at_a_clip_that_a_knowing_one_reckons_w
 
 @pytest.mark.slow
 def test_victims_beyond_one_group_are_searched_for_in_the_next(digits, monkeypatch):
-    monkeypatch.setattr("shoal.attacks.leakage.TOGETHER", 2)
+    monkeypatch.setattr("shoal.attacks.leakage.BATCHED", 2)
     outcome = attack(config("fedavg"), recipe("cpl"), Aim(2, 5), digits)
     assert outcome.quality.success.all()
     assert len(outcome.found.iterations) == 5

@@ -153,7 +153,7 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
         (["--attack", "dgl"], "did you mean 'dlg'"),
         (["--iterations", 0], "at least 1 iteration"),
         (["--algorithm", "fed-spd"], "did you mean 'fed-sdp'"),
-        (["--all", "--membership"], "two questions"),
+        (["--all", "--membership"], "exclude each other"),
         (["--all", "--algorithm", "fed-sdp"], "omit --algorithm fed-sdp"),
         (["--membership", "--attack", "cpl"], "--attack has no effect with --membership"),
         (["--membership", "--count", 20], "--count has no effect with --membership"),
