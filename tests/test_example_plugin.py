@@ -86,10 +86,10 @@ def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, batched):
     changes |= {"local.lr": 1.0, "per_record.clip_norm": 1e-3, "per_step.noise_multiplier": 0.0, "data.clients": 1437}
     changes |= {"clients.sampling": "fixed-size", "clients.cohort": 1, "engine.batched": batched}
     config = configure(SMALL | changes)
-    _, simulator = prepare(config, None, None)
-    before = simulator.state.model.clone()
-    simulator.play(0)
-    moved = simulator.state.model - before
+    _, trainer = prepare(config, None, None)
+    before = trainer.params.clone()
+    trainer.play(0)
+    moved = trainer.params - before
     layers = Layout.of(build(model, (1, 8, 8), 10)).named_layers
     for place in layers.values():
         share = (place.stop - place.start) / len(moved)
