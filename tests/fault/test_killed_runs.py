@@ -199,7 +199,7 @@ def test_a_commit_that_is_missing_is_made_good(tmp_path):
 def test_a_run_whose_ledger_is_gone_cannot_go_on(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 2)
     (run / "ledger.jsonl").unlink()
-    with pytest.raises(LedgerError, match=r"ledger.jsonl is gone.*put it back"):
+    with pytest.raises(LedgerError, match=r"ledger.jsonl is missing.*put it back"):
         go_on(run)
     assert not (run / "ledger.jsonl").exists()
 
@@ -212,7 +212,7 @@ def test_a_ledger_or_configuration_that_was_edited_is_refused(tmp_path):
         go_on(run)
     (run / "ledger.jsonl").write_bytes(text)
     config = run / "config.toml"
-    config.write_text(config.read_text().replace("noise = 1.5", "noise = 0.5"))
+    config.write_text(config.read_text().replace("noise_multiplier = 1.5", "noise_multiplier = 0.5"))
     with pytest.raises(LedgerError, match="config"):
         go_on(run)
     assert ledger_text(run) == text
