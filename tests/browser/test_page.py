@@ -184,7 +184,7 @@ def test_a_comparison_draws_a_point_a_run_and_tells_of_it(browser, comparison):
         page.point_at("#frontier [data-point='1']")
         said = page.do("document.getElementById('tip').textContent")
         assert "trusted-curator" in said
-        assert "per_round.noise4" in said
+        assert "per_round.noise_multiplier4" in said
         quiet(page, comparison)
 
 
