@@ -24,8 +24,9 @@ from shoal.errors import ConfigError
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
+from shoal.mechanisms.mechanism import GradientClip, RoundNoise, StepMechanism, UpdateMechanism
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
-from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
 from shoal.training.round import play_round
@@ -177,6 +178,27 @@ def test_a_word_that_no_scheme_has_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match="it is one of fixed-size, poisson, all, cyclic"):
         Clients("poison")
     assert math.isclose(Clients("poisson", 3).rate(0, 1, 10), 0.3)
+
+
+@pytest.mark.parametrize(
+    ("base", "needed"),
+    [
+        (GradientClip, {"sanitiser", "least", "sensitivity_at_start", "unclipped", "replay"}),
+        (FactorClip, {"bound", "factors"}),
+        (StepMechanism, {"noise_schedule", "multiplier", "event"}),
+        (UpdateMechanism, {"apply"}),
+        (Clipping, {"bound"}),
+        (RoundNoise, {"noise_schedule", "multiplier", "add", "event"}),
+        (Clients, {"draw"}),
+        (Records, {"drawn"}),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_one_that_lacks_what_its_base_class_asks_for_cannot_be_made(base, needed):
+    for missing in needed:
+        given = dict.fromkeys(needed - {missing}, lambda self, *given: None)
+        with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
+            type("Incomplete", (base,), given)()
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -16,7 +16,8 @@ docstring names; everything else has a default. Its fields are keys of the confi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -27,15 +28,13 @@ from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
 from shoal.accounting.theorems import Adjacency, Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.sampling import Clients, Records
-from shoal.mechanisms.sanitiser import Sanitiser, Source
+from shoal.mechanisms.sanitiser import Layers as Layers
+from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
+from shoal.mechanisms.sanitiser import State as State
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.random.secure_streams import FINE, charged
 
-State = MutableMapping[str, Tensor]
-"""What is carried from round to round; the bound of an adaptive clip is under `clip`."""
-Layers = Mapping[str, slice]
-"""Where each layer's numbers lie in a flat vector, by the layer's name: together they are all of it."""
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
 Bound = float | Tensor
@@ -79,7 +78,7 @@ class Mechanism:
         """Raise a ConfigError where its settings cannot be used in round t of `total`."""
 
 
-class GradientClip(Mechanism):
+class GradientClip(Mechanism, ABC):
     """Boundary `per_record`: what happens to one record's gradient inside its client.
 
     To write one that multiplies each layer of a gradient by a factor, derive from `record_clipping.FactorClip` and
@@ -95,46 +94,26 @@ class GradientClip(Mechanism):
     counts: ClassVar[bool] = False
     """Does each client report, with noise, which share of its gradients is within the bound?"""
 
-    def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
-    ) -> Sanitiser:
-        """The sanitiser that clips the gradients of a chunk of clients in the steps of round t, and adds their noise.
-
-        Args:
-            params: The clients' models, [K, P].
-            layers: The layers of the model.
-            noise: The noise on the sum of a batch, in units of the sensitivity.
-            batch: The public, expected batch size, by which sums are divided.
-            state: What is carried from round to round.
-            t: The round.
-            total: The planned number of rounds.
-            draw: Gives independent noise for each purpose.
-        """
-        raise NotImplementedError
+    @abstractmethod
+    @abstractmethod
+    def sanitiser(self, steps: LocalSteps) -> Sanitiser:
+        """The sanitiser that clips the gradients of these steps, and adds their noise."""
 
     def public_bound(self, state: State, t: int, total: int) -> float | None:
         """The bound of round t, the same for all records; None where there is no such number."""
         return None
 
+    @abstractmethod
     def least(self, state: State, t: int, total: int, size: int) -> float:
         """The bound of round t, or the smallest that it may be, for `size` parameters."""
-        raise NotImplementedError
 
     def excess(self, layers: int) -> float:
         """How far one record can move the sum, in units of what the noise is scaled to."""
         return 1.0
 
+    @abstractmethod
     def sensitivity_at_start(self, size: int, layers: int) -> float:
         """How far one record moves a batch's sum in the first step of a run, at most."""
-        raise NotImplementedError
 
     def update_noise(self, noise: float, batch: float) -> float:
         """The noise on gradients that, with the noise on counts, costs as much as `noise` alone."""
@@ -151,9 +130,9 @@ class GradientClip(Mechanism):
         """How far from 0 an honest client's noisy share, less 1/2, can be."""
         return 0.0
 
+    @abstractmethod
     def unclipped(self) -> Self:
         """The same mechanism without its clip, which an audit must flag."""
-        raise NotImplementedError
 
     def layers_forgotten(self) -> tuple[GradientClip, GradientClip] | None:
         """What is charged, and what is run, where M layers are clipped but one is counted; None if impossible."""
@@ -167,26 +146,30 @@ class GradientClip(Mechanism):
         """For one that proves nothing: the clip by a public bound that its paper's claim presumes."""
         return None
 
+    @abstractmethod
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
         """Gradients [N, P] as the first step clips them, differentiable: what an attacker can compute."""
-        raise NotImplementedError
 
 
-class StepMechanism(Mechanism):
+class StepMechanism(Mechanism, ABC):
     """Boundary `per_step`: noise in every local step. Implement `noise_schedule`, `multiplier` and `event`."""
 
     section: ClassVar[str] = "per_step"
 
+    @abstractmethod
+    def noise_schedule(self) -> Schedule:
+        """The noise that its event counts, in units of the sensitivity."""
+
+    @abstractmethod
     def multiplier(self, t: int, total: int, batch: float) -> float:
         """The noise on a batch's sum in round t, in units of the sensitivity; `batch`: its public, expected size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What the local steps of a round cost one unit, as one observer sees them."""
-        raise NotImplementedError
 
 
-class UpdateMechanism(Mechanism):
+class UpdateMechanism(Mechanism, ABC):
     """Boundary `per_update`: what happens to a whole update before it leaves its client.
 
     To write a clip, derive from `update_clipping.Clipping` and implement `bound` (the largest norm of a clipped
@@ -212,6 +195,7 @@ class UpdateMechanism(Mechanism):
         """The bound of round t, where it is known before the first round; None where it depends on the data."""
         return None if self.needs_cohort_norms else self.bound({}, t, total, None)
 
+    @abstractmethod
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
@@ -226,7 +210,6 @@ class UpdateMechanism(Mechanism):
             draw: Gives the random generator of the client in a row.
             layers: The layers of the model.
         """
-        raise NotImplementedError
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What a round costs one unit, by noise on updates or on their sum: by default what `per_round` says."""
@@ -304,7 +287,7 @@ class UpdateMechanism(Mechanism):
         return shown
 
 
-class RoundNoise(Mechanism):
+class RoundNoise(Mechanism, ABC):
     """Boundary `per_round`: noise on the sum of updates. Implement `noise_schedule`, `multiplier`, `add`, `event`."""
 
     section: ClassVar[str] = "per_round"
@@ -313,17 +296,21 @@ class RoundNoise(Mechanism):
     correlated: ClassVar[bool] = False
     """Is the noise of different rounds correlated?"""
 
+    @abstractmethod
+    def noise_schedule(self) -> Schedule:
+        """The noise that its event counts, in units of the bound."""
+
+    @abstractmethod
     def multiplier(self, t: int, total: int) -> float:
         """The noise of round t, in units of the bound."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates with this round's noise of z x bound."""
-        raise NotImplementedError
 
+    @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What a round costs one unit, as one observer sees it."""
-        raise NotImplementedError
 
     def draws(self, round: Round) -> int:
         """How many noise vectors the event of a round counts."""

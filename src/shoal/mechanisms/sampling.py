@@ -5,17 +5,18 @@ fixed-size sampling only under replace-one. So each scheme is one class, which d
 
 The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
 `replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass derived from `Clients` or
-`Records` whose field `sampling` has a new word for its default; it must implement `draw`. By default it is charged as
-if nothing were sampled, which is never too little.
+`Records` whose field `sampling` has a new word for its default; it must implement `draw` (of records: `drawn`). By
+default it is charged as if nothing were sampled, which is never too little.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,15 @@ ONE_FOR_ANOTHER = "clients keep their momentum: who is in a fixed-size sample sh
 Indices = npt.NDArray[np.int64]
 
 
-class _Scheme:
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _required(method: Method) -> Method:
+    """An abstract method; mypy must not see that, as it would refuse `Clients("poisson")`, which is a subclass."""
+    return abstractmethod(method)
+
+
+class _Scheme(ABC):
     """A dataclass whose class is the one registered for the word in its field `sampling`."""
 
     sampling: str
@@ -102,6 +111,7 @@ class Clients(_Scheme):
         """The largest cohort size; 0 where all clients take part, however many there are."""
         return max(parse(self.cohort).values(total))
 
+    @_required
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """The clients of round t, in ascending order; there may be none."""
         raise NotImplementedError
@@ -305,9 +315,11 @@ class Records(_Scheme):
 
     def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """`steps` batches of positions in 0..records-1, one per row, padded with -1."""
-        return np.full((steps, 1), -1) if records == 0 else self._drawn(generator, records, steps)
+        return np.full((steps, 1), -1) if records == 0 else self.drawn(generator, records, steps)
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    @_required
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """What `draw` gives where there are records."""
         raise NotImplementedError
 
     def most(self, sizes: Sequence[int]) -> int:
@@ -367,7 +379,8 @@ class PoissonRecords(Records):
         """How many local steps the epochs take."""
         return super().steps(records, epochs) if self.rate is None else epochs * math.ceil(1 / self.rate - 1e-9)
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """Each record independently, in each step."""
         return _rows(generator.random((steps, records)) < self.share(records))
 
     def widest(self, records: int) -> int:
@@ -390,7 +403,8 @@ class RecordsWithReplacement(Records):
     sampling: str = "with-replacement"
     repeats: ClassVar[bool] = True
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """Each place of a batch independently."""
         return generator.integers(records, size=(steps, self.batch))
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
@@ -407,7 +421,8 @@ class ShuffledRecords(Records):
 
     sampling: str = "shuffled"
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """Pass after pass over the records, in batches."""
         per_epoch = math.ceil(records / self.batch)
         width = min(self.batch, records)
         epochs = math.ceil(steps / per_epoch)
