@@ -20,13 +20,14 @@ from shoal.attacks.observe import Victims, observe
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, PluginError
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
-from shoal.mechanisms.mechanism import GradientClip, RoundNoise, StepMechanism, UpdateMechanism
+from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
+from shoal.mechanisms.mechanism import GradientClip, RoundNoise, StepMechanism, UpdateMechanism, altered
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
-from shoal.mechanisms.sampling import Clients, Records
+from shoal.mechanisms.sampling import Clients, PoissonClients, PoissonRecords, Records
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
 from shoal.training.round import play_round
@@ -172,6 +173,51 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         assert proves(record) == proves(algorithm("trusted-curator"))
     finally:
         Clients.schemes.pop("every-other")
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "statement"),
+    [
+        (Clip, "apply", "unproven"),
+        (RecordClip, "sanitiser", "unproven"),
+        (RecordClip, "sensitivity", "unproven"),
+        (GaussianNoise, "add", "event"),
+        (PoissonClients, "draw", "amplified"),
+        (PoissonRecords, "drawn", "event"),
+    ],
+    ids=lambda given: getattr(given, "__name__", given),
+)
+def test_one_that_does_something_else_must_say_what_that_proves(base, method, statement):
+    """Else it would be charged as what it was derived from."""
+    done = {method: lambda self, *given: None}
+    with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
+        type("Other", (base,), done)
+    assert type("Other", (base,), done | {statement: None})
+
+
+@pytest.mark.parametrize("base", [Clients, PoissonClients, Records])
+def test_a_word_of_shoal_is_never_taken_by_another_scheme(base):
+    before = dict(base.schemes)
+    with pytest.raises(TypeError, match=r"sampling 'poisson' is Poisson\w+: Mine needs another word"):
+        type("Mine", (base,), {"sampling": "poisson"})
+    assert base.schemes == before
+
+
+@pytest.mark.parametrize("drawn", [np.array([[0, 0]]), np.array([[0, -1], [1, -1]])], ids=["twice", "one more step"])
+def test_a_scheme_draws_no_more_than_is_charged(drawn):
+    sampler = altered(Records("shuffled", batch=2), drawn=lambda self, generator, records, steps: drawn)
+    with pytest.raises(PluginError, match="more often than is charged"):
+        sampler.draw(np.random.default_rng(0), 5, 1)
+    padded = altered(sampler, drawn=lambda self, generator, records, steps: np.array([[-1, -1]]))
+    assert padded.draw(np.random.default_rng(0), 5, 1).tolist() == [[-1, -1]]
+
+
+def test_a_client_that_is_drawn_twice_takes_part_once():
+    record = cut(UPDATES)
+    twice = altered(record.clients, draw=lambda self, *given: np.array([1, 1, 1]))
+    sim = simulator(replace(record, clients=twice))
+    _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+    assert told["clients"] == 1
 
 
 def test_a_word_that_no_scheme_has_is_refused_with_those_that_there_are():

@@ -3,6 +3,7 @@
 Training, accounting, audits, attacks and a federation use this interface alone; none of them knows a mechanism's
 class. To write your own, derive a frozen dataclass from the base class of its boundary and implement what its
 docstring names; everything else has a default. Its fields are keys of the configuration (`per_update.clip_norm`).
+One that overrides what another does (`apply`, `add`, ...) must also say anew what that proves (`statements`).
 
     boundary        base class          ready to derive from
     clients         sampling.Clients
@@ -33,6 +34,7 @@ from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
 from shoal.mechanisms.sanitiser import State as State
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse
 from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.statements import Stating
 from shoal.random.secure_streams import FINE, charged
 
 Draw = Callable[[int], np.random.Generator]
@@ -48,7 +50,7 @@ RAW = Unbounded("each update reaches the server before any noise is added")
 CYCLIC = Unbounded("cyclic participation is accounted only where the noise is on the sum")
 
 
-class Mechanism:
+class Mechanism(Stating):
     """The base of the mechanisms of all boundaries."""
 
     section: ClassVar[str]
@@ -87,6 +89,7 @@ class GradientClip(Mechanism, ABC):
     """
 
     section: ClassVar[str] = "per_record"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"sanitiser": ("unproven",), "sensitivity": ("unproven",)}
     unproven: ClassVar[str | None] = "it is not known how far one record can move a step"
     """Why nothing is proven by noise on what it clips; None where its bound holds and does not depend on the data."""
     unproven_for_clients: ClassVar[str | None] = None
@@ -178,6 +181,7 @@ class UpdateMechanism(Mechanism, ABC):
     """
 
     section: ClassVar[str] = "per_update"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"apply": ("unproven", "event")}
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
     unproven: ClassVar[str | None] = UNCLIPPED
@@ -291,6 +295,7 @@ class RoundNoise(Mechanism, ABC):
     """Boundary `per_round`: noise on the sum of updates. Implement `noise_schedule`, `multiplier`, `add`, `event`."""
 
     section: ClassVar[str] = "per_round"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"add": ("event",)}
     at: Literal["server", "shared"]
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False
@@ -416,8 +421,11 @@ def counted_on_grid(noise: float, count_rounding: float) -> float:
 
 
 def altered(value: Any, **methods: Any) -> Any:
-    """A copy of a dataclass instance with other methods."""
-    made: Any = object.__new__(type(type(value).__name__, (type(value),), methods))
+    """A copy of a dataclass instance with other methods, and the same statements: what an audit must flag."""
+    kind = type(type(value).__name__, (type(value),), {})
+    for name, method in methods.items():
+        setattr(kind, name, method)
+    made: Any = object.__new__(kind)
     made.__dict__.update(value.__dict__)
     return made
 

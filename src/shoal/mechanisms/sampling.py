@@ -23,9 +23,10 @@ import numpy.typing as npt
 
 from shoal.accounting.events import Event, Sampled, TwoLevel, Unbounded, Use, passes
 from shoal.accounting.theorems import Unit
-from shoal.errors import ConfigError, nearest
+from shoal.errors import ConfigError, PluginError, nearest
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.statements import Stating
 
 MOST_STEPS = 1_000_000
 LARGEST_BATCH = 2**14
@@ -42,7 +43,7 @@ def _required(method: Method) -> Method:
     return abstractmethod(method)
 
 
-class _Scheme(ABC):
+class _Scheme(Stating, ABC):
     """A dataclass whose class is the one registered for the word in its field `sampling`."""
 
     sampling: str
@@ -50,8 +51,13 @@ class _Scheme(ABC):
     section: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        if "schemes" not in cls.__dict__ and (word := cls.__dict__.get("sampling")):
-            cls.schemes[word] = cls
+        super().__init_subclass__()
+        if "schemes" in vars(cls) or not (word := vars(cls).get("sampling")):
+            return
+        taken = cls.schemes.get(word)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"{cls.section}.sampling '{word}' is {taken.__name__}: {cls.__name__} needs another word")
+        cls.schemes[word] = cls
 
     def __new__(cls, sampling: str | None = None, *args: Any, **settings: Any) -> Self:
         word = cls.sampling if sampling is None else sampling
@@ -82,6 +88,7 @@ class Clients(_Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",)}
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
     cyclic: ClassVar[bool] = False
@@ -277,6 +284,7 @@ class Records(_Scheme):
 
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("event",), "drawn": ("event",)}
     varies: ClassVar[bool] = False
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
@@ -315,7 +323,12 @@ class Records(_Scheme):
 
     def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """`steps` batches of positions in 0..records-1, one per row, padded with -1."""
-        return np.full((steps, 1), -1) if records == 0 else self.drawn(generator, records, steps)
+        if records == 0:
+            return np.full((steps, 1), -1)
+        rows = self.drawn(generator, records, steps)
+        if len(rows) > steps or not (self.repeats or _distinct(rows)):
+            raise PluginError(f"records.sampling {self.sampling} drew a record or a step more often than is charged")
+        return rows
 
     @_required
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -470,6 +483,12 @@ def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
     order = np.argsort(~chosen, axis=1, kind="stable")[:, :width]
     kept: Indices = np.where(np.take_along_axis(chosen, order, axis=1), order, -1)
     return kept
+
+
+def _distinct(rows: Indices) -> bool:
+    """Is every record at most once in each row?"""
+    ordered = np.sort(rows, axis=1)
+    return not ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()
 
 
 def _worst(uses: list[Use]) -> tuple[float, int]:
