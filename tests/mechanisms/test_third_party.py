@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from shoal.accounting.events import Gaussian
+from shoal.accounting.events import BySize, Gaussian, TwoLevel, Unbounded
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import PAIRS, event, proves
 from shoal.attacks.observe import Victims, observe
@@ -193,6 +194,54 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
     with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
         type("Other", (base,), done)
     assert type("Other", (base,), done | {statement: None})
+
+
+@dataclass(frozen=True)
+class CountingClip(Clip):
+    """Counts what is within its bound, and says nothing of noise on the count."""
+
+    counts: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class CountingRecords(RecordClip):
+    """The same for gradients."""
+
+    counts: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class NoisyCount(CountingClip):
+    """Adds noise to its count, and does not say that it costs anything."""
+
+    def count_scale(self, cohort):
+        return 100.0
+
+
+@dataclass(frozen=True)
+class PaidCount(NoisyCount):
+    """And has as much more noise on the updates."""
+
+    def update_noise(self, noise, cohort):
+        return (noise**-2 - 200.0**-2) ** -0.5
+
+
+@pytest.mark.parametrize("clip", [CountingClip(1.0), NoisyCount(1.0)], ids=lambda clip: type(clip).__name__)
+def test_a_count_that_no_noise_pays_for_proves_nothing(clip):
+    said = [event(replace(UPDATES, per_update=clip), SETTING, 0, *pair) for pair in PAIRS]
+    assert all(isinstance(each, Unbounded) for each in said)
+    assert said[0].because == "it counts what is within its clip, and the noise does not cover that"
+    shared = replace(UPDATES, per_update=PaidCount(1.0))
+    assert event(shared, SETTING, 0, "client", "release") == event(UPDATES, SETTING, 0, "client", "release")
+
+
+def test_neither_does_a_count_of_gradients_for_a_record_or_a_client():
+    record = cut(RECORDS)
+    counting = replace(record, per_record=CountingRecords(1.0))
+    assert isinstance(event(record, SETTING, 0, "record", "server"), TwoLevel | BySize)
+    assert all(isinstance(event(counting, SETTING, 0, *pair), Unbounded) for pair in PAIRS)
+    both = replace(UPDATES, per_record=CountingRecords(1.0))
+    assert "scaled for one record" in event(both, SETTING, 0, "client", "release").because
 
 
 @pytest.mark.parametrize("base", [Clients, PoissonClients, Records])

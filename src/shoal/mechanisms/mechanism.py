@@ -47,6 +47,7 @@ ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-o
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
+COUNTED = Unbounded("it counts what is within its clip, and the noise does not cover that")
 CYCLIC = Unbounded("cyclic participation is accounted only where the noise is on the sum")
 
 
@@ -92,8 +93,6 @@ class GradientClip(Mechanism, ABC):
     states: ClassVar[dict[str, tuple[str, ...]]] = {"sanitiser": ("unproven",), "sensitivity": ("unproven",)}
     unproven: ClassVar[str | None] = "it is not known how far one record can move a step"
     """Why nothing is proven by noise on what it clips; None where its bound holds and does not depend on the data."""
-    unproven_for_clients: ClassVar[str | None] = None
-    """Why noise on whole updates proves nothing beside this clip."""
     counts: ClassVar[bool] = False
     """Does each client report, with noise, which share of its gradients is within the bound?"""
 
@@ -121,6 +120,10 @@ class GradientClip(Mechanism, ABC):
     def update_noise(self, noise: float, batch: float) -> float:
         """The noise on gradients that, with the noise on counts, costs as much as `noise` alone."""
         return noise
+
+    def count_scale(self, batch: float) -> float:
+        """The noise on the count of a batch."""
+        return 0.0
 
     def count_rounding(self, batch: float) -> float:
         """By which share of 1/2 rounding lets one record move a count further (secure mode)."""
@@ -413,6 +416,20 @@ class Round:
             return Gaussian(noise / self.setting.multiplicity)
         change = noise if ADJACENCIES[unit] == "replace-one" else noise / 2
         return TwoLevel(self.rate, 1.0, 1, change, local="none", participation="visible")
+
+
+def count_is_free(clip: GradientClip | UpdateMechanism, noise: float, units: float) -> bool:
+    """Does a clip count, and the noise that is charged does not cover the count?
+
+    A unit moves the count by 1/2: update_noise^-2 + (2 count_scale)^-2 must be at most noise^-2.
+    """
+    if not clip.counts or noise == 0:
+        return False
+    try:
+        scale, other = clip.count_scale(units), clip.update_noise(noise, units)
+    except ConfigError:  # no round is run with such settings (Algorithm.refuse_unfit)
+        return False
+    return scale <= 0 or other <= 0 or other**-2 + (2 * scale) ** -2 > noise**-2 * (1 + 1e-9)
 
 
 def counted_on_grid(noise: float, count_rounding: float) -> float:

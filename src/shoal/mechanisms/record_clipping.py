@@ -63,10 +63,6 @@ class FactorClip(GradientClip):
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * mask).sum(1)
 
-    def count_scale(self, batch: float) -> float:
-        """The noise on the count of a batch."""
-        return 0.0
-
     def public_bound(self, state: State, t: int, total: int) -> float:
         """The bound of round t, which is the same for all records."""
         return self.bound(state, t, total)
@@ -188,9 +184,6 @@ class QuantileRecordClip(Quantile, RecordClipping):
 
     layers: Scope = "flat"
     section: ClassVar[str] = "per_record"
-    unproven_for_clients: ClassVar[str | None] = (
-        "the clip of gradients follows counts whose noise is scaled for one record"
-    )
 
     def bound(self, state: State, t: int, total: int) -> float:
         """The bound that the last round left behind."""
