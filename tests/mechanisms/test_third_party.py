@@ -29,6 +29,7 @@ from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
 from shoal.mechanisms.mechanism import GradientClip, RoundNoise, StepMechanism, UpdateMechanism, altered
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
 from shoal.mechanisms.sampling import Clients, PoissonClients, PoissonRecords, Records
+from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
 from shoal.training.round import play_round
@@ -242,6 +243,49 @@ def test_neither_does_a_count_of_gradients_for_a_record_or_a_client():
     assert all(isinstance(event(counting, SETTING, 0, *pair), Unbounded) for pair in PAIRS)
     both = replace(UPDATES, per_record=CountingRecords(1.0))
     assert "scaled for one record" in event(both, SETTING, 0, "client", "release").because
+
+
+@dataclass(frozen=True)
+class Fading(GaussianNoise):
+    """Noise and a clip under names of their own, which change over the rounds."""
+
+    sigma: str = "linear:6:1"
+    path: str = "a:b"
+
+    def noise_schedule(self):
+        return parse(self.sigma)
+
+    def multiplier(self, t, total):
+        return parse(self.sigma).value(t, total)
+
+
+@dataclass(frozen=True)
+class FadingClip(Clipping):
+    radius: str = "linear:6:1"
+
+    def bound(self, state, t, total, norms):
+        return parse(self.radius).value(t, total)
+
+
+@pytest.mark.parametrize("changed", [{"per_round": Fading()}, {"per_update": FadingClip()}], ids=["noise", "clip"])
+def test_rounds_differ_whatever_the_name_of_the_setting_that_changes(changed):
+    """Else a site would charge all of them as the first."""
+    record = replace(UPDATES, **changed)
+    assert record.different_rounds(10) == range(10)
+    assert record.extreme_rounds(10) == [0, 9]
+
+
+@pytest.mark.parametrize("boundary", ["per_record", "per_step", "per_update", "per_round"])
+def test_each_mechanism_is_asked_whether_it_fits_the_round(boundary):
+    record = replace(cut(RECORDS), per_update=Clip(1.0), per_round=GaussianNoise(1.0))
+
+    def refuse(self, t, total):
+        raise ConfigError(f"{boundary} does not fit round {t}")
+
+    unfit = altered(getattr(record, boundary), refuse_unfit=refuse)
+    record.refuse_unfit(3, 4, 10)
+    with pytest.raises(ConfigError, match=f"{boundary} does not fit round 3"):
+        replace(record, **{boundary: unfit}).refuse_unfit(3, 4, 10)
 
 
 @pytest.mark.parametrize("base", [Clients, PoissonClients, Records])

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -32,7 +32,7 @@ from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.sanitiser import Layers as Layers
 from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
 from shoal.mechanisms.sanitiser import State as State
-from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse
+from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
 from shoal.random.secure_streams import FINE, charged
@@ -66,8 +66,11 @@ class Mechanism(Stating):
         return replace(self, noise_multiplier=noise.written())  # type: ignore[type-var]
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """All that may change from round to round: its fields `clip_norm` and `noise_multiplier`."""
-        return tuple(parse(getattr(self, name)) for name in ("clip_norm", "noise_multiplier") if hasattr(self, name))
+        """All that may change from round to round: its noise, and its fields that are written as schedules."""
+        noise = self.noise_schedule()
+        values = [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
+        written = tuple(parse(value) for value in values if is_schedule(value))
+        return written if noise is None else (noise, *written)
 
     def scales(self) -> dict[str, str | float]:
         """The settings, by key, that a site's policy on clips bounds."""
