@@ -173,6 +173,8 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         assert told["clients"] == told["expected_clients"] == 5
         assert event(record, SETTING, 0, "client", "release") == Gaussian(1.633)
         assert proves(record) == proves(algorithm("trusted-curator"))
+        noisy = replace(algorithm("fed-sdp"), clients=chosen)  # by as many clients' noise as really come
+        assert isinstance(event(noisy, SETTING, 0, "record", "release"), Unbounded)
     finally:
         Clients.schemes.pop("every-other")
 

@@ -142,8 +142,11 @@ class Clients(_Scheme):
         return event
 
     def shows(self, rate: float, unit: Unit) -> bool:
-        """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?"""
-        return rate < 1 or unit == "client"
+        """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
+
+        By default yes: the noise is then not taken as that of `expected` clients either.
+        """
+        return True
 
     def of_cohort(self, cohort: float) -> Clients:
         """The same with cohorts of this size."""
@@ -204,6 +207,10 @@ class PoissonClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """The size of a cohort is random, unless all take part."""
+        return rate < 1 or unit == "client"
+
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
         return replace(self, sampling="all")
@@ -227,6 +234,10 @@ class AllClients(Clients):
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """All clients."""
         return np.arange(clients)
+
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """All take part, and one that contributes nothing adds no noise."""
+        return unit == "client"
 
     def greatest(self, total: int) -> float:
         """0: all clients take part, however many there are."""
