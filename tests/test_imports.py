@@ -18,7 +18,7 @@ LAYERS = {
     "extras": 0.5,
     "kernels": 0.5,
     "registry": 0.4,
-    "renamed": 0,
+    "renamed": 0.1,
     "precision": 0,
     "accounting": 0.5,
     "random": 1,
