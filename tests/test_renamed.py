@@ -11,6 +11,7 @@ import shoal
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
 from shoal.config import configure, to_toml
+from shoal.errors import ConfigError
 from shoal.papers.work import Run
 from shoal.renamed import current
 from shoal.report.run_page import run_page
@@ -44,6 +45,33 @@ def test_an_old_key_means_the_new_one_and_says_so(method, old, new, value):
         found = configure({"algorithm": method, old: value})
     assert found == wanted
     assert to_toml(found) == to_toml(wanted)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("[per_example]\nclip", "[per_record]\nclip_norm"), ("[examples]\nbatch", "[records]\nbatch")]
+)
+def test_a_file_that_gives_a_key_under_both_names_is_refused(tmp_path, old, new):
+    path = tmp_path / "both.toml"
+    for first, last in ((old, new), (new, old)):
+        path.write_text(f'algorithm = "dp-sgd"\n{first} = 1\n{last} = 2\n')
+        with pytest.raises(ConfigError, match="are the same key, by its old and new name: leave one of them out"):
+            configure(path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_last_word_of_the_command_line_counts_whatever_name_it_uses(tmp_path):
+    path = tmp_path / "old.toml"
+    path.write_text('algorithm = "trusted-curator"\n[per_update]\nclip = 4.0\n')
+    for words, wanted in ((["clip_norm=1.0"], 1.0), (["clip_norm=1.0", "clip=2.0"], 2.0)):
+        assert configure(path, [f"per_update.{word}" for word in words]).algorithm.per_update.clip_norm == wanted
+    new = {"algorithm": "trusted-curator", "per_update.clip_norm": 4.0}
+    words = ["per_update.clip=1.0", "per_update.clip_norm=2.0"]
+    assert configure(new, words).algorithm.per_update.clip_norm == 2.0
+
+
+def test_a_foreign_file_that_is_nested_deeply_is_read_as_it_is():
+    deep = json.loads("[" * 900 + "]" * 900)
+    assert json.dumps(current({"unit": "example", "more": deep})) == json.dumps({"unit": "record", "more": deep})
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.errors import ConfigError, nearest
-from shoal.renamed import current_keys, current_section
+from shoal.renamed import current_keys, current_section, refuse_twice
 from shoal.tasks import TaskSettings
 from shoal.training.engine_settings import Settings
 
@@ -205,8 +205,10 @@ def configure(
         ShoalError: A key or value cannot be used.
     """
     given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    in_file = tuple(given) if isinstance(source, str | Path) else ()
     for word in overrides:
         key, value = override(word)
+        given.pop(key, None)  # so that it comes after a key of another name that means the same
         given[key] = value
     written = {current_section(key): key for key in given}
     given = {current_section(key): value for key, value in given.items()}
@@ -220,6 +222,7 @@ def configure(
     for name, other in chosen.items():
         sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
         algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
+    refuse_twice(in_file, _known(sections))
     given = current_keys(given, _known(sections), written)
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}

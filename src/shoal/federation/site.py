@@ -38,6 +38,7 @@ from shoal.random.platform_checks import require_platform
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
+from shoal.training.engine_settings import Settings, cores
 from shoal.training.local_training import VELOCITY
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
@@ -250,7 +251,7 @@ class Site:
             self._dataset,
             Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
             streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
-            settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
+            settings=_own_engine(settings.engine),
             first=number,
         )
         layout = cohort.network.layout
@@ -437,6 +438,12 @@ class Site:
         if self._state:
             notes = {"run": terms.run, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
+
+
+def _own_engine(asked: Settings) -> Settings:
+    """How this site runs: on its own device, with no more threads than it has cores, whatever the terms ask for."""
+    threads = None if asked.threads is None else min(asked.threads, cores())
+    return replace(asked, device="cpu" if asked.device == "cpu" else "auto", threads=threads)
 
 
 def _repeated(message: Payload) -> dict[str, Value]:

@@ -49,7 +49,7 @@ def play_round(
 
     # clients: who takes part, and how many are expected to, which is public
     count = cohort.population.clients
-    clients = algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count)
+    clients = np.unique(algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count))
     expected = algorithm.clients.expected(t, rounds, count)
 
     # records, local, per_record, per_step: each client trains on its own records
