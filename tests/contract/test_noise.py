@@ -29,12 +29,12 @@ from support.small_federation import (
     NAMES,
     ROUNDS,
     WIDE,
+    StillCohort,
     against_release,
     chi_square_fits,
     cohort,
     fresh,
     idle,
-    nothing_learnt,
     of_one_length,
     plain_server,
     play,
@@ -57,15 +57,14 @@ noisy = pytest.mark.parametrize(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BOUNDED if name not in IN_TURN])
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
-def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
+def test_the_event_says_how_clients_are_really_sampled(name):
     """Over 2,000 rounds: fixed-size exactly, Poisson by each client's share and the spread of the cohort."""
-    came = []
-    stubbed(monkeypatch, lambda client, size: came.append(client) or torch.zeros(size))
     record = small(name)
-    sim, sizes, rounds = simulator(record), [], 2000
+    still, sizes, rounds = StillCohort(simulator(record), noise=0.0), [], 2000
     for attempt in range(rounds):
-        _, told = play(sim, attempt % ROUNDS, attempt)
+        _, told = still.play(attempt % ROUNDS, attempt)
         sizes.append(told["clients"])
+    came = still.came
     charged = against_release(record)
     kind, rate = (charged.kind, charged.rate) if isinstance(charged, Sampled) else ("none", 1.0)
     assert rate == told["expected_clients"] / CLIENTS
@@ -187,16 +186,15 @@ def counted(record, memory, told):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
-def test_the_count_has_noise_of_its_own(name, monkeypatch):
+def test_the_count_has_noise_of_its_own(name):
     """2,500 rounds: its size (to 8%), and no correlation with the noise on the updates. That 15% less is found may
     fail too, with 3e-10."""
-    stubbed(monkeypatch, nothing_learnt)
     record = plain_server(small(name))
-    sim, drawn, beside = simulator(record), [], []
+    still, drawn, beside = StillCohort(simulator(record)), [], []
     for attempt in range(2500):
-        state, told = play(sim, 0, attempt)
+        state, told = still.play(0, attempt)
         drawn.append(counted(record, state.memory, told) - told["clients"] / 2)
-        beside.append(state.model[:4].numpy())
+        beside.append(state.model.numpy())
     drawn = np.array(drawn)
     scale = record.per_update.count_noise_multiplier * COHORT
     assert chi_square_fits(drawn / scale)

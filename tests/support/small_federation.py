@@ -29,6 +29,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import QuantileClip
 from shoal.random.streams import Streams
 from shoal.training import round as round_module
+from shoal.training.cohort import Cohort, Sum
 from shoal.training.engine_settings import Settings
 from shoal.training.round import SimulatedCohort, play_round
 from shoal.training.round_index import RoundIndex
@@ -140,6 +141,35 @@ def play(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] |
     return State(params, state), told
 
 
+class StillCohort(Cohort):
+    """A simulation's clients who learn nothing, with a model of four numbers: a round is the server's half only.
+
+    `came` says who was asked to train, in order; with `noise` 0 the server draws none either.
+    """
+
+    layout = population = None
+
+    def __init__(self, sim: Trainer, noise: float | None = None) -> None:
+        self.noise = noise
+        self.algorithm, self.streams, self.population = (
+            sim.cohort.algorithm,
+            sim.cohort.streams,
+            sim.cohort.population,
+        )
+        self.came: list[int] = []
+
+    def train(self, clients: np.ndarray, params: Tensor, state: dict[str, Tensor], index: RoundIndex) -> Sum:
+        self.came += clients.tolist()
+        bound = self.algorithm.per_update.bound(state, index.t, index.total, None)
+        count, update = len(clients), torch.zeros_like(params, dtype=torch.float64)
+        return Sum(update, bound, weight=count, clients=count, below=count, noise=self.noise)
+
+    def play(self, t: int, attempt: int) -> tuple[State, dict[str, float]]:
+        """Round t from a model of zeros."""
+        params, state, told = play_round(self, torch.zeros(4), {}, RoundIndex(t, ROUNDS, attempt))
+        return State(params, state), told
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other take five times as long for so little work."""
@@ -164,10 +194,6 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, updates_of: Callable[[int, int], Te
         return torch.stack([updates_of(int(client), len(model)) for client in clients]), None
 
     monkeypatch.setattr(round_module, "train", train)
-
-
-def nothing_learnt(client: int, size: int) -> Tensor:
-    return torch.zeros(size)
 
 
 def of_one_length(client: int, size: int) -> Tensor:
