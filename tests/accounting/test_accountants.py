@@ -47,7 +47,7 @@ def records(count: int) -> settings:
 divergences = st.one_of(st.just(0.0), st.floats(-20, 6).map(lambda power: 10**power), st.just(math.inf))
 
 
-@records(200)
+@records(50)
 @given(st.lists(divergences, min_size=len(rdp.DEFAULT), max_size=len(rdp.DEFAULT)), st.floats(-30, -0.01))
 def test_rdp_is_turned_into_epsilon_as_dp_accounting_does_it(found: list[float], power: float) -> None:
     for spent in (np.array(found), np.sort(found), np.full(len(found), found[0])):
@@ -77,7 +77,8 @@ def epsilon(event: Event, delta: float = DELTA, **options: str) -> float:
 # Against other libraries
 
 
-@records(50)
+@pytest.mark.slow
+@records(20)
 @given(rates, noises, counts, deltas)
 def test_pld_lies_inside_the_bracket_of_prv_accountant(rate: float, noise: float, count: int, delta: float) -> None:
     from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant

@@ -29,8 +29,7 @@ Shown: TypeAlias = "tuple[Answer, dict[str, Any]]"
 
 Epsilon = Annotated[float, typer.Option(help="The budget's epsilon.")]
 Delta = Annotated[
-    float,
-    typer.Option(help="Any test for one unit has TPR <= e^epsilon FPR + delta. Choose it below 1/units."),
+    float, typer.Option(help="Any test for one unit has TPR <= e^epsilon FPR + delta. Choose it below 1/units.")
 ]
 Noise = Annotated[str, typer.Option(help="Noise multiplier, or a schedule such as linear:15:4.85.")]
 Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
@@ -47,8 +46,7 @@ AccountantOption = Annotated[
 ]
 SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, are sampled.")]
 AdjacencyOption = Annotated[
-    Adjacency,
-    typer.Option(help="Adjacency: add-or-remove one unit, zero-out (it contributes nothing), replace-one."),
+    Adjacency, typer.Option(help="Adjacency: add-or-remove one unit, zero-out (it contributes nothing), replace-one.")
 ]
 UnitsOption = Annotated[
     int | None, typer.Option(min=1, help="The number of clients or records; warns of a delta above 1/UNITS.")

@@ -46,15 +46,7 @@ class AdaClip(GradientClip):
                 raise ConfigError(f"per_record.{name} must be in [0, 1), got {getattr(self, name)}")
 
     def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
+        self, params: Tensor, layers: Layers, noise: float, batch: int, state: State, t: int, total: int, draw: Source
     ) -> Sanitiser:
         """The sanitiser of a chunk of clients for the steps of round t."""
         return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)

@@ -21,16 +21,7 @@ from shoal.accounting.events import NOTHING, BySize, Event, OnClients, Repeat, T
 from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms import cyclic
-from shoal.mechanisms.mechanism import (
-    CYCLIC,
-    NO_NOISE,
-    RAW,
-    GradientClip,
-    Round,
-    RoundNoise,
-    State,
-    StepMechanism,
-)
+from shoal.mechanisms.mechanism import CYCLIC, NO_NOISE, RAW, GradientClip, Round, RoundNoise, State, StepMechanism
 from shoal.mechanisms.schedules import Schedule, parse
 from shoal.random.normals import add_normals
 from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discrete_on_grid, grid, on_grid, rounded_sum

@@ -96,15 +96,7 @@ class GradientClip(Mechanism):
     """Does each client report, with noise, which share of its gradients is within the bound?"""
 
     def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
+        self, params: Tensor, layers: Layers, noise: float, batch: int, state: State, t: int, total: int, draw: Source
     ) -> Sanitiser:
         """The sanitiser that clips the gradients of a chunk of clients in the steps of round t, and adds their noise.
 

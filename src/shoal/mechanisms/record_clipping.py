@@ -79,15 +79,7 @@ class FactorClip(GradientClip):
         return self.bound({}, 0, 1) * self.excess(layers)
 
     def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
+        self, params: Tensor, layers: Layers, noise: float, batch: int, state: State, t: int, total: int, draw: Source
     ) -> Sanitiser:
         """The sanitiser of a chunk of clients for the steps of round t."""
         noise = self.update_noise(noise, batch)
