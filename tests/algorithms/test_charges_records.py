@@ -75,7 +75,7 @@ def test_a_clip_of_each_layer_leaves_less_noise_for_the_whole_gradient(layers, l
     assert charged(cdp(per_record=QuantileRecordClip(layers=layers))).noise == left
 
 
-@pytest.mark.parametrize(("placement", "times"), [("dp-sgd", 1), ("per-example", math.sqrt(6)), ("algorithm1", 6)])
+@pytest.mark.parametrize(("placement", "times"), [("dp-sgd", 1), ("per-record", math.sqrt(6)), ("algorithm1", 6)])
 def test_the_three_scales_of_004_are_charged_for_what_they_are(placement, times):
     assert charged(cdp(per_step=StepNoise(2.0, placement))).noise == pytest.approx(2 * times)
 

@@ -86,7 +86,7 @@ def test_the_event_says_how_clients_are_really_sampled(name):
 @pytest.mark.parametrize("name", IN_TURN)
 def test_clients_that_come_in_turn_come_once_a_turn_whatever_the_seed_or_the_attempt(name):
     record = small(name)
-    turns = record.clients.turns(CLIENTS)
+    turns = record.clients.cycle_length(CLIENTS)
     for seed in range(3):
         came = [cohort(simulator(record, seed=seed), t, attempt=seed + t) for t in range(4 * turns)]
         assert came[:turns] * 4 == came
@@ -227,9 +227,9 @@ def adjacency(sim, random, fastest=1):
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
     client = int(random.choice(cohort(sim) or range(CLIENTS)))
     others = restricted(record, tuple(set(range(CLIENTS)) - {client}))
-    federation = sim.cohort.federation
+    federation = sim.cohort.client_data
     x, y = strange(federation.x, federation.y, federation.partition.records(client), random)
-    return sim, twin(sim, algorithm=others), twin(sim, federation=replace(federation, x=x, y=y))
+    return sim, twin(sim, algorithm=others), twin(sim, client_data=replace(federation, x=x, y=y))
 
 
 @pytest.mark.slow

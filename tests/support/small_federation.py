@@ -31,7 +31,7 @@ from shoal.random.streams import Streams
 from shoal.training import round as round_module
 from shoal.training.cohort import Cohort, Sum
 from shoal.training.engine_settings import Settings
-from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
@@ -135,7 +135,7 @@ def twin(sim: Trainer, **changes: object) -> Trainer:
 def play(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
     """Round t from a model of zeros, so that under a plain server the new model is the mean update itself."""
     with one_thread():
-        params, state, told = play_round(
+        params, state, told = run_round(
             sim.cohort, torch.zeros_like(sim.params), memory or {}, RoundIndex(t, ROUNDS, attempt)
         )
     return State(params, state), told
@@ -166,7 +166,7 @@ class StillCohort(Cohort):
 
     def play(self, t: int, attempt: int) -> tuple[State, dict[str, float]]:
         """Round t from a model of zeros."""
-        params, state, told = play_round(self, torch.zeros(4), {}, RoundIndex(t, ROUNDS, attempt))
+        params, state, told = run_round(self, torch.zeros(4), {}, RoundIndex(t, ROUNDS, attempt))
         return State(params, state), told
 
 
@@ -216,7 +216,7 @@ def restricted(record: Algorithm, kept: tuple[int, ...]) -> Algorithm:
 def cohort(sim: Trainer, t: int = 0, attempt: int = 0) -> list[int]:
     """Who takes part in a round."""
     stream = sim.cohort.streams.generator("clients", t, attempt)
-    return sim.cohort.algorithm.clients.draw(stream, t, ROUNDS, len(sim.cohort.federation)).tolist()
+    return sim.cohort.algorithm.clients.draw(stream, t, ROUNDS, len(sim.cohort.client_data)).tolist()
 
 
 def against_release(record: Algorithm, t: int = 0, setting: Setting = SETTING) -> Event:

@@ -37,7 +37,7 @@ METHODS = (
     Method("Fed-SDP", "fed-sdp", ("per_update.at=server",), ("table3", "figure3")),
     Method("Fed-SDP at client", "fed-sdp", ("per_update.at=client",), ("table3", "figure3")),
     Method("quantile", "quantile", tables=("table3",)),
-    Method("quantile, records", "quantile-example", tables=("table3",)),
+    Method("quantile, records", "quantile-record", tables=("table3",)),
     Method("AdaClip", "adaclip", tables=("table3",)),
     Method("Fed-CDP C=1 sigma=2", "fed-cdp", ("per_record.clip_norm=1.0", "per_step.noise_multiplier=2.0")),
     Method("Fed-CDP C=4 sigma=6", "fed-cdp", ("per_record.clip_norm=4.0", "per_step.noise_multiplier=6.0")),

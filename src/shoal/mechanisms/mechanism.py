@@ -388,7 +388,7 @@ class Round:
         return (counted_on_grid if self.per_round is None else self.per_round.counted)(noise, count)
 
     def on_sum(self, unit: Unit, noise: float) -> Event:
-        """Noise on the sum of clipped updates, in units of the bound, the same amount whoever took part.
+        """Noise on the sum of clipped updates, in units of the bound, the same amount whichever clients took part.
 
         Amplified by the sampling: released models depend on the data only through the sum.
         """
