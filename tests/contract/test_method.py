@@ -110,6 +110,7 @@ def test_an_empty_cohort_still_releases_noise_and_is_charged(name):
     assert noise_charged(against_release(record)) == pytest.approx(record.per_round.multiplier(0, ROUNDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BOUNDED if algorithm(name).per_round and name not in IN_TURN])
 def test_a_run_of_empty_cohorts_costs_as_much_as_any_other(name, tmp_path):
     record = small(name)
@@ -199,6 +200,7 @@ def with_much_to_remember(name):
     )
 
 
+@pytest.mark.slow
 @every
 def test_state_survives_a_checkpoint(name, tmp_path):
     """Stopped after two rounds and resumed: the same model, to the last bit, as if nothing had been."""

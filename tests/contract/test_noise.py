@@ -142,6 +142,7 @@ def test_noise_is_the_clip_times_the_multiplier_whatever_the_updates(name, monke
     assert chi_square_fits((noisy - bare).numpy() / told["noise"])
 
 
+@pytest.mark.slow
 @bounded
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_noise_is_drawn_twice(name):
@@ -252,6 +253,7 @@ def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
     assert max(swapped) > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.statistical(false_alarm=1e-8)
 def test_no_client_moves_the_count_by_more_than_a_half(name):

@@ -55,6 +55,7 @@ def test_no_noise_is_exactly_none():
 SCHEDULES = ["linear:3:1", "staircase:8:2:2", "exponential:4:0.5", "cyclic:6:1", "decay:5:0.3:0.1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", ["at the sum", "at each client"])
 @pytest.mark.statistical(false_alarm=ROUNDS * ALPHA)

@@ -81,6 +81,7 @@ def cut(record):
     return replace(record, clients=few.clients, records=few.records, local=few.local)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 def test_it_runs_and_tells_its_clip(record):
     sim = simulator(cut(record), layers=3)
@@ -110,6 +111,7 @@ def test_it_is_charged_as_a_clip_of_the_whole_by_the_same_bound(record, known, p
     assert event(record, SETTING, 0, *pair) == event(replace(record, **known), SETTING, 0, *pair)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)

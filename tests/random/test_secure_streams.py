@@ -110,6 +110,7 @@ def test_an_update_leaves_its_client_with_discrete_noise():
     assert low < np.square(steps * grid(scale) / scale).sum() < high
 
 
+@pytest.mark.slow
 def test_a_step_moves_a_model_of_zeros_by_steps_of_the_grid_of_its_noise():
     """One step: whatever the gradients, what is left of them is a whole number of steps."""
     record = small("fed-cdp-private")

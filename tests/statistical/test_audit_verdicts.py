@@ -90,6 +90,7 @@ def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
         assert broken is None or next(flagged(broken), None), name
 
 
+@pytest.mark.slow
 def test_broken_forms_are_caught_by_what_is_made_for_them():
     case = CASES["fed-cdp-private", "record"]
     found = {}
