@@ -81,9 +81,20 @@ def test_old_words_for_units_and_observers_are_understood(key, old, new):
     assert configure({f"budget.{key}": old}) == configure({f"budget.{key}": new})
 
 
+def test_the_old_placement_of_noise_is_understood():
+    old, new = ({"algorithm": "fed-cdp", "per_step.placement": f"per-{unit}"} for unit in ("example", "record"))
+    assert configure(old) == configure(new)
+
+
+def test_an_old_name_of_an_algorithm_means_the_new_one_and_says_so():
+    with pytest.warns(FutureWarning, match="quantile-example is now called quantile-record"):
+        found = configure({"algorithm": "quantile-example"})
+    assert found == configure({"algorithm": "quantile-record"})
+
+
 def test_digests_of_settings_are_those_of_old_names_so_that_stored_results_are_found():
-    old = {"per_example.clip": 1.0, "examples.batch": 5, "budget.unit": "example", "clients.cohort": 3}
-    new = {"per_record.clip_norm": 1.0, "records.batch": 5, "budget.unit": "record", "clients.cohort": 3}
+    old = {"per_example.clip": 1.0, "examples.batch": 5, "budget.unit": "example", "algorithm": "quantile-example"}
+    new = {"per_record.clip_norm": 1.0, "records.batch": 5, "budget.unit": "record", "algorithm": "quantile-record"}
     assert Run(new).key(False) == Run(old).key(False)
 
 

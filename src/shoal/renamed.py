@@ -26,9 +26,10 @@ KEYS = {
     "federation.fewest_records": "federation.min_records",
     "federation.most_records": "federation.max_records",
 }
-WORDS = {"example": "record", "inside": "client-process"}
-"""Units and observers."""
-_CHOICES = ("budget.unit", "budget.observer")
+WORDS = {"example": "record", "inside": "client-process", "per-example": "per-record"}
+"""Units, observers and placements of noise."""
+ALGORITHMS = {"quantile-example": "quantile-record"}
+_CHOICES = ("budget.unit", "budget.observer", "per_step.placement")
 _DEEPEST = 30
 _MECHANISMS = ("per_record", "per_step", "per_update", "per_round")
 
@@ -47,7 +48,7 @@ def current_keys(
     for old, value in given.items():
         key, said = _current(old, known), written.get(old, old)
         if key != said:
-            warnings.warn(f"{said} is now called {key}; the old name works until version 0.3", FutureWarning, 3)
+            _warn(said, key)
         found[key] = WORDS.get(value, value) if key in _CHOICES and isinstance(value, str) else value
     return found
 
@@ -59,6 +60,17 @@ def refuse_twice(keys: Iterable[str], known: Mapping[str, frozenset[str]]) -> No
         other = found.setdefault(_current(current_section(key), known), key)
         if other != key:
             raise ConfigError(f"{other} and {key} are the same key, by its old and new name: leave one of them out")
+
+
+def current_algorithm(name: str) -> str:
+    """The name of an algorithm today, with a warning where another was given."""
+    if name in ALGORITHMS:
+        _warn(name, ALGORITHMS[name])
+    return ALGORITHMS.get(name, name)
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now called {new}; the old name works until version 0.3", FutureWarning, 4)
 
 
 def current_section(key: str) -> str:
@@ -86,12 +98,13 @@ def earlier_key(key: str) -> str:
 
 
 def earlier_word(value: Any) -> Any:
-    """What a unit or observer was called."""
-    return {new: old for old, new in WORDS.items()}.get(value, value) if isinstance(value, str) else value
+    """What a unit, an observer, a placement of noise or an algorithm was called."""
+    names = {new: old for old, new in (WORDS | ALGORITHMS).items()}
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def current(read: Any, depth: int = 0) -> Any:
-    """What was read from a file of an earlier version, with units, observers and metrics as they are called today.
+    """What was read from a file of an earlier version, with all that is called otherwise today under its new name.
 
     What is nested deeper than Shoal writes is left as it is: a foreign file must not exhaust the stack.
     """
@@ -108,6 +121,8 @@ def current(read: Any, depth: int = 0) -> Any:
 def _current_value(key: str, value: Any, depth: int) -> Any:
     if key in ("unit", "observer") and isinstance(value, str):
         return WORDS.get(value, value)
+    if key == "algorithm" and isinstance(value, str):
+        return ALGORITHMS.get(value, value)
     if key in ("proven", "published") and isinstance(value, list):  # of a table's results: [unit, observer, ...]
         return [[_word(each) for each in row] if isinstance(row, list) else current(row, depth + 1) for row in value]
     return current(value, depth + 1)

@@ -86,7 +86,7 @@ def test_every_number_of_a_round_is_counted(name, unit, observer, numbers, secur
     assert event(record, replace(SETTING, parameters=0), 0, unit, observer) == found.events[0] or secure
 
 
-@pytest.mark.parametrize("name", ["dp-sgd", "trusted-curator", "quantile", "dp-ftrl", "quantile-example", "adaclip"])
+@pytest.mark.parametrize("name", ["dp-sgd", "trusted-curator", "quantile", "dp-ftrl", "quantile-record", "adaclip"])
 def test_secure_mode_costs_more_than_perfect_noise_and_little_more(name):
     record = algorithm(name)
     unit = "client" if record.per_step is None else "record"

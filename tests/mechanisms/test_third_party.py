@@ -32,7 +32,7 @@ from shoal.mechanisms.sampling import Clients, PoissonClients, PoissonRecords, R
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.small_federation import SETTING, simulator, small
 
@@ -85,10 +85,11 @@ def cut(record):
     return replace(record, clients=few.clients, records=few.records, local=few.local)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 def test_it_runs_and_tells_its_clip(record):
     sim = simulator(cut(record), layers=3)
-    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+    params, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
     assert params.isfinite().all()
     assert told["clip" if record is UPDATES else "record_clip"] == 1.0
 
@@ -114,6 +115,7 @@ def test_it_is_charged_as_a_clip_of_the_whole_by_the_same_bound(record, known, p
     assert event(record, SETTING, 0, *pair) == event(replace(record, **known), SETTING, 0, *pair)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)
@@ -169,7 +171,7 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         assert type(replace(chosen, sampling="poisson", cohort=3)) is type(Clients("poisson"))
         record = replace(algorithm("trusted-curator"), clients=chosen)
         sim = simulator(replace(cut(UPDATES), clients=chosen))
-        _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+        _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
         assert told["clients"] == told["expected_clients"] == 5
         assert event(record, SETTING, 0, "client", "release") == Gaussian(1.633)
         assert proves(record) == proves(algorithm("trusted-curator"))
@@ -311,7 +313,7 @@ def test_a_client_that_is_drawn_twice_takes_part_once():
     record = cut(UPDATES)
     twice = altered(record.clients, draw=lambda self, *given: np.array([1, 1, 1]))
     sim = simulator(replace(record, clients=twice))
-    _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+    _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
     assert told["clients"] == 1
 
 

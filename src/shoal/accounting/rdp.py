@@ -95,7 +95,7 @@ def _as_poisson(leaf: Sampled, adjacency: Adjacency) -> tuple[float, float] | No
         return None
     if leaf.kind == "poisson":
         return leaf.rate, leaf.event.noise
-    # Whoever is added to a sample of fixed size pushes another out: the sum moves by twice the clip.
+    # A unit that is added to a sample of fixed size pushes another out: the sum moves by twice the clip.
     displaces = leaf.kind == "fixed-size" and adjacency == "add-or-remove"
     return (leaf.rate, leaf.event.noise / 2) if displaces else None
 

@@ -4,8 +4,8 @@ Each mechanism states its event, or the reason why there is none (`Unbounded`). 
 how clients were sampled, and the noise in units of what one of them can add.
 
 Client sampling amplifies (`Sampled`) only against an observer of released models, and only where these do not reveal
-participation: the noise is on the sum, in the same amount whoever took part (`Round.on_sum`). Everywhere else
-participation is taken as visible (`Round.shown`): accounting/theorems.py has the table.
+participation: the noise is on the sum, in the same amount whichever clients took part (`Round.on_sum`). Everywhere
+else participation is taken as visible (`Round.shown`): accounting/theorems.py has the table.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import FARTHEST
 from shoal.random.streams import Streams
 from shoal.training.local_training import train
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 
 SLACK = 1e-4  # how exact float32 is, in a sum of a few records
@@ -179,9 +179,9 @@ def _update_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tu
         found = []
         for clients in (held[:3], [*held[:2], [Row(0.0)]], [*held[:2], held[3]]):
             sim = federation(quiet, clients, 5, broken.streams)
-            params, _, metrics = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 1))
+            params, _, metrics = run_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 1))
             found.append(params.double() * metrics["expected_clients"])
-        _, _, metrics = play_round(replace(sim.cohort, algorithm=charged), sim.params, {}, RoundIndex(0, 1))
+        _, _, metrics = run_round(replace(sim.cohort, algorithm=charged), sim.params, {}, RoundIndex(0, 1))
         unit = metrics.get("clip", 1.0)
         worst = [max(worst[0], float((found[0] - found[1]).norm()) / unit),
                  max(worst[1], float((found[0] - found[2]).norm()) / unit)]  # fmt: skip

@@ -24,7 +24,7 @@ from shoal.mechanisms.schedules import NO_NOISE
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import train
-from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
@@ -100,7 +100,7 @@ def rounds_of(trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int,
     with one_thread():
         for trial in range(trials):
             start = torch.zeros_like(trainer.params)
-            params, state, _ = play_round(cohort, start, {}, RoundIndex(0, trainer.rounds, first + trial))
+            params, state, _ = run_round(cohort, start, {}, RoundIndex(0, trainer.rounds, first + trial))
             vectors[trial] = params.double().numpy()
             if "clip" in state:
                 extras[trial] = float(state["clip"].log())

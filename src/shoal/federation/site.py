@@ -361,7 +361,7 @@ class Site:
         self, terms: Terms, cohort: SimulatedCohort, message: Payload, state: State, index: RoundIndex, number: int
     ) -> Payload:
         crossing, client = Crossing.of(cohort.algorithm), np.array([number])
-        params = message.vectors["model"].to(cohort.federation.device)
+        params = message.vectors["model"].to(cohort.client_data.device)
         per_update = cohort.algorithm.per_update
         (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, index), [client])
         self._keep_state(terms, state)

@@ -100,7 +100,6 @@ class GradientClip(Mechanism, ABC):
     """Does each client report, with noise, which share of its gradients is within the bound?"""
 
     @abstractmethod
-    @abstractmethod
     def sanitiser(self, steps: LocalSteps) -> Sanitiser:
         """The sanitiser that clips the gradients of these steps, and adds their noise."""
 
@@ -394,7 +393,7 @@ class Round:
         return (counted_on_grid if self.per_round is None else self.per_round.counted)(noise, count)
 
     def on_sum(self, unit: Unit, noise: float) -> Event:
-        """Noise on the sum of clipped updates, in units of the bound, the same amount whoever took part.
+        """Noise on the sum of clipped updates, in units of the bound, the same amount whichever clients took part.
 
         Amplified by the sampling: released models depend on the data only through the sum.
         """

@@ -123,7 +123,7 @@ class Clients(_Scheme):
         """The clients of round t, in ascending order; there may be none."""
         raise NotImplementedError
 
-    def turns(self, clients: int) -> int:
+    def cycle_length(self, clients: int) -> int:
         """The least number of rounds after which a client takes part again."""
         return 1
 
@@ -132,7 +132,7 @@ class Clients(_Scheme):
         return 1.0
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
-        """What is charged for noise on the sum of a round, the same amount whoever takes part.
+        """What is charged for noise on the sum of a round, the same amount whichever clients take part.
 
         Args:
             event: What is charged where all clients take part.
@@ -267,16 +267,16 @@ class CyclicClients(Clients):
     def expected(self, t: int, total: int, clients: int) -> float:
         """The mean size of a cohort over one cycle."""
         super().expected(t, total, clients)
-        return clients / self.turns(clients)
+        return clients / self.cycle_length(clients)
 
-    def turns(self, clients: int) -> int:
+    def cycle_length(self, clients: int) -> int:
         """How many rounds one cycle over all clients takes."""
         return math.ceil(clients / max(1, int(parse(self.cohort).value(0, 1))))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """Every n-th client, from the round's place in the cycle on."""
-        turns = self.turns(clients)
-        return np.arange(t % turns, clients, turns)
+        cycle = self.cycle_length(clients)
+        return np.arange(t % cycle, clients, cycle)
 
 
 @dataclass(frozen=True)

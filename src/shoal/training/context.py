@@ -28,7 +28,7 @@ class TrainingContext:
 
     algorithm: Algorithm
     network: Network
-    federation: ClientData
+    client_data: ClientData
     chunker: Chunker
     workers: Workers
     streams: Streams
@@ -60,8 +60,8 @@ class TrainingContext:
         """
         device = pick_device(settings.device)
         module = module.to(device)
-        federation = ClientData.of(dataset, partition, device, first)
-        sample, targets, per_record = federation.x[:3], federation.y[:3], algorithm.per_record is not None
+        client_data = ClientData.of(dataset, partition, device, first)
+        sample, targets, per_record = client_data.x[:3], client_data.y[:3], algorithm.per_record is not None
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
             kernels=settings.kernels,
@@ -70,7 +70,7 @@ class TrainingContext:
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.batched and can_record else None
-        return cls(algorithm, net, federation, chunker, workers, streams, graphs, settings.kernels)
+        return cls(algorithm, net, client_data, chunker, workers, streams, graphs, settings.kernels)
 
 
 def pick_device(name: str) -> torch.device:
