@@ -138,7 +138,22 @@ def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(replies):
     other = Payload({"terms": json.dumps(said, sort_keys=True), "round": 0})
     assert "agreed" in site.answer(TERMS, first).values
     assert "agreed" in site.answer(TERMS, first).values
-    assert "agreed to other terms" in site.answer(TERMS, other).values["refused"]
+    assert "answered other terms" in site.answer(TERMS, other).values["refused"]
+
+
+def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_path):
+    """Else a coordinator could count the records, or find out which classes occur, one question after another."""
+
+    def between(least, most):
+        asked_for = terms(federation__min_records=least, federation__max_records=most)
+        setting = replace(asked_for.setting, sizes=(least, most), bounds=True)
+        return Payload({"terms": replace(asked_for, setting=setting).text, "round": 0})
+
+    site = Site(Owner("site", tmp_path, some))
+    for _ in range(2):
+        assert site.answer(TERMS, between(1, RECORDS - 1)).values["refused"] == INTERNAL_ERROR.format(site="the site")
+    assert "answered other terms" in site.answer(TERMS, between(1, RECORDS)).values["refused"]
+    site.close()
 
 
 def test_noise_from_a_seed_is_charged_as_none(tmp_path):
@@ -165,7 +180,7 @@ def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
         path.write_bytes(kept)
     told = []
     again = Site(site.owner, told.append)
-    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(name="new")
+    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(site="the site")
     assert "is not the one last written" in told[0]
     again.close()
     assert path.exists() == (how != "gone")
@@ -365,7 +380,7 @@ def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
     joined(tmp_path, first, [a_round(first)])
     kept = (tmp_path / "terms.json").read_bytes()
     (tmp_path / "terms.json").unlink()
-    assert joined(tmp_path, sampled("two"))[0].values["refused"] == INTERNAL_ERROR.format(name="site")
+    assert joined(tmp_path, sampled("two"))[0].values["refused"] == INTERNAL_ERROR.format(site="the site")
     (tmp_path / "terms.json").write_bytes(kept)
     assert "agreed" in joined(tmp_path, sampled("two"))[0].values
     assert spent(tmp_path)[0] == PLANNED
@@ -393,7 +408,7 @@ def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(r
         raise ZeroDivisionError("29.3 in row 7")
 
     monkeypatch.setattr(site, "_learn", broken)
-    assert site.answer(ROUND, message).values["refused"] == INTERNAL_ERROR.format(name="new")
+    assert site.answer(ROUND, message).values["refused"] == INTERNAL_ERROR.format(site="site new")
     assert "ZeroDivisionError: 29.3 in row 7" in told[-1]
 
 

@@ -317,7 +317,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path, replies):
     site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
     told = []
     site._log = told.append
-    assert "internal error at site other; see its log" in site.answer(TERMS, terms).values["refused"]
+    assert "internal error at the site; see its log" in site.answer(TERMS, terms).values["refused"]
     assert "shape (30,)" in told[0]
     site.close()
 

@@ -119,7 +119,7 @@ def test_steps_that_follow_from_the_data_are_for_the_owner_to_know(tmp_path):
     given = {key: value for key, value in SAID.items() if not key.startswith(("per_update", "local"))}
     assert agreed(here, terms(given | {"algorithm": "fedavg", "local.epochs": 3}))[
         "refused"
-    ] == INTERNAL_ERROR.format(name="site")
+    ] == INTERNAL_ERROR.format(site="the site")
     assert "local steps a round is" in words[0]
     here.close()
 

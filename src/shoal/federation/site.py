@@ -44,7 +44,7 @@ from shoal.training.run_folder import write_whole
 
 Log = Callable[[str], None]
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
-INTERNAL_ERROR = "internal error at site {name}; see its log"
+INTERNAL_ERROR = "internal error at {site}; see its log"
 LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 
 
@@ -84,6 +84,7 @@ class Site:
         self.owner, self._log = owner, log
         self.ended: str | None = None
         self.refused: str | None = None
+        self._compared: str | None = None
         self._terms: Terms | None = None
         self._site_ledger: SiteLedger | None = None
         self._cohort: SimulatedCohort | None = None
@@ -111,12 +112,9 @@ class Site:
             self.refused = str(error) if kind == TERMS else None
             repeated = {key: message.values[key] for key in ("nonce",) if key in message.values}
             may_cross = isinstance(error, InvalidMessage | Refused | ConfigError) and not isinstance(error, Unfit)
-            return Payload(
-                {
-                    "refused": str(error)[:500] if may_cross else INTERNAL_ERROR.format(name=self.owner.name),
-                    **repeated,
-                }
-            )
+            site = "the site" if self._terms is None else f"site {self.owner.name}"  # unnamed until it agrees
+            refused = str(error)[:500] if may_cross else INTERNAL_ERROR.format(site=site)
+            return Payload({"refused": refused, **repeated})
 
     def close(self) -> None:
         """Close the site's ledger."""
@@ -130,9 +128,9 @@ class Site:
         terms = Terms.read(message.text("terms"), self.owner.plugins)
         if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
             raise InvalidMessage(f"there is no round {first}")
-        if self._terms is not None and self._terms.digest != terms.digest:
+        if self._compared not in (None, terms.digest):
             # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
-            raise Refused("this site agreed to other terms; it must join again to take part in another run")
+            raise Refused("this site has answered other terms; it must join again to take part in another run")
         if self._terms is None:
             self._accept(terms)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
@@ -163,6 +161,7 @@ class Site:
         only_two_sizes = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size in between
         if terms.setting.sizes != sizes or terms.setting.all_answer or only_two_sizes:
             raise Refused("the terms' site sizes differ from those of their configuration")
+        self._compared = terms.digest
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
