@@ -107,9 +107,13 @@ def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
 
 @pytest.mark.parametrize("lr", [1e-8, 1e-12])
 def test_steps_too_small_for_their_noise_are_refused(tmp_path, lr):
-    found = answers(tmp_path, terms(local__lr=lr, per_example__clip=1e-10), torch.zeros(650), 1)
-    assert "local.lr x clip / records.batch must be from 1e-18" in found[0].values["refused"]
-    assert not found[0].vectors
+    site, small = (
+        Site(Owner("site", tmp_path, some, STRICT, bounds=WIDE)),
+        terms(local__lr=lr, per_example__clip=1e-10),
+    )
+    answer = site.answer(TERMS, Payload({"terms": small.text, "round": 0}))
+    assert "local.lr x clip / records.batch must be from 1e-18" in answer.values["refused"]
+    site.close()
 
 
 def test_small_steps_have_their_noise(tmp_path):

@@ -251,15 +251,14 @@ def test_terms_that_count_on_other_sites_than_they_say_are_refused(replies, fals
     assert "site sizes differ" in answer.values["refused"]
 
 
-def test_terms_with_another_number_of_layers_are_refused(replies, tmp_path):
-    site, terms, message = replies
+@pytest.mark.parametrize("what", ["layers", "parameters"])
+def test_terms_of_another_model_are_refused_before_the_site_has_a_place(replies, what):
+    """Agreed to, they would let a site that can never train hold a place of the roster."""
+    site, terms, _ = replies
     told = json.loads(terms.values["terms"])
-    told["setting"]["layers"] = 7
-    agreed = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0})).values["agreed"]
-    answer = site.answer(ROUND, Payload(message.values | {"terms": agreed}, message.vectors))
-    assert "layers at the site, 7 at the coordinator" in answer.values["refused"]
-    site.close()
-    assert charged(tmp_path / "new")[0] == 0
+    (told["setting"] if what == "layers" else told)[what] = 7
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    assert f"{what} at the site, 7 at the coordinator" in answer.values["refused"]
 
 
 def test_a_late_joiner_pays_from_when_it_joined(replies, tmp_path):

@@ -16,7 +16,14 @@ from shoal.federation.terms import TERMS, Terms
 from shoal.mechanisms.setting import Setting
 from support.plugins import install
 
-CONFIG = {"algorithm": "trusted-curator", "model": "linear", "rounds": 1, "data.clients": 2, "engine.threads": 1}
+CONFIG = {
+    "algorithm": "trusted-curator",
+    "model": "linear",
+    "rounds": 1,
+    "data.clients": 2,
+    "clients.cohort": 2,
+    "engine.threads": 1,
+}
 SIDE_EFFECT = """
 from pathlib import Path
 Path(__file__).with_suffix(".imported").touch()

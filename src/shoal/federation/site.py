@@ -90,7 +90,6 @@ class Site:
         self._cohort: SimulatedCohort | None = None
         self._dataset: Dataset | None = None
         self._secure: SecureAggregationClient | None = None
-        self._number = -1
         self._state: State = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
 
@@ -167,9 +166,10 @@ class Site:
             self._refuse_unfit(terms, dataset)
         except (ShoalError, OSError) as error:
             raise Unfit(str(error)) from error
+        cohort = _own_cohort(terms, dataset)
         if self._settle(terms):
             self._open(terms, self.owner.requirements)
-        self._terms, self._dataset, self._cohort, self._secure = terms, dataset, None, secagg
+        self._terms, self._dataset, self._cohort, self._secure = terms, dataset, cohort, secagg
         self._state = self._kept_state(terms)
 
     def _open(self, terms: Terms, requirements: Requirements) -> SiteLedger:
@@ -231,40 +231,6 @@ class Site:
         steps = algorithm.local.steps or algorithm.records.steps(rows, algorithm.local.epochs)
         self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
-    def _own_cohort(self, terms: Terms, number: int) -> SimulatedCohort:
-        """This site as a cohort of one client, rebuilt when its number changes."""
-        if self._cohort is not None and self._number == number:
-            return self._cohort
-        assert self._dataset is not None
-        settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
-        algorithm = settings.algorithm
-        module = build(settings.model, terms.shape, len(terms.classes))
-        record_level = algorithm.per_record is not None
-        noisy = algorithm.draws_noise
-        check(module, terms.shape, len(terms.classes), record_level=record_level, noisy_updates=noisy)
-        for t in algorithm.different_rounds(rounds):
-            algorithm.refuse_unfit(t, rounds, terms.setting.clients)
-        cohort = SimulatedCohort.of(
-            algorithm,
-            module,
-            self._dataset,
-            Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
-            streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
-            settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
-            first=number,
-        )
-        layout = cohort.network.layout
-        if layout.size != terms.parameters:
-            raise Refused(
-                f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator"
-            )
-        if len(layout.layers) != terms.setting.layers:
-            raise Refused(
-                f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
-            )
-        self._cohort, self._number = cohort, number
-        return cohort
-
     def _train(self, message: Payload) -> Payload:
         """Charge the round, train, and return what may leave the site."""
         terms = self._agreed(message)
@@ -273,11 +239,10 @@ class Site:
             {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
             {"model": terms.parameters},
         )
-        cohort = self._own_cohort(terms, number)
+        assert self._cohort is not None
+        cohort = replace(self._cohort, federation=replace(self._cohort.federation, first=number))
         if terms.seed is None:
-            cohort = replace(
-                cohort, streams=SecureStreams()
-            )  # a round that is requested twice never reuses its noise
+            cohort = replace(cohort, streams=SecureStreams())  # a round requested twice never reuses its noise
         state, algorithm = self._carried(message), cohort.algorithm
         algorithm.refuse_unfit(index.t, index.total, terms.setting.clients)
         if self._secure is not None and algorithm.per_update is not None:
@@ -442,3 +407,30 @@ class Site:
 def _repeated(message: Payload) -> dict[str, Value]:
     """The values of a message that its answer repeats."""
     return {key: message.values[key] for key in REPEATED}
+
+
+def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
+    """A site as a cohort of one client; raise where it could not train what the terms describe."""
+    settings, rows, rounds = terms.settings, len(dataset.train_y), terms.setting.rounds
+    algorithm = settings.algorithm
+    module = build(settings.model, terms.shape, len(terms.classes))
+    record_level, noisy = algorithm.per_record is not None, algorithm.draws_noise
+    check(module, terms.shape, len(terms.classes), record_level=record_level, noisy_updates=noisy)
+    for t in algorithm.different_rounds(rounds):
+        algorithm.refuse_unfit(t, rounds, terms.setting.clients)
+    cohort = SimulatedCohort.of(
+        algorithm,
+        module,
+        dataset,
+        Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
+        streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
+        settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
+    )
+    layout = cohort.network.layout
+    if layout.size != terms.parameters:
+        raise Refused(f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator")
+    if len(layout.layers) != terms.setting.layers:
+        raise Refused(
+            f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
+        )
+    return cohort

@@ -45,7 +45,6 @@ class TrainingContext:
         *,
         streams: Streams,
         settings: Settings,
-        first: int = 0,
     ) -> Self:
         """These clients, on the device that the settings name; the module is moved there.
 
@@ -56,11 +55,10 @@ class TrainingContext:
             partition: Who holds which of them.
             streams: Where every random number comes from.
             settings: Device, memory, threads and speed-ups.
-            first: The number of the first of these clients, which names their random streams.
         """
         device = pick_device(settings.device)
         module = module.to(device)
-        federation = ClientData.of(dataset, partition, device, first)
+        federation = ClientData.of(dataset, partition, device)
         sample, per_record = federation.x[:3], algorithm.per_record is not None
         net = network(module, sample, batched=settings.batched, per_record=per_record, kernels=settings.kernels)
         workers = Workers(device, settings.threads, side_by_side=net.batched)
