@@ -123,6 +123,21 @@ def test_small_steps_have_their_noise(tmp_path):
     assert float((one - other).std()) == pytest.approx(math.sqrt(2) * 8e-15 / RECORDS, rel=0.2, abs=0)
 
 
+def test_momentum_of_one_run_does_not_reach_another_of_the_same_name(tmp_path):
+    """What a run without noise in its steps left is raw: in another run's update nothing would protect it."""
+    momentum = {"local__momentum": 0.9, "local__keep_momentum": True}
+    raw = terms(per_step__noise_multiplier=0.0, **momentum)
+    assert answers(tmp_path, raw, torch.zeros(650), 1, Requirements())[0].vectors
+    site = Site(Owner("site", tmp_path, some))
+    assert "agreed" in site.answer(TERMS, Payload({"terms": raw.text, "round": 0})).values
+    assert site._state, "after a restart it goes on"
+    site.close()
+    site = Site(Owner("site", tmp_path, some))
+    assert "agreed" in site.answer(TERMS, Payload({"terms": terms(**momentum).text, "round": 0})).values
+    assert not site._state
+    site.close()
+
+
 @pytest.fixture
 def replies(tmp_path):
     """Terms and a round's message of an earlier run, and a site that has agreed to nothing yet."""

@@ -393,14 +393,14 @@ class Site:
         if not terms.settings.algorithm.local.remembers or not path.exists():
             return {}
         with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("run") != terms.run:
+            if (file.metadata() or {}).get("terms") != terms.digest:  # it may hold what another method left raw
                 return {}
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_state(self, terms: Terms, state: State) -> None:
         self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
         if self._state:
-            notes = {"run": terms.run, release.KEY: release.SITE}
+            notes = {"terms": terms.digest, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
 
 
