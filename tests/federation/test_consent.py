@@ -334,3 +334,17 @@ def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, replies):
     assert "label 29.3" in said[0], said
     for word in ("29.3", "31.5", "own.csv", "age"):
         assert word not in answer.values["refused"]
+
+
+def test_a_refusal_over_budget_does_not_tell_how_many_records_there_are(tmp_path):
+    """Their number sets the sampling rate, and with it what a round costs."""
+    config = configure(settings("dp-sgd", clients__sampling="all", federation__seeded=False))
+    setting, said = Setting(4, 2, 1, 1, (100, 400), False, bounds=True, parameters=650, secure=True), set()
+    for records in (100, 400):
+        requirements = Requirements(epsilon=1e-3, unit="record")
+        ledger = SiteLedger(tmp_path / f"{records}.jsonl", "site", requirements, "record")
+        with pytest.raises(Refused, match="owner's") as refusal:
+            ledger.charge(config.algorithm, setting, range(0), 0, records)
+        said.add(str(refusal.value))
+        ledger.close()
+    assert len(said) == 1
