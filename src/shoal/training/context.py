@@ -56,7 +56,8 @@ class TrainingContext:
             streams: Where every random number comes from.
             settings: Device, memory, threads and speed-ups.
         """
-        device = pick_device(settings.device)
+        ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
+        device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
         federation = ClientData.of(dataset, partition, device)
         sample, per_record = federation.x[:3], algorithm.per_record is not None
