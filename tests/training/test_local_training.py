@@ -10,6 +10,7 @@ from torch import nn
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import _first, planned
 from shoal.training.round_index import RoundIndex
@@ -64,3 +65,12 @@ def test_secure_noise_of_local_steps_is_drawn_on_a_cpu_also_where_there_is_a_gpu
         small("dp-sgd"), model, digits(), parted(4), rounds=ROUNDS, streams=streams, settings=Settings(threads=1)
     )
     assert trainer.params.device.type == trainer.cohort.federation.device.type == "cpu"
+
+
+def test_no_record_decides_how_gradients_are_computed():
+    """Else one record would change the last digits of all others' gradients, which no noise counts."""
+    data, settings = digits(), Settings("cpu", threads=1)
+    data = replace(data, train_x=data.train_x.index_fill(0, torch.tensor(0), 1e30))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    trainer = simulate(small("dp-sgd"), model, data, parted(4), rounds=ROUNDS, streams=Streams(1), settings=settings)
+    assert trainer.cohort.network.batched
