@@ -110,6 +110,8 @@ def charged(here):
             "per_update.clip_norm in round 1 of 100 (exponential:",
         ),
         (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
+        (RECORDS | {"algorithm": "adaclip", "per_record.h1": 1e-9}, f"per_record.h1 {TINY}"),
+        (RECORDS | {"algorithm": "adaclip", "per_record.h2": 1e8}, "per_record.h2 is 1e+08"),
         (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
         (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site accepts 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
         (SAID | {"local.lr": 0.0}, "local.lr is 0,"),
@@ -139,7 +141,7 @@ def test_steps_that_follow_from_the_data_are_for_the_owner_to_know(tmp_path):
     given = {key: value for key, value in SAID.items() if not key.startswith(("per_update", "local"))}
     assert agreed(here, terms(given | {"algorithm": "fedavg", "local.epochs": 3}))[
         "refused"
-    ] == INTERNAL_ERROR.format(name="site")
+    ] == INTERNAL_ERROR.format(site="the site")
     assert "local steps a round is" in words[0]
     here.close()
 

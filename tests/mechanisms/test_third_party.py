@@ -133,6 +133,24 @@ def test_an_audit_finds_nothing_in_it_and_flags_its_unclipped_twin(record):
         assert flagged(VARIANTS[name](case, streams)), name
 
 
+@dataclass(frozen=True)
+class GreedyLayerClip(LayerClip):
+    """Each layer has the whole bound."""
+
+    def clipped(self, updates, norms, bound, layers):
+        for place in layers.values():
+            clipped(updates[:, place], row_norms(updates[:, place]), bound)
+        return updates
+
+
+def test_an_audit_flags_a_clip_that_gives_each_layer_the_whole_bound():
+    """Four layers: twice the bound."""
+    greedy = replace(UPDATES, per_update=GreedyLayerClip(1.0))
+    check = sensitivity_check(whole(next(case for case in cases(greedy) if case.where == "sum"), Streams(5)), 6)
+    assert check.flagged
+    assert check.measured == pytest.approx(2, rel=1e-3)
+
+
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 def test_an_attacker_sees_what_it_leaves_and_replays_it(record):
     torch.manual_seed(1)

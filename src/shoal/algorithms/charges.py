@@ -66,16 +66,20 @@ def event(
 
 
 def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) -> float:
-    """The largest distance of a round's noise from its distribution: the sum over its coordinates."""
-    setting = round.setting
+    """The largest distance of a round's noise from its distribution: the sum over its coordinates.
+
+    In secure mode a batch that is wider than its public width counts too: its shape shows in the last digits.
+    """
+    setting, wider = round.setting, 0.0
     each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # the largest of all widths that are drawn
     if boundary == "per_step":
         counts = round.per_record is not None and round.per_record.counts
         draws = setting.multiplicity * max((steps for *_, steps in round.uses), default=1)
+        wider = draws * round.records.wider() if setting.secure else 0.0
     else:
         assert round.per_update is not None
         counts, draws = round.per_update.counts, round.per_update.draws(round)
-    return min(1.0, draws * (setting.parameters + counts) * each) if setting.parameters else 0.0
+    return min(1.0, draws * (setting.parameters + counts) * each + wider) if setting.parameters else 0.0
 
 
 def _decided(

@@ -45,6 +45,10 @@ class AdaClip(GradientClip):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"per_record.{name} must be in [0, 1), got {getattr(self, name)}")
 
+    def scales(self) -> dict[str, str | float]:
+        """The settings, by key, that are bounds on clips."""
+        return {"per_record.h1": self.h1, "per_record.h2": self.h2}
+
     def sanitiser(self, steps: LocalSteps) -> Sanitiser:
         """The sanitiser of a chunk of clients for the steps of a round."""
         source = steps.draw("step noise", steps.params)

@@ -134,8 +134,12 @@ class GradientClip(Mechanism, ABC):
     def adapt(self, state: State, share: float) -> None:
         """Set the next round's bound, from the noisy share of gradients within this one."""
 
-    def most_share(self) -> float:
-        """How far from 0 an honest client's noisy share, less 1/2, can be."""
+    def most_share(self, widest: float) -> float:
+        """How far from 0 an honest client's noisy share, less 1/2, can be.
+
+        Args:
+            widest: The most records of a batch, in units of the expected batch.
+        """
         return 0.0
 
     @abstractmethod

@@ -193,9 +193,9 @@ class QuantileRecordClip(Quantile, RecordClipping):
         """Set the next round's bound, from the mean noisy share."""
         self.move(state, share)
 
-    def most_share(self) -> float:
-        """Half, plus ten standard deviations of the count noise."""
-        return 0.5 + 10 * self.count_noise_multiplier
+    def most_share(self, widest: float) -> float:
+        """Half of the widest batch, plus ten standard deviations of the count noise."""
+        return 0.5 * widest + 10 * self.count_noise_multiplier
 
 
 @dataclass

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,6 +33,8 @@ MOST_STEPS = 1_000_000
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
 ONE_FOR_ANOTHER = "clients keep their momentum: who is in a fixed-size sample shows in later updates of others"
+WIDER = 1e-30
+"""The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
 Indices = npt.NDArray[np.int64]
 
 
@@ -328,6 +331,10 @@ class Records(_Scheme):
         """How many of so many records a batch holds at most: a public number."""
         return self.batch
 
+    def wider(self) -> float:
+        """The probability, at most, that a batch holds more than its `widest`."""
+        return 0.0
+
     def steps(self, records: int, epochs: int) -> int:
         """Steps that `epochs` passes over so many records take."""
         return epochs * math.ceil(records / self.batch)
@@ -408,8 +415,12 @@ class PoissonRecords(Records):
         return _rows(generator.random((steps, records)) < self.share(records))
 
     def widest(self, records: int) -> int:
-        """Exceeded with probability 1e-30."""
+        """How many of so many records a batch holds at most, but for the probability `wider`."""
         return _widest(records, self.share(records))
+
+    def wider(self) -> float:
+        """The probability, at most, that a batch holds more than its `widest`."""
+        return WIDER
 
     def most(self, sizes: Sequence[int]) -> int:
         """The most records that a batch may hold."""
@@ -485,7 +496,7 @@ class RecordsInOrder(ShuffledRecords):
 def _widest(records: int, share: float) -> int:
     from scipy.stats import binom
 
-    return int(np.argmax(binom.sf(np.arange(records + 1), records, share) <= 1e-30))
+    return bisect_left(range(records), True, key=lambda most: bool(binom.sf(most, records, share) <= WIDER))
 
 
 def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
