@@ -14,6 +14,7 @@ SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "bibliography": 0,
     "errors": 0,
+    "checked": 0.1,
     "cache": 0,
     "extras": 0.5,
     "kernels": 0.5,

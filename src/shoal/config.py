@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
+from shoal.checked import checked, short
+from shoal.data.schema import Schema
 from shoal.errors import ConfigError, nearest
 from shoal.renamed import current_keys, current_section
 from shoal.training.engine_settings import Settings
@@ -129,6 +129,7 @@ class Config:
     during training (clients, batches, noise) comes from that seed instead, so that runs on the same clients share no
     noise. With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: the
     boundaries at which another mechanism than the algorithm's was chosen, with its name (`per_record.mechanism`).
+    `schema`: what the columns of a table are (see shoal.data.schema).
     """
 
     algorithm: Algorithm
@@ -144,6 +145,7 @@ class Config:
     log: Literal["none", "tensorboard"] = "none"
     federation: FederationSection = FederationSection()
     mechanisms: tuple[tuple[str, str], ...] = ()
+    schema: Schema | None = None
 
 
 MOST_ROUNDS = 1_000_000
@@ -205,17 +207,18 @@ def configure(
     for word in overrides:
         key, value = override(word)
         given[key] = value
+    schema = _schema(given)
     written = {current_section(key): key for key in given}
     given = {current_section(key): value for key, value in given.items()}
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
     named = given.pop("algorithm", _TOP["algorithm"][1])
-    algorithm = find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
+    algorithm = find_algorithm(named if isinstance(named, Algorithm) else checked("algorithm", named, str), allowed)
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     chosen = {name: given.pop(key) for name in BOUNDARIES if (key := f"{name}.mechanism") in given}
     for name, other in chosen.items():
-        sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
+        sections[name] = find_mechanism(checked(f"{name}.mechanism", other, str), name, allowed)
         algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
     given = current_keys(given, _known(sections), written)
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
@@ -228,7 +231,7 @@ def configure(
         if section:
             changes.setdefault(section, {})[name] = value
         else:
-            top[name] = _checked(name, value, _TOP[name][0])
+            top[name] = checked(name, value, _TOP[name][0])
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
     if "records.rate" in given and "records.batch" in given:
         raise ConfigError(
@@ -242,7 +245,7 @@ def configure(
             f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
         )
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
-    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()))
+    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()), schema=schema)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -274,24 +277,38 @@ def to_dict(config: Config) -> dict[str, Any]:
         result[name]["mechanism"] = mechanism
     if config.algorithm.records.rate is not None:
         del result["records"]["batch"]  # it follows from the rate
+    if config.schema is not None:
+        result["schema"] = config.schema.to_mapping()
     return result
 
 
 def to_toml(config: Config) -> str:
     """The configuration as a TOML file that `read_toml` reads back."""
     tables = to_dict(config)
-    lines = [f"{key} = {_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {toml_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for name, table in tables.items():
         if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_word(value)}" for key, value in table.items())]
+            held = {key: value for key, value in table.items() if not isinstance(value, dict)}
+            lines += ["", f"[{name}]", *(f"{key} = {toml_word(value)}" for key, value in held.items())]
+            for key in table.keys() - held.keys():
+                inner = (f"{toml_key(each)} = {toml_word(value)}" for each, value in table[key].items())
+                lines += ["", f"[{name}.{key}]", *inner]
     return "\n".join(lines) + "\n"
 
 
-def _word(value: Any) -> str:
+def toml_key(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_word(name)
+
+
+def toml_word(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool | str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML requires it escaped
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_word, value))}]"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_word, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml_key(key)} = {toml_word(each)}' for key, each in value.items())}}}"
     return repr(value)
 
 
@@ -303,6 +320,29 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[key] = value
     return flat
+
+
+def _schema(given: dict[str, Any]) -> Schema | None:
+    """Take the schema out of the keys; `schema.columns.age.missing` changes one setting of one column."""
+    found = {key: given.pop(key) for key in list(given) if key.partition(".")[0] == "schema"}
+    if isinstance(whole := found.pop("schema", {}), Schema):
+        found = {f"schema.{key}": value for key, value in whole.to_mapping().items()} | found
+    elif whole != {}:
+        raise ConfigError(f"schema cannot be {short(whole)}: it is a section, see `shoal init`")
+    columns = dict(checked("schema.columns", found.pop("schema.columns", {}), dict[str, Any]))
+    mapping: dict[str, Any] = {}
+    for key, value in found.items():
+        name = key.removeprefix("schema.")
+        if not name.startswith("columns."):
+            mapping[name] = value
+            continue
+        column, _, field = name.removeprefix("columns.").rpartition(".")
+        if not isinstance(columns.get(column), dict):
+            raise ConfigError(f"{key}: there is no schema.columns.{column}{nearest(column, columns)}")
+        columns[column] = columns[column] | {field: value}
+    if columns:
+        mapping["columns"] = columns
+    return Schema.of(mapping) if mapping else None
 
 
 def override(word: str) -> tuple[str, Any]:
@@ -340,39 +380,8 @@ def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
     if not changes and not new:
         return section
     kinds = get_type_hints(section if new else type(section))
-    checked = {key: _checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
+    values = {key: checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
     try:
-        return section(**checked) if new else replace(section, **checked)
+        return section(**values) if new else replace(section, **values)
     except TypeError as error:  # a setting without a default is missing
         raise ConfigError(f"{name}.mechanism {section.__name__}: {error}") from None
-
-
-def _checked(key: str, value: Any, kind: Any) -> Any:
-    held = tuple(value) if isinstance(value, list) else value  # as records hold it
-    try:
-        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(held)
-    except ValidationError as error:
-        raise ConfigError(f"{key} cannot be {_short(value)}: {_reason(error, value)}") from None
-    if isinstance(checked, int) and abs(checked) >= 2**63:
-        raise ConfigError(f"{key} cannot be {_short(value)}: numbers must fit into 63 bits")
-    if isinstance(checked, str) and any("\ud800" <= letter <= "\udfff" for letter in checked):
-        raise ConfigError(f"{key} cannot be {_short(value)}: it is not UTF-8")
-    return checked
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no number of more than 4,300 digits
-        return "so long a number"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _reason(error: ValidationError, value: Any) -> str:
-    first = error.errors()[0]
-    choices = first.get("ctx", {}).get("expected", "")
-    if first["type"] == "literal_error":
-        words = [word.strip().strip("'") for word in choices.replace(" or ", ",").split(",")]
-        return f"it is one of {', '.join(words)}{nearest(str(value), words) if str(value) else ''}"
-    reasons = [item["msg"].removeprefix("Input should be ") for item in error.errors()]
-    return f"it should be {' or '.join(dict.fromkeys(reasons))}"

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from shoal.data import adult
 from shoal.data.readers import parse_cifar, parse_idx, parse_idx_pair, read_npz
 from shoal.data.sources import unpacked
-from shoal.data.tables import encode_table, read_table
+from shoal.data.table_files import read_table
+from shoal.data.tables import encode_table
 from shoal.errors import DataError, ShoalError
 
 PERSON = (
