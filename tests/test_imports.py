@@ -31,6 +31,8 @@ LAYERS = {
     "training": 4,
     "config": 5,
     "prepare": 5.1,
+    "suggest": 5.1,
+    "experiment_file": 5.15,
     "report": 5.15,
     "api": 5.2,
     "attacks": 6,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -210,6 +211,8 @@ def configure(
     schema = _schema(given)
     written = {current_section(key): key for key in given}
     given = {current_section(key): value for key, value in given.items()}
+    if schema is None:
+        _refuse_bare_table(given)
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
@@ -313,13 +316,29 @@ def toml_word(value: Any) -> str:
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections as dotted keys; what is flat already stays so, and `schema.columns` is one value."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and "." not in key:
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value
     return flat
+
+
+def _refuse_bare_table(given: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for a table of which nothing is known but its name: any method would be a guess."""
+    name, chosen = given.get("data.name"), {key.partition(".")[0] for key in given}
+    if chosen & {"algorithm", "budget", *BOUNDARIES}:
+        return
+    if not isinstance(name, str) or Path(name).suffix not in (".csv", ".parquet") or not Path(name).is_file():
+        return
+    flags = {"--label": given.get("data.label"), "--client-column": given.get("data.client_column")}
+    words = ["shoal", "init", name, *(word for pair in flags.items() if pair[1] for word in map(str, pair))]
+    raise ConfigError(
+        f"data.name {name} is a table without a schema, method or budget: `{shlex.join(words)}` writes them to "
+        f"experiment.toml; then `shoal run experiment.toml`"
+    )
 
 
 def _schema(given: dict[str, Any]) -> Schema | None:

@@ -1,6 +1,6 @@
 """The kinds of a table's columns, and how each becomes numbers by public constants alone.
 
-number     scaled from its public range to [0, 1]; with `missing`, a public constant, a missing value is filled by it
+number     scaled from its public range to [-1, 1]; with `missing`, a public constant, a missing value is filled by it
            and marked in a column of its own
 category   one column a public category; any other value, or none, is zero in all of them
 text       `buckets`: which of so many hashed words occur; `tokens`: its first bytes as whole numbers, padded by 0
@@ -176,10 +176,10 @@ def codes_of(texts: Texts, names: tuple[str, ...]) -> np.ndarray:
 
 
 def scaled(numbers: np.ndarray, bounds: tuple[float, float], name: str, tally: Tally) -> np.ndarray:
-    """Numbers of a public range as 0 to 1, those outside clipped."""
+    """Numbers of a public range as -1 to 1, those outside clipped."""
     low, high = bounds
     tally.clipped[name] += int(((numbers < low) | (numbers > high)).sum())
-    found: np.ndarray = (np.clip(numbers, low, high) - low) / (high - low)
+    found: np.ndarray = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
     return found
 
 

@@ -33,6 +33,7 @@ class Dataset:
         owners: The owner of each training row, numbered from 0; None where nobody knows.
         owner_names: What the user calls each owner.
         notes: Facts that a reader of results should know, such as a vocabulary that was read from the data.
+        features: The names of a row's numbers, where it comes from a table.
         rows: The digest of the training rows that public features were computed from, where they were.
     """
 
@@ -46,6 +47,7 @@ class Dataset:
     owner_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     rows: bytes = b""
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:

@@ -79,7 +79,7 @@ def load(
         ranges=ranges,
         categories=categories,
     )
-    return from_arrays(
+    dataset = from_arrays(
         table.inputs,
         table.targets,
         client=table.owners,
@@ -89,12 +89,13 @@ def load(
         name=path.stem,
         notes=table.notes,
     )
+    return replace(dataset, features=table.features)
 
 
 def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACTION, owners: bool = True) -> Dataset:
     """The data set in a table, as its schema says."""
     table = schema.encode(schema.read(path, owners=owners), str(path), owners=owners)
-    return from_arrays(
+    dataset = from_arrays(
         table.inputs,
         table.targets,
         client=table.owners,
@@ -103,6 +104,7 @@ def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACT
         name=path.stem,
         notes=table.notes,
     )
+    return replace(dataset, features=table.features)
 
 
 def _refuse(given: Mapping[str, object], because: str) -> None:

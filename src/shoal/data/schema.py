@@ -103,7 +103,7 @@ class Schema:
     def digest(self) -> str:
         """The SHA-256 of all that decides what a model sees."""
         found = self.to_mapping()
-        found.pop("unconfirmed", None)
+        found = {key: value for key, value in found.items() if key not in ("unconfirmed", "client_column")}
         return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
     @property
