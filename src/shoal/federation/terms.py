@@ -29,10 +29,10 @@ TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 class Terms:
     """The terms of a federation.
 
-    `seed` is set only where all random numbers follow from it (`federation.seeded`). `features` names the numbers of a
-    row, in order, and `schema` is the digest of the configuration's schema: a site finds its columns by name, so that
-    no swapped or renamed one is trained on. `allowed`, which is never sent, names the packages besides Shoal from which
-    the reader of the terms permits algorithms.
+    `seed` is set only where all random numbers follow from it (`federation.seeded`). `features` names the numbers of
+    a row, in order, and `schema` is the digest of the configuration's schema: a site finds its columns by name, so
+    that no swapped or renamed one is trained on. `allowed`, which is never sent, names the packages besides Shoal
+    from which the reader of the terms permits algorithms.
     """
 
     run: str
