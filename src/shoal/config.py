@@ -12,7 +12,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -23,6 +23,7 @@ from shoal.checked import checked, short
 from shoal.data.schema import Schema
 from shoal.errors import ConfigError, nearest
 from shoal.renamed import current_keys, current_section
+from shoal.tasks import TaskSettings
 from shoal.training.engine_settings import Settings
 
 
@@ -145,6 +146,7 @@ class Config:
     random: Literal["research", "secure"] = "research"
     log: Literal["none", "tensorboard"] = "none"
     federation: FederationSection = FederationSection()
+    task: TaskSettings = field(default_factory=TaskSettings)
     mechanisms: tuple[tuple[str, str], ...] = ()
     schema: Schema | None = None
 
@@ -163,6 +165,7 @@ _TOP: dict[str, tuple[Any, Any]] = {
 }
 _SECTIONS: dict[str, Any] = {
     "data": DataSection(),
+    "task": TaskSettings(),
     "budget": BudgetSection(),
     "engine": Settings(),
     "federation": FederationSection(),
@@ -247,6 +250,7 @@ def configure(
         raise ConfigError(
             f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
         )
+    _refuse_other_task(built["task"], schema)
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
     return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()), schema=schema)
 
@@ -269,8 +273,9 @@ def to_dict(config: Config) -> dict[str, Any]:
     result = {name: value for name, value in result.items() if value is not None}
     result["algorithm"] = config.algorithm.name
     sections = {name: getattr(config, name) for name in _SECTIONS}
-    if config.federation == _SECTIONS["federation"]:
-        del sections["federation"]  # most runs are simulations, which ignore it
+    for name in ("federation", "task"):  # most runs are simulations, and of the task that the data bring
+        if sections[name] == _SECTIONS[name]:
+            del sections[name]
     sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}
     for name, section in sections.items():
         if is_dataclass(section):
@@ -339,6 +344,16 @@ def _refuse_bare_table(given: Mapping[str, Any]) -> None:
         f"data.name {name} is a table without a schema, method or budget: `{shlex.join(words)}` writes them to "
         f"experiment.toml; then `shoal run experiment.toml`"
     )
+
+
+def _refuse_other_task(task: TaskSettings, schema: Schema | None) -> None:
+    """Raise a ConfigError where the sections `task` and `schema` contradict each other."""
+    if schema is None:
+        return
+    if task.kind in ("classification", "multi-label", "regression", "next-token") and task.kind != schema.task:
+        raise ConfigError(f"task.kind {task.kind} and schema.task {schema.task} contradict each other: leave one out")
+    if task.range is not None and task.range != schema.range:
+        raise ConfigError("task.range would be ignored, since schema.range is the label's range; leave it out")
 
 
 def _schema(given: dict[str, Any]) -> Schema | None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from shoal.data import imported
 from shoal.data.arrays import from_arrays, read_own_npz
 from shoal.data.dataset import Dataset
@@ -15,6 +17,7 @@ from shoal.data.schema import Schema
 from shoal.data.table_files import read_table
 from shoal.data.tables import encode_table
 from shoal.errors import DataError, nearest
+from shoal.tasks import TaskSettings, choose
 
 FILE_TYPES = (".npz", ".csv", ".parquet")
 TEST_FRACTION = 0.2
@@ -95,14 +98,16 @@ def load(
 def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACTION, owners: bool = True) -> Dataset:
     """The data set in a table, as its schema says."""
     table = schema.encode(schema.read(path, owners=owners), str(path), owners=owners)
+    targets = torch.from_numpy(table.targets)
     dataset = from_arrays(
         table.inputs,
         table.targets,
         client=table.owners,
-        classes=schema.classes,
+        classes=schema.outputs,
         test_fraction=test_fraction,
         name=path.stem,
         notes=table.notes,
+        task=choose(TaskSettings(kind=schema.task, range=schema.range), targets, schema.outputs),
     )
     return replace(dataset, features=table.features)
 

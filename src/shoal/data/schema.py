@@ -125,10 +125,10 @@ class Schema:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the classes, labels or tokens that a model scores."""
+        """The names of the classes, labels or tokens that a model scores; none for numbers."""
         if self.task == "next-token":
             return tuple(map(str, range(VOCABULARY)))
-        return self.classes or self.labels
+        return self.labels if self.task == "multi-label" else self.classes
 
     def read(self, path: Path, *, targets: bool = True, owners: bool = True) -> pa.Table:
         """The schema's columns of a .csv or .parquet file.

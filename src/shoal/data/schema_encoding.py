@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.data.cells import numbers_of, texts_of
-from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, plain, scaled
+from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, plain
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded
 from shoal.errors import DataError, nearest
+from shoal.tasks.next_token import PADDING
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.data.schema import Schema
-
-PADDING = -100  # a target that is not predicted
 
 
 def read(schema: Schema, path: Path, *, targets: bool, owners: bool) -> pa.Table:
@@ -92,7 +91,9 @@ def _targets(schema: Schema, table: pa.Table, where: str, tally: Tally) -> np.nd
             continue
         numbers = numbers_of(table[label], here)
         _refuse_missing(np.isnan(numbers), here)
-        columns.append(scaled(numbers, schema.range, label, tally))
+        low, high = schema.range
+        tally.clipped[label] += int(((numbers < low) | (numbers > high)).sum())
+        columns.append(numbers)
     found = np.stack(columns, 1).astype(np.float32)
     return found if schema.task == "multi-label" or isinstance(schema.label, tuple) else found[:, 0]
 

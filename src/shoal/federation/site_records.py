@@ -16,7 +16,7 @@ from shoal.data.table_files import missing_columns
 from shoal.errors import ConfigError, DataError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
-from shoal.prepare import parted, with_features
+from shoal.prepare import parted, with_features, with_task
 
 
 def reader(
@@ -34,6 +34,9 @@ def reader(
         raise ConfigError(f"--data {name}: there is no such file")
 
     def read(terms: Terms) -> Dataset:
+        return with_task(features_of(terms), terms.settings.task, terms.allowed)
+
+    def features_of(terms: Terms) -> Dataset:
         section = terms.settings.data
         if schema is not None:
             refuse_other(schema, terms.settings.schema)
@@ -41,7 +44,8 @@ def reader(
             return with_features(_part(_named(name, terms, label), terms, part), section.features)
         dataset = _of_schema(name, terms.settings.schema, label) if terms.schema else _named(name, terms, label)
         x, y = torch.cat([dataset.train_x, dataset.test_x]), torch.cat([dataset.train_y, dataset.test_y])
-        return with_features(replace(dataset, train_x=x, train_y=y, owners=None, owner_names=()), section.features)
+        everything = replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
+        return with_features(everything, section.features)
 
     return read
 
@@ -69,7 +73,7 @@ def _of_schema(name: str, schema: Schema | None, label: str | None) -> Dataset:
 def _named(name: str, terms: Terms, label: str | None) -> Dataset:
     """Data without a schema: its columns must not depend on its contents, and are found by name."""
     section = terms.settings.data
-    classes = terms.classes if "." in name else None  # built-in data sets bring their own
+    classes = terms.classes or None if "." in name else None  # built-in data sets bring their own
     dataset = load(name, scale=section.scale, label=label or section.label, classes=classes)
     if dataset.notes:
         raise Refused(
@@ -95,4 +99,5 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     if not 0 <= part < len(parts):
         raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
     rows = torch.from_numpy(parts.records(part)).long()
-    return replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=None, owner_names=())
+    x, y = dataset.train_x[rows], dataset.train_y[rows]
+    return replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
