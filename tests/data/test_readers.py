@@ -299,5 +299,5 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
         read_table(place)
     csv = tmp_path / "t.csv"
     csv.write_bytes(b"t,label\nK\xff\xffln,0\nx,1\n")
-    with pytest.raises(DataError, match="column 't' is of type binary"):
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 0xff\)"):
         read_and_encode(csv)

@@ -15,7 +15,12 @@ from shoal.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """The columns of a table; each lookup in the table itself would go through all of them."""
+    return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def numbers_of(column: pa.ChunkedArray, where: str) -> np.ndarray:

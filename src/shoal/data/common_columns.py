@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 LABELS = (
     "label",
@@ -72,6 +73,7 @@ def _first(listed: Sequence[str], names: Sequence[str]) -> str | None:
     return None
 
 
+@lru_cache(4096)
 def words(name: str) -> str:
     """A name in lower case, its words joined by underscores."""
     return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()).strip("_")

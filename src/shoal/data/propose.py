@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.cells import numbers_of, texts_of
+from shoal.data.cells import by_name, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
-from shoal.data.schema import COLUMN_LIMIT, Schema, TaskKind
-from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_repeated
+from shoal.data.schema import Schema, TaskKind
+from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_repeated, refuse_wide
 from shoal.errors import DataError
 
 FEW = 50  # categories, at most
@@ -69,13 +69,12 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
         DataError: The table cannot be read or used.
     """
     names = column_names(path)
-    if len(names) > COLUMN_LIMIT:
-        raise DataError(f"{path}: has {len(names):,} columns, more than {COLUMN_LIMIT:,}; keep those that you need")
+    refuse_wide(path, len(names))
     refuse_repeated(path, names)
     roles = [*labels, *([client] if client else [])]
     if lacks := missing_columns(roles, names):
         raise DataError(f"{path}: {lacks}")
-    table = read_columns(path, names)
+    table = by_name(read_columns(path, names))
     inputs = [name for name in names if name not in roles]
     guesses = {name: _guess(name, table[name], f"{path}: column '{name}'") for name in inputs}
     guesses = _with_text(guesses)
@@ -87,7 +86,7 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     columns = {name: guess.column for name, guess in guesses.items()}
     sizes = _sizes(table[client], f"{path}: column '{client}'") if client else ()
     schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
-    return Proposal(schema, why, table.num_rows, sizes, _hints(table, client, inputs))
+    return Proposal(schema, why, len(table[labels[0]]), sizes, _hints(table, client, inputs))
 
 
 def _guess(name: str, column: Any, where: str) -> Guess:
@@ -116,8 +115,8 @@ def _number(name: str, numbers: np.ndarray, gaps: bool) -> Guess:
     if set(np.unique(there)) <= {0.0, 1.0}:
         return Guess(Number((0, 1), 0.0 if gaps else None), "a flag, 0 or 1")
     for known, low, high, typical in RANGES:
-        outside = np.mean((there < low) | (there > high))
-        if re.search(rf"(^|_)({known})(_|$)", words(name)) and outside < 0.01:
+        named = re.search(rf"(^|_)({known})(_|$)", words(name)) is not None
+        if named and np.mean((there < low) | (there > high)) < 0.01:
             return Guess(Number((low, high), typical if gaps else None), "range known by the column's name")
     bounds = rounded_range(there)
     middle = float(np.clip(float(f"{np.median(there):.1g}"), *bounds))
@@ -162,7 +161,7 @@ def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None)
     name = labels[0]
     where = f"{path}: label column '{name}'"
     texts = texts_of(table[name], where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
-    values = np.unique(texts[texts != None].astype(np.str_))  # noqa: E711  each element
+    values = sorted({text for text in texts if text is not None}, key=_natural)
     if len(values) < 2:
         raise DataError(f"{where} holds {', '.join(map(repr, values)) or 'nothing'} only; two classes are needed")
     numbers = _numbers_or_none(table[name], where)
@@ -182,7 +181,7 @@ def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None)
         )
     kinds = (("0", "1"), *VOCABULARIES)
     known = next((listed for listed in kinds if set(values) <= set(listed)), None)
-    classes = known or tuple(sorted(map(str, values), key=_natural))
+    classes = known or tuple(values)
     why = "classes known by their kind" if known else "classes that the data hold"
     return _Target({"label": name, "classes": classes, "task": "classification"}, why, known is None)
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from shoal.checked import checked, short
 from shoal.data.columns import KINDS, VOCABULARY, Column, Ignore, Text, check_names, check_range, plain
+from shoal.data.table_files import COLUMN_LIMIT
 from shoal.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from shoal.data.tables import Encoded
 
-COLUMN_LIMIT = 100_000
 TaskKind = Literal["classification", "multi-label", "regression", "next-token"]
 NAMES = tuple[str | bool | int | float, ...]  # of categories and classes, as people write them
 

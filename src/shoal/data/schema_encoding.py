@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.cells import numbers_of, texts_of
+from shoal.data.cells import by_name, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, plain
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded
@@ -29,16 +29,16 @@ def encode(schema: Schema, table: pa.Table, where: str, *, targets: bool, owners
     """Inputs, targets, owners and notes of a table."""
     if lacks := missing_columns(_needed(schema, targets, owners), table.column_names):
         raise DataError(f"{where}: {lacks}")
-    tally = Tally.new()
-    inputs = _inputs(schema, table, where, tally)
+    tally, columns = Tally.new(), by_name(table)
+    inputs = _inputs(schema, columns, table.num_rows, where, tally)
     found = None
     if schema.task == "next-token":
         inputs, found = inputs[:, :-1], np.where(inputs[:, 1:] == 0, PADDING, inputs[:, 1:])
     elif targets:
-        found = _targets(schema, table, where, tally)
+        found = _targets(schema, columns, where, tally)
     names = None
     if owners and schema.client_column is not None:
-        names = _owners(table[schema.client_column], f"{where}: client column '{schema.client_column}'")
+        names = _owners(columns[schema.client_column], f"{where}: client column '{schema.client_column}'")
     return Encoded(inputs, found, names, schema.features, _unconfirmed(schema) + tally.notes())
 
 
@@ -47,8 +47,8 @@ def _needed(schema: Schema, targets: bool, owners: bool) -> list[str]:
     return [*schema.inputs, *(schema.labels if targets else ()), *client]
 
 
-def _inputs(schema: Schema, table: pa.Table, where: str, tally: Tally) -> np.ndarray:
-    width, rows = len(schema.features), table.num_rows
+def _inputs(schema: Schema, table: dict[str, pa.ChunkedArray], rows: int, where: str, tally: Tally) -> np.ndarray:
+    width = len(schema.features)
     if width * rows * 4 > SIZE_LIMIT:
         raise DataError(f"{where}: {width:,} features of {rows:,} rows take too much memory; ignore some columns")
     tokens = any(isinstance(column, Text) and column.tokens for column in schema.inputs.values())
@@ -79,7 +79,7 @@ def _cells(column: pa.ChunkedArray, where: str, known: tuple[str, ...] = ()) -> 
     return texts_of(column, where, cell)
 
 
-def _targets(schema: Schema, table: pa.Table, where: str, tally: Tally) -> np.ndarray:
+def _targets(schema: Schema, table: dict[str, pa.ChunkedArray], where: str, tally: Tally) -> np.ndarray:
     if schema.task == "classification":
         (label,) = schema.labels
         return _classes(table[label], schema.classes, f"{where}: label column '{label}'")

@@ -20,6 +20,7 @@ from shoal.extras import optional
 if TYPE_CHECKING:
     import pyarrow as pa
 
+COLUMN_LIMIT = 100_000  # columns that are read, at most
 SIZE_LIMIT = 8 << 30  # bytes of features in float32
 HEADER_LIMIT = 64 << 20  # characters
 BLOCK = 1 << 20  # bytes that pyarrow reads at once, at least
@@ -97,6 +98,15 @@ def missing_columns(wanted: Sequence[str], there: Sequence[str]) -> str | None:
     return f"there are no columns {shown}; it has {', '.join(there[:MANY])}{', ...' if there[MANY:] else ''}"
 
 
+def refuse_wide(path: Path, columns: int) -> None:
+    """Raise a DataError for more columns than are read, before any row is."""
+    if columns > COLUMN_LIMIT:
+        raise DataError(
+            f"{path}: has {columns:,} columns, more than {COLUMN_LIMIT:,}; keep those that you need, or name them "
+            f"in a schema"
+        )
+
+
 def refuse_repeated(path: Path, names: Sequence[str]) -> None:
     """Raise a DataError where two columns have one name."""
     if twice := [name for name, times in Counter(names).items() if times > 1]:
@@ -123,6 +133,7 @@ def _read_csv(path: Path, wanted: list[str] | None) -> pa.Table:
     from pyarrow import string
 
     first = header(path)
+    refuse_wide(path, len(first.names if wanted is None else wanted))
     options: dict[str, Any] = {
         "null_values": sorted(MISSING_TEXTS), "strings_can_be_null": True, "quoted_strings_can_be_null": True
     }  # fmt: skip
@@ -144,6 +155,7 @@ def _read_parquet(path: Path, wanted: list[str] | None) -> pa.Table:
         names = file.schema_arrow.names
         if wanted is not None:
             _refuse_missing(path, wanted, names)
+        refuse_wide(path, len(names if wanted is None else wanted))
         rows, columns = file.metadata.num_rows, len(names if wanted is None else wanted)
         if rows * columns * 4 > SIZE_LIMIT:
             raise ValueError(f"claims {rows:,} rows of {columns:,} columns")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.cells import decoded
+from shoal.data.cells import by_name, decoded
 from shoal.data.columns import CATEGORY_LIMIT
 from shoal.data.table_files import MANY, SIZE_LIMIT
 from shoal.errors import ConfigError, DataError, nearest
@@ -85,7 +85,8 @@ def encode_table(
     if not columns:
         raise DataError(f"{where}: has no feature columns besides {', '.join(names)}")
     blocks, features, notes = [], [], []
-    held = {name: _held(table[name], f"{where}: column '{name}'") for name in columns}
+    cells = by_name(table)
+    held = {name: _held(cells[name], f"{where}: column '{name}'") for name in columns}
     _refuse_gaps(where, {name: column for name, column in held.items() if name not in categories})
     for name, column in held.items():
         block, made, note = _encode_column(column, f"{where}: column '{name}'", name, ranges, categories)
