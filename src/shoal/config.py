@@ -6,7 +6,6 @@ The sections are the boundaries of the chosen algorithm (`clients`, `records`, `
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -19,11 +18,13 @@ from typing import Any, Literal, get_type_hints
 from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
-from shoal.checked import checked, short
+from shoal.checked import checked
 from shoal.data.schema import Schema
+from shoal.data.schema_keys import take_schema
 from shoal.errors import ConfigError, nearest
-from shoal.renamed import current_keys, current_section
+from shoal.renamed import current_keys, current_section, refuse_twice
 from shoal.tasks import TaskSettings
+from shoal.toml_text import toml_key, toml_word
 from shoal.training.engine_settings import Settings
 
 
@@ -207,26 +208,62 @@ def configure(
     Raises:
         ShoalError: A key or value cannot be used.
     """
-    given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    given, written, in_file = _given(source, overrides)
+    schema = take_schema(given)
+    algorithm = _algorithm(given, allowed)
+    chosen, sections = _sections(given, algorithm, allowed)
+    refuse_twice(in_file, _known(sections))
+    given = current_keys(given, _known(sections), written)
+    top, changes = _by_section(given, sections, algorithm)
+    built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
+    _refuse_contradictions(top, given)
+    _refuse_other_task(built["task"], schema)
+    if chosen:
+        algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of them
+    algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
+    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()), schema=schema)
+
+
+def _given(
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    """All keys and values, the default experiment's included; the user's names of the keys; which a file has."""
+    read = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    in_file = tuple(read) if isinstance(source, str | Path) else ()
     for word in overrides:
         key, value = override(word)
-        given[key] = value
-    schema = _schema(given)
-    written = {current_section(key): key for key in given}
-    given = {current_section(key): value for key, value in given.items()}
-    if schema is None:
-        _refuse_bare_table(given)
+        read.pop(key, None)  # so that it comes after a key of another name that means the same
+        read[key] = value
+    written = {current_section(key): key for key in read}
+    given = {current_section(key): value for key, value in read.items()}
+    _refuse_bare_table(given)
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
+    return given, written, in_file
+
+
+def _algorithm(given: dict[str, Any], allowed: Collection[str] | None) -> Algorithm:
+    """The algorithm; its key is taken out of `given`."""
     named = given.pop("algorithm", _TOP["algorithm"][1])
-    algorithm = find_algorithm(named if isinstance(named, Algorithm) else checked("algorithm", named, str), allowed)
-    sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
+    return find_algorithm(named if isinstance(named, Algorithm) else checked("algorithm", named, str), allowed)
+
+
+def _sections(
+    given: dict[str, Any], algorithm: Algorithm, allowed: Collection[str] | None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The mechanisms chosen, by boundary, and all sections; the keys `*.mechanism` are taken out of `given`."""
     chosen = {name: given.pop(key) for name in BOUNDARIES if (key := f"{name}.mechanism") in given}
+    sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     for name, other in chosen.items():
         sections[name] = find_mechanism(checked(f"{name}.mechanism", other, str), name, allowed)
-        algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
-    given = current_keys(given, _known(sections), written)
+    return chosen, sections
+
+
+def _by_section(
+    given: Mapping[str, Any], sections: Mapping[str, Any], algorithm: Algorithm
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values of the keys outside sections, defaults included; and what is given in each section."""
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
@@ -238,21 +275,17 @@ def configure(
             changes.setdefault(section, {})[name] = value
         else:
             top[name] = checked(name, value, _TOP[name][0])
-    built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
-    if "records.rate" in given and "records.batch" in given:
-        raise ConfigError(
-            f"records.rate {given['records.rate']} and records.batch {given['records.batch']} contradict each "
-            f"other: leave one of them out"
-        )
+    return top, changes
+
+
+def _refuse_contradictions(top: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
         raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
+    apart = "contradict each other: leave one of them out"
+    if "records.rate" in given and "records.batch" in given:
+        raise ConfigError(f"records.rate {given['records.rate']} and records.batch {given['records.batch']} {apart}")
     if top["random"] == "secure" and top["noise_seed"] is not None:
-        raise ConfigError(
-            f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
-        )
-    _refuse_other_task(built["task"], schema)
-    algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
-    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()), schema=schema)
+        raise ConfigError(f"noise_seed {top['noise_seed']} and random=secure {apart}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -304,22 +337,6 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def toml_key(name: str) -> str:
-    """A key as TOML writes it."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_word(name)
-
-
-def toml_word(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML requires it escaped
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(toml_word, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{toml_key(key)} = {toml_word(each)}' for key, each in value.items())}}}"
-    return repr(value)
-
-
 def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Sections as dotted keys; what is flat already stays so, and `schema.columns` is one value."""
     flat: dict[str, Any] = {}
@@ -334,7 +351,7 @@ def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_bare_table(given: Mapping[str, Any]) -> None:
     """Raise a ConfigError for a table of which nothing is known but its name: any method would be a guess."""
     name, chosen = given.get("data.name"), {key.partition(".")[0] for key in given}
-    if chosen & {"algorithm", "budget", *BOUNDARIES}:
+    if chosen & {"algorithm", "budget", "schema", *BOUNDARIES}:
         return
     if not isinstance(name, str) or Path(name).suffix not in (".csv", ".parquet") or not Path(name).is_file():
         return
@@ -354,29 +371,6 @@ def _refuse_other_task(task: TaskSettings, schema: Schema | None) -> None:
         raise ConfigError(f"task.kind {task.kind} and schema.task {schema.task} contradict each other: leave one out")
     if task.range is not None and task.range != schema.range:
         raise ConfigError("task.range would be ignored, since schema.range is the label's range; leave it out")
-
-
-def _schema(given: dict[str, Any]) -> Schema | None:
-    """Take the schema out of the keys; `schema.columns.age.missing` changes one setting of one column."""
-    found = {key: given.pop(key) for key in list(given) if key.partition(".")[0] == "schema"}
-    if isinstance(whole := found.pop("schema", {}), Schema):
-        found = {f"schema.{key}": value for key, value in whole.to_mapping().items()} | found
-    elif whole != {}:
-        raise ConfigError(f"schema cannot be {short(whole)}: it is a section, see `shoal init`")
-    columns = dict(checked("schema.columns", found.pop("schema.columns", {}), dict[str, Any]))
-    mapping: dict[str, Any] = {}
-    for key, value in found.items():
-        name = key.removeprefix("schema.")
-        if not name.startswith("columns."):
-            mapping[name] = value
-            continue
-        column, _, field = name.removeprefix("columns.").rpartition(".")
-        if not isinstance(columns.get(column), dict):
-            raise ConfigError(f"{key}: there is no schema.columns.{column}{nearest(column, columns)}")
-        columns[column] = columns[column] | {field: value}
-    if columns:
-        mapping["columns"] = columns
-    return Schema.of(mapping) if mapping else None
 
 
 def override(word: str) -> tuple[str, Any]:

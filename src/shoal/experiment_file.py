@@ -6,10 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from shoal.config import toml_key, toml_word
 from shoal.data.columns import Column
 from shoal.data.propose import Proposal
 from shoal.suggest import Plan
+from shoal.toml_text import toml_key, toml_word
 
 HEAD = """\
 # Written by `shoal init {file}` from the names and types of its columns, and from a look at its values.

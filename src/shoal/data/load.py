@@ -74,13 +74,7 @@ def load(
         _refuse({key: value for key, value in of_tables.items() if key != "schema"}, "the schema says it")
         return with_schema(path, schema, test_fraction=test_fraction)
     table = encode_table(
-        read_table(path),
-        str(path),
-        label=label,
-        client=client,
-        drop=drop,
-        ranges=ranges,
-        categories=categories,
+        read_table(path), str(path), label=label, client=client, drop=drop, ranges=ranges, categories=categories
     )
     dataset = from_arrays(
         table.inputs,
