@@ -41,7 +41,8 @@ def test_the_default_experiment_runs_without_any_extra(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (["run", "-c", "data.name=mine.csv"], "tables"),
+        (["run", "-c", "data.name=mine.csv", "-c", "algorithm=fedavg"], "tables"),
+        (["init", "mine.csv"], "tables"),
         (["run", "-c", "data.features=scattering"], "scattering"),
         (["attack", "--iterations", "1"], "plots"),
         (["audit", "--algorithm", "dp-sgd", "--quick"], "plots"),

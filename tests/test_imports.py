@@ -14,7 +14,9 @@ SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "bibliography": 0,
     "errors": 0,
+    "checked": 0.1,
     "cache": 0,
+    "toml_text": 0,
     "extras": 0.5,
     "kernels": 0.5,
     "registry": 0.4,
@@ -31,6 +33,8 @@ LAYERS = {
     "training": 4,
     "config": 5,
     "prepare": 5.1,
+    "suggest": 5.1,
+    "experiment_file": 5.15,
     "report": 5.15,
     "api": 5.2,
     "attacks": 6,

@@ -150,6 +150,7 @@ def load_data(config: Config) -> Dataset:
         scale=section.scale,
         label=section.label,
         client=section.client_column,
+        schema=config.schema,
         test_fraction=section.test_fraction,
     )
 

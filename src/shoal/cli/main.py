@@ -16,6 +16,7 @@ from shoal.cli import (
     attack,
     audit,
     data,
+    init,
     join,
     keys,
     ledger,
@@ -34,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("init")(init.command)
 app.command("run")(run.command)
 app.command("sweep")(sweep.command)
 app.command("report")(report.command)

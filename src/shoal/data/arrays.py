@@ -20,6 +20,7 @@ from shoal.data.readers import read_npz
 from shoal.data.scaling import check_scale
 from shoal.data.split import held_out
 from shoal.errors import ConfigError, DataError, nearest
+from shoal.tasks import Task
 
 Array = Any  # a numpy array, a torch tensor, or nested sequences of numbers
 CHANNELS = (1, 3, 4)
@@ -38,6 +39,7 @@ def from_arrays(
     scale: str = "unit",
     name: str = "arrays",
     notes: tuple[str, ...] = (),
+    task: Task | None = None,
 ) -> Dataset:
     """A data set from features, labels and, where known, the owner of each row.
 
@@ -55,6 +57,7 @@ def from_arrays(
         scale: 'unit', 'standard' or 'raw', for pixels (uint8).
         name: What messages and reports call the data.
         notes: Facts that reports repeat.
+        task: The task; targets are then taken as they are, and must be as it needs them.
 
     Returns:
         The data set.
@@ -69,14 +72,14 @@ def from_arrays(
     owners, owner_names = (None, ()) if client is None else _owners(client, rows, where)
     test_owners = None
     if test is None:
-        (codes,), class_names = _targets([y], [rows], classes, where)
+        (codes,), class_names = _targets([y], [rows], classes, where, task)
         keep, out = _split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
         test_x, test_y = train_x[out], codes[out]
         train_x, train_y = train_x[keep], codes[keep]
         owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
     else:
         test_x = _features(test[0], f"{where}, test", scale)
-        (train_y, test_y), class_names = _targets([y, test[1]], [rows, len(test_x)], classes, where)
+        (train_y, test_y), class_names = _targets([y, test[1]], [rows, len(test_x)], classes, where, task)
     return Dataset(
         name=name,
         train_x=train_x,
@@ -88,6 +91,7 @@ def from_arrays(
         owner_names=owner_names,
         notes=notes,
         test_owners=test_owners,
+        known_task=task,
     )
 
 
@@ -244,10 +248,12 @@ def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
 
 
 def _targets(
-    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str
+    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str, task: Task | None
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Targets of several parts: codes of classes, numbers, or tokens; and the names of what they stand for."""
     parts = [_array(value, f"{where}, y") for value in values]
+    if task is not None:
+        return parts, tuple(map(str, classes or ()))
     several, real = parts[0].ndim > 1, [part for part in parts if part.dtype.kind == "f"]
     if not several and (classes is not None or all((part == np.floor(part)).all() for part in real)):
         return _labels(parts, rows, classes, where)

@@ -1,4 +1,7 @@
-"""The user's own data kept by name: `imported/NAME.npz` below the data folder, with a checksum beside it."""
+"""The user's own data kept by name: `imported/NAME.npz` below the data folder, with a checksum beside it.
+
+They may be patients' data, so that folder and files are for their owner alone: nobody else can list or read them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from shoal.data.arrays import read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
 from shoal.data.sources import CHUNK, atomic, folders, writable_folder
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, nearest
 
 FOLDER = "imported"
+OWNER_ONLY, OWNER_ONLY_FOLDER = 0o600, 0o700
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -56,7 +60,9 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
         arrays["train_client"] = dataset.owners
         arrays["client_names"] = np.array(dataset.owner_names)
     try:
-        with atomic(path) as stream:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(OWNER_ONLY_FOLDER)
+        with atomic(path, OWNER_ONLY) as stream:
             np.savez(stream, **arrays)
         record = Record(
             name=name,
@@ -69,12 +75,30 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
             owner_count=len(dataset.owner_names),
             notes=dataset.notes,
         )
-        with atomic(path.with_suffix(".json")) as stream:
+        with atomic(path.with_suffix(".json"), OWNER_ONLY) as stream:
             stream.write(json.dumps(asdict(record), indent=2).encode() + b"\n")
     except OSError as error:
         raise DataError(
             f"data '{name}' cannot be written to {path}: {error}; set SHOAL_DATA to a folder of yours"
         ) from error
+    return path
+
+
+def remove(name: str) -> Path:
+    """Delete an imported data set; where it lay.
+
+    Raises:
+        DataError: There is none of that name, or it cannot be deleted.
+    """
+    path = find(name)
+    if path is None:
+        kept = nearest(name, names()) if names() else "; nothing is imported"
+        raise DataError(f"there is no imported data '{name}'{kept}")
+    try:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)  # last, so that what is left can be removed again
+    except OSError as error:
+        raise DataError(f"data '{name}' cannot be removed from {path.parent}: {error.strerror or error}") from error
     return path
 
 

@@ -23,7 +23,7 @@ from shoal.errors import ConfigError
 from shoal.federation.flower.transport import Reply, Transport
 from shoal.federation.messages import InvalidMessage, Payload, Value
 from shoal.federation.roster import Member, Roster
-from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.terms import END, ROUND, TERMS, Terms, schema_digest
 from shoal.federation.validation import Request, SiteUpdate, Validator, stacked
 from shoal.gradients import Layout
 from shoal.mechanisms.setting import Setting
@@ -95,6 +95,7 @@ class RemoteCohort(Cohort):
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
         self._population, self._layout, self._dataset = population, layout, dataset
         self._seed = self.streams.seed if section.seeded else None
+        self._schema = schema_digest(config)
         self._validator = Validator(
             config.algorithm, setting.parameters, section.max_update_norm, section.max_records
         )
@@ -130,6 +131,8 @@ class RemoteCohort(Cohort):
             shape=self._dataset.input_shape,
             parameters=self.setting.parameters,
             seed=self._seed,
+            features=self._dataset.features,
+            schema=self._schema,
         )
         self._roster = Roster(run, self.population.clients, self.section.strikes)
         self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)

@@ -74,7 +74,7 @@ def coordinator(
         raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
     if not section.seeded and config.noise_seed is None:
         config = replace(config, random="secure")
-    dataset, engine, sites = dataset_of(config, data), config.engine, population(config)
+    dataset, engine, sites = dataset_of(_without_owners(config), data), config.engine, population(config)
     config, module, dataset = with_model(config, dataset, model, sites)
 
     device, per_record = pick_device(engine.device), config.algorithm.per_record is not None
@@ -90,3 +90,9 @@ def coordinator(
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
     refuse_unfit(config.algorithm, section, setting, setting.parameters)
     return config, trainer
+
+
+def _without_owners(config: Config) -> Config:
+    """The configuration for held-out rows, whose owners do not matter: the clients are the sites."""
+    schema = config.schema
+    return config if schema is None else replace(config, schema=replace(schema, client_column=None))

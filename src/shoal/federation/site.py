@@ -137,7 +137,9 @@ class Site:
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             self._keep_progress(terms, self._progress(terms, first))
-            self._log(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
+            about = f", schema {terms.schema[:12]}" if terms.schema else ""
+            words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
+            self._log(f"agreed to run {terms.run}: {words}")
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _accept(self, terms: Terms) -> None:
@@ -166,6 +168,8 @@ class Site:
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
+            for note in dataset.notes:
+                self._log(f"note: {note}")
         except (ShoalError, OSError) as error:
             raise Unfit(str(error)) from error
         cohort = _own_cohort(terms, dataset)

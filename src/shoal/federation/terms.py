@@ -20,7 +20,7 @@ from shoal.federation.messages import InvalidMessage
 from shoal.mechanisms.setting import Setting
 from shoal.training.cohort import Population
 
-PROTOCOL = 3
+PROTOCOL = 4
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 
@@ -29,8 +29,10 @@ TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 class Terms:
     """The terms of a federation.
 
-    `seed` is set only where all random numbers follow from it (`federation.seeded`). `allowed`, which is never sent,
-    names the packages besides Shoal from which the reader of the terms permits algorithms.
+    `seed` is set only where all random numbers follow from it (`federation.seeded`). `features` names the numbers of
+    a row, in order, and `schema` is the digest of the configuration's schema: a site finds its columns by name, so
+    that no swapped or renamed one is trained on. `allowed`, which is never sent, names the packages besides Shoal
+    from which the reader of the terms permits algorithms.
     """
 
     run: str
@@ -40,6 +42,8 @@ class Terms:
     shape: tuple[int, ...]
     parameters: int
     seed: int | None
+    features: tuple[str, ...] = ()
+    schema: str | None = None
     allowed: Collection[str] = field(default=(), compare=False)
 
     @property
@@ -53,6 +57,8 @@ class Terms:
         try:
             config = configure(tomllib.loads(self.config), allowed=self.allowed)
             refuse_cyclic(config.algorithm)
+            if self.schema != schema_digest(config):
+                raise InvalidMessage("the terms' schema digest is not that of their configuration's schema")
             return config
         except PluginError:  # for the owner alone: it may reveal what is installed
             raise
@@ -105,6 +111,8 @@ class Terms:
                 shape=tuple(int(n) for n in found.pop("shape")),
                 parameters=int(found.pop("parameters")),
                 seed=None if (seed := found.pop("seed")) is None else int(seed),
+                features=tuple(map(str, found.pop("features"))),
+                schema=None if (schema := found.pop("schema")) is None else str(schema),
                 allowed=allowed,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -153,6 +161,11 @@ def population(config: Config) -> Population:
     section = config.federation
     sizes = {size for size in (section.min_records, section.max_records) if size is not None}
     return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True)
+
+
+def schema_digest(config: Config) -> str | None:
+    """The digest of a configuration's schema, if it has one."""
+    return None if config.schema is None else config.schema.digest
 
 
 def refuse_cyclic(algorithm: Algorithm) -> None:
