@@ -215,7 +215,7 @@ def _row(entry: Entry, figures: list[str], on_frontier: bool) -> list[str]:
 def _score(run: Run | None, figure: str) -> str:
     from shoal.report.scores import short
 
-    score = run.scores.score if run and run.scores.headline == figure else None
+    score = run.scores.of_headline(figure) if run else None
     return "" if score is None else short(score)
 
 

@@ -14,13 +14,12 @@ from shoal.errors import RunError
 from shoal.report.plots import OBSERVERS, PLAIN, UNITS
 from shoal.report.run_page import render, write_page
 from shoal.report.run_reader import REPORT, Run
-from shoal.report.scores import Scores, number, title_of
+from shoal.report.scores import Scores, name_of, number, title_of
 from shoal.report.series import build, column, figure, in_seconds
 
 MOST_LINES = 6
 """The most runs that are plotted over rounds: more cannot be distinguished."""
 MOST_KEYS = 8
-APART = "These runs have different headline figures, which no one axis can hold: each has a plot of its own."
 NOTHING_LEARNT = "no better than a constant answer"
 _NOT_A_CHOICE = {"noise_seed", "log", "engine.device", "budget.calibrate"}
 
@@ -100,7 +99,9 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
     """
     if not entries:
         raise RunError("nothing to compare: name at least one run folder")
-    groups = list(by_headline(entries).values())
+    by_figure = by_headline(entries)
+    groups, names = list(by_figure.values()), ", ".join(map(name_of, by_figure))
+    apart = [f"Different headline figures ({names}) are not put on one axis."] if len(groups) > 1 else []
     frontiers = [_frontier(group, place, unit, observer) for place, group in enumerate(groups)]
     lines = [_over_rounds(group, place) for place, group in enumerate(groups)]
     plots = [plot for plot in (*frontiers, *lines) if plot is not None]
@@ -113,7 +114,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
         state=words.state,
         stopped=words.stopped,
         rows_title=words.rows_title,
-        texts=words.texts + ([APART] if len(groups) > 1 else []),
+        texts=words.texts + apart,
         warnings=words.warnings,
         tables=words.tables,
         plots=plots,
@@ -214,7 +215,8 @@ def _table(
     entries: Sequence[Entry], page: Path, choices_first: bool
 ) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
     """The columns (name, numeric) and the rows."""
-    shown = _columns([_cells(entry, choices_first) for entry in entries], choices_first)
+    figures = list(by_headline(entries))
+    shown = _columns([_cells(entry, figures, choices_first) for entry in entries], choices_first)
     made = [
         {
             "cells": [cells[place] for cells in shown.values()],
@@ -239,26 +241,26 @@ def _informative(name: str, cells: list[dict[str, Any]], sweep: bool) -> bool:
     return len(texts) > 1 if sweep and name in ("Method", "Data") else bool(texts)
 
 
-def _cells(entry: Entry, choices_first: bool) -> dict[str, dict[str, Any]]:
+def _cells(entry: Entry, figures: Sequence[str], choices_first: bool) -> dict[str, dict[str, Any]]:
     choice = {key: _cell(word(value), value) for key, value in entry.choice.items()}
     head = {"Run": _cell(entry.name)} | (choice if choices_first else {})
-    results = {} if entry.run is None else _results(entry.run) | ({} if choices_first else choice)
+    results = {} if entry.run is None else _results(entry.run, figures) | ({} if choices_first else choice)
     state = entry.failed or (entry.run.state if entry.run else "not run yet")
     if entry.run is not None and not entry.run.scores.learnt:
         state = f"{state}; {NOTHING_LEARNT}"
     return head | results | {"State": _cell(state)}
 
 
-def _results(run: Run) -> dict[str, dict[str, Any]]:
+def _results(run: Run, figures: Sequence[str]) -> dict[str, dict[str, Any]]:
     delta = min((claim["delta"] for claim in run.proven if claim.get("delta")), default=None)
     published = next((number(claim.get("epsilon")) for claim in run.published), None)
     client = "ε a simulated client" if run.simulated else "ε a client"
-    scores = run.scores
+    scores, beaten = run.scores, "" if run.scores.learnt else ", not beaten"
     return {
         "Method": _cell(run.algorithm),
         "Data": _cell(run.dataset),
-        title_of(scores.headline): _optional(scores.score, scores.shown),
-        "Constant answer": _optional(scores.trivial_score, scores.shown),
+        **{title_of(name): _optional(scores.of_headline(name), scores.shown) for name in figures},
+        "Constant answer": _optional(scores.trivial_score, lambda value: scores.shown(value) + beaten),
         PLAIN.capitalize(): _optional(run.plain_score, scores.shown),
         client: _optional(run.epsilon("client", "release"), _epsilon, "none"),
         "ε a record": _optional(run.epsilon("record", "release"), _epsilon, "none"),

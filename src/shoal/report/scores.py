@@ -119,6 +119,10 @@ class Scores:
         """The headline figure."""
         return self.figures.get(self.headline)
 
+    def of_headline(self, figure: str) -> float | None:
+        """The headline figure, where it is this one."""
+        return self.score if figure == self.headline else None
+
     @property
     def trivial_score(self) -> float | None:
         """The same of the constant answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Outcome:
 def outcome_of(folder: Path, plan: Plan) -> Outcome:
     """Read a sweep's cells, and compute the cost where it is asked for."""
     entries = [_entry(folder, plan, number) for number in range(len(plan.cells))]
-    best = _best(entries)
+    best = best_of(entries)
     proven: list[Proven] = []
     if plan.selection is not None:
         proven = cost.of_the_best(folder, plan)
@@ -83,7 +84,7 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
     return Outcome(folder, plan, entries, best, proven)
 
 
-def _best(entries: list[Entry]) -> int | None:
+def best_of(entries: Sequence[Entry]) -> int | None:
     """The finished cell with the best headline figure, of those that learnt something if there are any."""
     done = {
         place: entry.run.scores
