@@ -1,7 +1,7 @@
 """Whether a file may be released: stated in each file that Shoal writes, under the key `release`.
 
 An (epsilon, delta) covers the model, and nothing else. What was computed from records without noise is not for
-release, however harmless it looks: accuracies, class counts, norms, shares of clipped updates.
+release, however harmless it looks: figures of any kind, class counts, norms, shares of clipped updates.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ CONFIG = "may be released where clients' sizes are public: calibrated noise foll
 SEED = "not for release: the seed gives away all noise of the run (random=research)"
 ENVIRONMENT = "may be released: it describes the machine only"
 METRICS = "not for release: computed from records without noise"
-RESULT = "not for release: accuracy, confusion and class counts were computed from records without noise"
+RESULT = "not for release: figures, confusion and class counts were computed from records without noise"
 CHECKPOINT = "not for release: besides the model it holds the run's state, such as noise and clients' momentum"
 DATA_KEY = "not for release: with it guesses about training rows can be tested against the digest in the ledger"
 LEDGER = "may be released where clients' sizes are public: sampling rates reveal them"
 BY_CLIENT = "not for release unless clients' sizes are public: it reveals them"
 PAGE = "not for release: it shows figures that were computed from records without noise"
 SWEEP = "not for release: which cells were tried, and their seeds"
-LOG = "not for release: it states the accuracy, which was computed from records without noise"
+LOG = "not for release: it states figures that were computed from records without noise"
 SITES = "not for release: who takes part, and how they behaved"
 SITE = "not for release: it belongs to this site, and reveals how many records are here, or what was learnt from them"
 TERMS = "may be released: what the federation asks of every site"

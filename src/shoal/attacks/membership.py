@@ -23,11 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.attacks.attacked_task import of_classes
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.errors import ConfigError
 from shoal.prepare import limit_of, load_data, prepare, with_features
 from shoal.random.streams import Streams
+from shoal.tasks import Task
 from shoal.training.budget import affordable, refuse_budget
 
 LEAST_MODELS = 4
@@ -160,7 +162,7 @@ def membership(
     if models < LEAST_MODELS:
         raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
     started = time.perf_counter()
-    dataset = with_features(data or load_data(config), config.data.features)
+    dataset = of_classes(with_features(data or load_data(config), config.data.features), config)
     config = replace(config, data=replace(config.data, features="none"))  # they are in the data set now
     streams = Streams(config.seed)
     pool = _pool(dataset, records, streams)
@@ -264,18 +266,19 @@ def _trained(
         test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
         simulator.evaluation.layout.load(module, simulator.model)
-        x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)
+        x = dataset.train_x[torch.from_numpy(pool)].to(simulator.evaluation.x)  # on its device, and of its type
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
-        losses, hits = _losses(module, x, y)
+        losses, hits = _losses(module, dataset.task, x, y)
     finally:
         simulator.close()
     return losses, (float(hits[member].mean()), test), rounds
 
 
 @torch.inference_mode()
-def _losses(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _losses(module: torch.nn.Module, task: Task, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The cross-entropy of each record, whatever the loss that was trained, and whether its class is right."""
     module.eval()
-    logits = torch.cat([module(part) for part in torch.split(x, 500)]).double()
-    losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+    predicted = task.predictions(torch.cat([module(part) for part in torch.split(x, 500)]), y)
+    losses = -predicted.gather(1, y.unsqueeze(1)).squeeze(1).log()
     losses = torch.nan_to_num(losses, nan=50.0, posinf=50.0)
-    return losses.cpu().numpy(), (logits.argmax(1) == y).cpu().numpy()
+    return losses.cpu().numpy(), (predicted.argmax(1) == y).cpu().numpy()
