@@ -23,9 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.calling import call
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.errors import ConfigError
+from shoal.inputs import Inputs, each, take
 from shoal.prepare import limit_of, load_data, prepare, with_features
 from shoal.random.streams import Streams
 from shoal.training.budget import affordable, refuse_budget
@@ -254,7 +256,7 @@ def _trained(
     """One model's losses [n] on the pool, its accuracy on its members and on held-out rows, and its rounds."""
     rows = torch.from_numpy(pool[member])
     owners = None if dataset.owners is None else dataset.owners[pool[member]]
-    part = replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=owners)
+    part = replace(dataset, train_x=take(dataset.train_x, rows), train_y=dataset.train_y[rows], owners=owners)
     config, simulator = prepare(config, part, None)
     try:
         refuse_budget(config.algorithm, simulator.setting, limit_of(config))
@@ -264,7 +266,7 @@ def _trained(
         test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
         simulator.evaluation.layout.load(module, simulator.model)
-        x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)
+        x = each(take(dataset.train_x, pool), lambda part: part.to(simulator.model.device))
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
         losses, hits = _losses(module, x, y)
     finally:
@@ -273,9 +275,10 @@ def _trained(
 
 
 @torch.inference_mode()
-def _losses(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _losses(module: torch.nn.Module, x: Inputs, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
     module.eval()
-    logits = torch.cat([module(part) for part in torch.split(x, 500)]).double()
+    pieces = [slice(start, start + 500) for start in range(0, len(y), 500)]
+    logits = torch.cat([call(module, take(x, piece)) for piece in pieces]).double()
     losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
     losses = torch.nan_to_num(losses, nan=50.0, posinf=50.0)
     return losses.cpu().numpy(), (logits.argmax(1) == y).cpu().numpy()

@@ -13,6 +13,7 @@ from shoal.data import Dataset, load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
+from shoal.inputs import joined, take
 from shoal.prepare import parted, with_features, with_task
 
 
@@ -35,7 +36,7 @@ def reader(name: str, label: str | None = None, part: int | None = None) -> Call
             )
         if part is not None:
             return with_features(_part(dataset, terms, part), section.features)
-        x, y = torch.cat([dataset.train_x, dataset.test_x]), torch.cat([dataset.train_y, dataset.test_y])
+        x, y = joined(dataset.train_x, dataset.test_x), torch.cat([dataset.train_y, dataset.test_y])
         everything = replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
         return with_features(everything, section.features)
 
@@ -52,5 +53,5 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     if not 0 <= part < len(parts):
         raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
     rows = torch.from_numpy(parts.records(part)).long()
-    x, y = dataset.train_x[rows], dataset.train_y[rows]
+    x, y = take(dataset.train_x, rows), dataset.train_y[rows]
     return replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)

@@ -61,7 +61,7 @@ class TrainingContext:
         device = pick_device(settings.device)
         module = module.to(device)
         federation = ClientData.of(dataset, partition, device, first)
-        sample, targets, per_record = federation.x[:3], federation.y[:3], algorithm.per_record is not None
+        (sample, targets), per_record = federation.sample(), algorithm.per_record is not None
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
             kernels=settings.kernels,
