@@ -23,6 +23,8 @@ LAYERS = {
     "tasks": 0.5,
     "renamed": 0.1,
     "precision": 0,
+    "inputs": 0.2,
+    "calling": 0.3,
     "accounting": 0.5,
     "random": 1,
     "mechanisms": 1.5,

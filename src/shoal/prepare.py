@@ -17,8 +17,9 @@ from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
+from shoal.inputs import parts, single
 from shoal.models import build, check
 from shoal.models.check import takes_tokens
 from shoal.random.secure_streams import SecureStreams
@@ -87,10 +88,13 @@ def with_model(
 
 def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset:
     """The data set as the model takes it: whole numbers become floats where it does not; checks that both fit."""
-    shape = dataset.input_shape
-    tokens = dataset.train_x.dtype == torch.int64 and takes_tokens(module, shape)
-    if not tokens and dataset.train_x.dtype == torch.int64:
-        dataset = replace(dataset, train_x=dataset.train_x.float(), test_x=dataset.test_x.float())
+    shape, whole = dataset.input_shape, [n for n, x in parts(dataset.train_x).items() if x.dtype == torch.int64]
+    tokens: bool | list[str] = whole
+    if isinstance(shape, tuple):
+        tokens = bool(whole) and takes_tokens(module, shape)
+        if whole and not tokens:
+            train_x, test_x = (single(x, DataError, "").float() for x in (dataset.train_x, dataset.test_x))
+            dataset = replace(dataset, train_x=train_x, test_x=test_x)
     record_level, noisy = algorithm.per_record is not None, algorithm.draws_noise
     check(
         module, shape, dataset.task, record_level=record_level, noisy_updates=noisy, targets=dataset.train_y,
@@ -160,7 +164,8 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     if name == "none":
         return dataset
     folder = cache_folder() / "features"
-    train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
+    of_pictures = (single(x, DataError, f"features '{name}'") for x in (dataset.train_x, dataset.test_x))
+    train_x, test_x = (cached(name, x, folder) for x in of_pictures)
     return replace(dataset, train_x=train_x, test_x=test_x, rows=dataset.digest())
 
 

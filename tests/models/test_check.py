@@ -29,6 +29,17 @@ class Wrapped(nn.Module):
         return self.layer(self.act(x))
 
 
+class Gives(Wrapped):
+    """Gives its output in some other form."""
+
+    def __init__(self, form):
+        super().__init__(nn.Identity())
+        self.form = form
+
+    def forward(self, x):
+        return self.form(super().forward(x))
+
+
 class Counter(nn.Module):
     """Keeps a running mean of what it sees, and gives nothing of it away in its output."""
 
@@ -124,7 +135,8 @@ def test_a_model_that_looks_up_words_gets_whole_numbers():
         (nn.ReLU(), "no parameters to train"),
         (nn.Linear(5, 4).double(), r"parameters of torch.float64; .* give model.float\(\)"),
         (nn.LazyLinear(4), "lazy layers"),
-        (nn.LSTM(5, 4), "gives a tuple"),
+        (Gives(lambda y: {"a": y, "b": y}), "gives a dict of a, b; it must give a tensor"),
+        (Gives(lambda y: None), "gives a NoneType; it must give a tensor"),
     ],
 )
 def test_a_model_that_does_not_fit_the_data_is_refused(model, words):

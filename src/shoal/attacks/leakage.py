@@ -20,6 +20,7 @@ from shoal.attacks.reconstruct import Found, reconstruct
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.errors import ConfigError, DataError, ModelError
+from shoal.inputs import single
 from shoal.models import build, check, mixing_layers
 from shoal.prepare import load_data, with_noise
 from shoal.random.streams import Streams
@@ -174,7 +175,8 @@ def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -
             f"on; ask for at most {there // aim.each} victims"
         )
     places = torch.from_numpy(streams.generator("victims").permutation(there)[:wanted])
-    x, y = dataset.train_x[places].float(), dataset.train_y[places]
+    x = single(dataset.train_x, DataError, "attacks on gradients")[places].float()
+    y = dataset.train_y[places]
     if float(x.min()) < 0 or float(x.max()) > 1:
         raise DataError(
             f"attacks search in [0, 1], but data '{dataset.name}' are {float(x.min()):g} to {float(x.max()):g}; "

@@ -119,7 +119,8 @@ def _show(entries: list[Entry], as_json: bool) -> None:
         return
     typer.echo(f"{'name':<16}{'state':<10}{'shape':<10}{'train':>8}{'test':>8}{'classes':>9}")
     for entry in entries:
-        shape = "x".join(map(str, entry.shape))
+        shapes = entry.shape.items() if isinstance(entry.shape, dict) else [("", entry.shape)]
+        shape = " ".join(f"{name} {'x'.join(map(str, sizes)) or 1}".strip() for name, sizes in shapes)
         rows = f"{entry.train_rows:>8,}{entry.test_rows:>8,}{entry.class_count:>9}"
         typer.echo(f"{entry.name:<16}{entry.state:<10}{shape:<10}{rows}")
         lines = [f"{entry.source} ({entry.licence})", entry.where, *entry.notes]

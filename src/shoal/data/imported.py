@@ -19,6 +19,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
 from shoal.data.sources import CHUNK, atomic, folders, writable_folder
 from shoal.errors import ConfigError, DataError, nearest
+from shoal.inputs import InputShape, parts, read_shape
 
 FOLDER = "imported"
 OWNER_ONLY, OWNER_ONLY_FOLDER = 0o600, 0o700
@@ -32,7 +33,7 @@ class Record:
     name: str
     source: str
     sha256: str
-    shape: tuple[int, ...]
+    shape: InputShape
     train_rows: int
     test_rows: int
     class_count: int
@@ -50,12 +51,12 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
         raise ConfigError(f"data '{name}' is there already ({old}); choose another name, or replace it")
     path = writable_folder() / FOLDER / f"{name}.npz"
     arrays: dict[str, Any] = {
-        "train_x": dataset.train_x.numpy(),
         "train_y": dataset.train_y.numpy(),
-        "test_x": dataset.test_x.numpy(),
         "test_y": dataset.test_y.numpy(),
         "classes": np.array(dataset.classes),
     }
+    for key, x in (("train_x", dataset.train_x), ("test_x", dataset.test_x)):
+        arrays |= {f"{key}.{part}" if part else key: values.numpy() for part, values in parts(x).items()}
     if dataset.owners is not None:
         arrays["train_client"] = dataset.owners
         arrays["client_names"] = np.array(dataset.owner_names)
@@ -120,7 +121,7 @@ def record(path: Path) -> Record:
     beside = path.with_suffix(".json")
     try:
         kept = json.loads(beside.read_text("utf-8"))
-        kept["shape"], kept["notes"] = tuple(kept["shape"]), tuple(kept["notes"])
+        kept["shape"], kept["notes"] = read_shape(kept["shape"]), tuple(kept["notes"])
         return Record(**kept)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{beside} is damaged: {error}; import the data again") from error

@@ -66,6 +66,7 @@ class RemoteCohort(Cohort):
         transport: Callable[[int], Transport],
         names: dict[str, str],
         log: Log,
+        frozen: str = "",
     ) -> None:
         """Check the configuration and create the transport.
 
@@ -78,6 +79,7 @@ class RemoteCohort(Cohort):
             transport: Makes the transport, given the most bytes that the vectors of an answer may have.
             names: The names of sites with known keys, by identity; if there are any, only these may join.
             log: Called with one line for each event.
+            frozen: The digest of the model's frozen part, which sites build themselves.
 
         Raises:
             ConfigError: The configuration cannot be run with sites.
@@ -94,7 +96,7 @@ class RemoteCohort(Cohort):
             raise ConfigError("federation.seeded and random=secure contradict each other: remove one of them")
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
         self._population, self._layout, self._dataset = population, layout, dataset
-        self._seed = self.streams.seed if section.seeded else None
+        self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
         self._schema = schema_digest(config)
         self._validator = Validator(
             config.algorithm, setting.parameters, section.max_update_norm, section.max_records
@@ -133,6 +135,7 @@ class RemoteCohort(Cohort):
             seed=self._seed,
             features=self._dataset.features,
             schema=self._schema,
+            frozen=self._frozen,
         )
         self._roster = Roster(run, self.population.clients, self.section.strikes)
         self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)

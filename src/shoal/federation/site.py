@@ -30,7 +30,7 @@ from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
-from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, population
+from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
 from shoal.prepare import fitted
@@ -425,7 +425,8 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
     """A site as a cohort of one client; raise where it could not train what the terms describe."""
     settings, rows, rounds = terms.settings, len(dataset.train_y), terms.setting.rounds
     algorithm = settings.algorithm
-    module = build(settings.model, terms.shape, dataset.task.outputs)
+    seed = Streams(settings.seed).number("model")  # for its frozen part; the rest comes with every round
+    module = build(settings.model, terms.shape, dataset.task.outputs, seed=seed)
     dataset = fitted(module, dataset, algorithm)
     for t in algorithm.different_rounds(rounds):
         algorithm.refuse_unfit(t, rounds, terms.setting.clients)
@@ -443,5 +444,10 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
     if len(layout.layers) != terms.setting.layers:
         raise Refused(
             f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
+        )
+    if frozen_digest(module, layout) != terms.frozen:
+        raise Refused(
+            f"the frozen part of model {settings.model} is not the same at the site and the coordinator: use one "
+            f"version or checkpoint of it everywhere"
         )
     return cohort

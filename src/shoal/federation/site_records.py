@@ -16,6 +16,7 @@ from shoal.data.table_files import missing_columns
 from shoal.errors import ConfigError, DataError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
+from shoal.inputs import each, joined, take
 from shoal.prepare import parted, with_features, with_task
 
 
@@ -43,7 +44,7 @@ def reader(
         if part is not None:
             return with_features(_part(_named(name, terms, label), terms, part), section.features)
         dataset = _of_schema(name, terms.settings.schema, label) if terms.schema else _named(name, terms, label)
-        x, y = torch.cat([dataset.train_x, dataset.test_x]), torch.cat([dataset.train_y, dataset.test_y])
+        x, y = joined(dataset.train_x, dataset.test_x), torch.cat([dataset.train_y, dataset.test_y])
         everything = replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
         return with_features(everything, section.features)
 
@@ -85,7 +86,7 @@ def _named(name: str, terms: Terms, label: str | None) -> Dataset:
     if lacks := missing_columns(terms.features, dataset.features):
         raise DataError(f"{name}: {lacks}")
     order = [dataset.features.index(feature) for feature in terms.features]
-    train, test = dataset.train_x[:, order], dataset.test_x[:, order]
+    train, test = (each(x, lambda part: part[:, order]) for x in (dataset.train_x, dataset.test_x))
     return replace(dataset, train_x=train, test_x=test, features=terms.features)
 
 
@@ -99,5 +100,5 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     if not 0 <= part < len(parts):
         raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
     rows = torch.from_numpy(parts.records(part)).long()
-    x, y = dataset.train_x[rows], dataset.train_y[rows]
+    x, y = take(dataset.train_x, rows), dataset.train_y[rows]
     return replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)

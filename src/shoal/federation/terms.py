@@ -13,10 +13,14 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
+from torch import nn
+
 from shoal.algorithms.base import Algorithm
 from shoal.config import Config, configure
 from shoal.errors import ConfigError, PluginError, ShoalError
 from shoal.federation.messages import InvalidMessage
+from shoal.gradients import Layout
+from shoal.inputs import InputShape, digest, read_shape
 from shoal.mechanisms.setting import Setting
 from shoal.training.cohort import Population
 
@@ -31,19 +35,21 @@ class Terms:
 
     `seed` is set only where all random numbers follow from it (`federation.seeded`). `features` names the numbers of
     a row, in order, and `schema` is the digest of the configuration's schema: a site finds its columns by name, so
-    that no swapped or renamed one is trained on. `allowed`, which is never sent, names the packages besides Shoal
-    from which the reader of the terms permits algorithms.
+    that no swapped or renamed one is trained on. `frozen` is the digest of what the model keeps as it is, which a
+    site builds itself and compares. `allowed`, which is never sent, names the packages besides Shoal from which the
+    reader of the terms permits algorithms.
     """
 
     run: str
     config: str
     setting: Setting
     classes: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: InputShape
     parameters: int
     seed: int | None
     features: tuple[str, ...] = ()
     schema: str | None = None
+    frozen: str = ""
     allowed: Collection[str] = field(default=(), compare=False)
 
     @property
@@ -108,11 +114,12 @@ class Terms:
                 config=str(found.pop("config")),
                 setting=Setting(**setting),
                 classes=tuple(map(str, found.pop("classes"))),
-                shape=tuple(int(n) for n in found.pop("shape")),
+                shape=read_shape(found.pop("shape")),
                 parameters=int(found.pop("parameters")),
                 seed=None if (seed := found.pop("seed")) is None else int(seed),
                 features=tuple(map(str, found.pop("features"))),
                 schema=None if (schema := found.pop("schema")) is None else str(schema),
+                frozen=str(found.pop("frozen")),
                 allowed=allowed,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -154,6 +161,12 @@ class Crossing:
     def values(self) -> set[str]:
         """The names of the values sent."""
         return {name for name in ("below", "share", "records") if getattr(self, name)}
+
+
+def frozen_digest(module: nn.Module, layout: Layout) -> str:
+    """The digest of what a model keeps as it is, frozen parameters and buffers; empty where it keeps nothing."""
+    frozen = layout.frozen(module)
+    return digest(frozen).hex()[:64] if frozen else ""
 
 
 def population(config: Config) -> Population:

@@ -26,7 +26,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The trainable parameters in the model's order, then running statistics, which are sent with them."""
+    """The trainable parameters in the model's order, then running statistics, which are sent with them.
+
+    Frozen parameters, and the statistics of layers in eval mode, are not in it: they stay as they are.
+    """
 
     entries: tuple[Entry, ...]
 
@@ -77,6 +80,12 @@ class Layout:
         state = dict(module.named_parameters()) | dict(module.named_buffers())
         return torch.cat([state[entry.name].detach().reshape(-1) for entry in self.entries])
 
+    def frozen(self, module: nn.Module) -> dict[str, Tensor]:
+        """What the module keeps as it is: frozen parameters and buffers, by name."""
+        named = {entry.name for entry in self.entries}
+        kept = module.state_dict(keep_vars=True).items()
+        return {name: t for name, t in kept if isinstance(t, Tensor) and not t.requires_grad and name not in named}
+
     def load(self, module: nn.Module, vector: Tensor) -> None:
         """Write a vector [P] into the module."""
         state = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -89,7 +98,7 @@ def _running_statistics(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [
         (f"{prefix}.{name}" if prefix else name, buffer)
         for prefix, child in module.named_modules()
-        if isinstance(child, _NormBase)
+        if isinstance(child, _NormBase) and child.training
         for name, buffer in child.named_buffers(recurse=False)
         if buffer.is_floating_point()
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from shoal.calling import call, in_training
 from shoal.errors import ModelError
+from shoal.inputs import Inputs, InputShape, Shape
 from shoal.models.build import count, seeded
-from shoal.models.entry import Shape
 from shoal.tasks import Classification, Task
 
 RECORDS = 3
@@ -26,25 +28,25 @@ RECORDS = 3
 
 def check(
     model: nn.Module,
-    input_shape: Shape,
+    input_shape: InputShape,
     task: Task | int,
     *,
     record_level: bool,
     noisy_updates: bool = False,
     targets: torch.Tensor | None = None,
-    tokens: bool = False,
+    tokens: bool | Collection[str] = False,
 ) -> None:
     """Check that a model fits the data and the privacy asked for; copies are run, on the CPU.
 
     Args:
         model: The model, which is left as it was.
-        input_shape: The shape of one record.
+        input_shape: The shape of one record; those of several tensors by name.
         task: What it is trained for; a number stands for a classification into so many classes.
         record_level: Whether record-level DP is asked for: no record may have a say in another's output.
         noisy_updates: Whether updates get noise (client-level DP): records may mix, but running statistics would get
             noise as well.
         targets: A few targets, of which only the shape and the type matter; class labels if not given.
-        tokens: Whether records are whole numbers.
+        tokens: Whether records are whole numbers; of several tensors, the names of those that are.
 
     Raises:
         ModelError: It does not fit; the message names the layer and the fix.
@@ -106,9 +108,10 @@ def replace_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def _mixes(layer: nn.Module) -> bool:
+    """In eval mode, with statistics of its own, a layer neither looks at the batch nor writes anything down."""
     if isinstance(layer, _InstanceNorm):
-        return bool(layer.track_running_stats)
-    return isinstance(layer, _BatchNorm)
+        return bool(layer.track_running_stats and layer.training)
+    return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
 
 
 def _private(layer: nn.Module) -> nn.Module:
@@ -133,7 +136,7 @@ def _refuse_mixing_layers(model: nn.Module, why: str) -> None:
         layer = model.get_submodule(path)
         raise ModelError(
             f"layer '{path or 'model'}' is {type(layer).__name__}, which {why}; use nn.GroupNorm instead "
-            f"(shoal.models.replace_batchnorm(model) puts it in)"
+            f"(shoal.models.replace_batchnorm(model) puts it in), or freeze its statistics with layer.eval()"
         )
 
 
@@ -143,22 +146,22 @@ class _Result:
     buffers: dict[str, torch.Tensor]
 
 
-def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = False) -> _Result:
+def _run(model: nn.Module, batch: Inputs, shape: InputShape, *, shake: bool = False) -> _Result:
     """One forward pass of a copy in training mode, dropout drawn from a fixed seed."""
-    model = copy.deepcopy(model).cpu().train()
+    model = in_training(copy.deepcopy(model).cpu())
     with torch.no_grad(), seeded(0):
         if shake:
             for parameter in model.parameters():
                 parameter.data += 0.1 * _pattern(parameter.numel()).view(parameter.shape)
         try:
-            output = model(batch)
+            output = call(model, batch)
+        except ModelError:
+            raise
         except Exception as error:
+            said = " ".join(str(error).split())
             raise ModelError(
-                f"model {type(model).__name__} cannot take records of shape {tuple(shape)}: "
-                f"{type(error).__name__}: {error}"
+                f"model {type(model).__name__} cannot take records of shape {shape}: {type(error).__name__}: {said}"
             ) from error
-    if not isinstance(output, torch.Tensor):
-        raise ModelError(f"model {type(model).__name__} gives a {type(output).__name__}, not a tensor [N, classes]")
     return _Result(output, dict(model.named_buffers()))
 
 
@@ -186,8 +189,14 @@ def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> Non
             )
 
 
-def _batches(model: nn.Module, shape: Shape, tokens: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _batches(model: nn.Module, shape: InputShape, tokens: bool | Collection[str]) -> tuple[Inputs, Inputs]:
     """A few fixed records, and the same with the middle one changed."""
+    if isinstance(shape, dict):
+        whole = tokens if isinstance(tokens, Collection) else ()
+        pairs = {name: _named_batches(own, name in whole) for name, own in shape.items()}
+        return {name: batch for name, (batch, _) in pairs.items()}, {
+            name: changed for name, (_, changed) in pairs.items()
+        }
     numbers = RECORDS * math.prod(shape)
     words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     if words or tokens:
@@ -196,6 +205,18 @@ def _batches(model: nn.Module, shape: Shape, tokens: bool) -> tuple[torch.Tensor
         middle = (batch[1] + 1) % most
     else:
         batch = _pattern(numbers).view(RECORDS, *shape).to(next(model.parameters()).dtype)
+        middle = 3 - 5 * batch[1]
+    return batch, torch.stack([batch[0], middle, batch[2]])
+
+
+def _named_batches(shape: Shape, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for one of several tensors: whole numbers are 0 and 1, which tokens, types and masks may all be."""
+    size = math.prod(shape)
+    if whole:
+        batch = ((1 + torch.arange(size)) % 2).expand(RECORDS, size).view(RECORDS, *shape)
+        middle = torch.full(shape, int(size > 1))
+    else:
+        batch = _pattern(RECORDS * size).view(RECORDS, *shape)
         middle = 3 - 5 * batch[1]
     return batch, torch.stack([batch[0], middle, batch[2]])
 

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call, evaluating
 from shoal.data.dataset import Dataset
 from shoal.gradients import Layout
+from shoal.inputs import Inputs, each, take
 from shoal.tasks import Figures
 from shoal.training.workers import Workers
 
@@ -29,7 +31,7 @@ class Evaluation:
     module: nn.Module
     layout: Layout
     dataset: Dataset
-    x: Tensor
+    x: Inputs
     y: Tensor
     workers: Workers
 
@@ -37,7 +39,8 @@ class Evaluation:
     def of(cls, module: nn.Module, layout: Layout, dataset: Dataset, workers: Workers) -> Evaluation:
         """On the device where the module is."""
         device = next(module.parameters()).device
-        return cls(module, layout, dataset, dataset.test_x.to(device), dataset.test_y.to(device), workers)
+        x = each(dataset.test_x, lambda part: part.to(device))
+        return cls(module, layout, dataset, x, dataset.test_y.to(device), workers)
 
     def metrics(self, params: Tensor) -> dict[str, float | None]:
         """The task's headline figure and the mean loss; None where one is not finite."""
@@ -58,7 +61,7 @@ class Evaluation:
         }
 
     def _by_client(self, predictions: np.ndarray) -> list[dict[str, Any]]:
-        """The figures of each client's held-out rows, where their owner is known; of many clients the headline alone."""
+        """The figures of each client's held-out rows, where owners are known; of many the headline alone."""
         task, owners, found = self.dataset.task, self.dataset.test_owners, []
         if owners is None:
             return []
@@ -87,18 +90,18 @@ class Evaluation:
     def _predicted(self, params: Tensor) -> tuple[np.ndarray, float]:
         """The predictions for all held-out rows, and the mean loss."""
         self.layout.load(self.module, params)
-        self.module.eval()
         task = self.dataset.task
 
         def part(start: int) -> tuple[Tensor, float]:
             rows = slice(start, start + ROWS)
-            x, y = self.x[rows], self.y[rows]
+            x, y = take(self.x, rows), self.y[rows]
             with torch.inference_mode():
                 outputs = _outputs(self.module, x)
                 predictions = task.predictions(outputs, y)
                 return torch.nan_to_num(predictions).cpu(), float(task.losses(outputs, y).sum())
 
-        parts = list(self.workers.map(part, range(0, len(self.y), ROWS)))
+        with evaluating(self.module):
+            parts = list(self.workers.map(part, range(0, len(self.y), ROWS)))
         return torch.cat([found for found, _ in parts]).numpy(), sum(loss for _, loss in parts) / len(self.y)
 
 
@@ -106,14 +109,14 @@ def _finite(figures: Figures) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
-def _outputs(module: nn.Module, x: Tensor) -> Tensor:
+def _outputs(module: nn.Module, x: Inputs) -> Tensor:
     """Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
 
     A single channel has both orders, and PyTorch assumes the other one unless its strides say otherwise.
     """
-    if x.dim() == 4:
+    if isinstance(x, Tensor) and x.dim() == 4:
         _, c, h, w = x.shape
         last = x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, (c * h * w, 1, c * w, c))
         with suppress(RuntimeError):  # x.view(...) in the model's own code needs the usual order
-            return module(last)  # type: ignore[no-any-return]
-    return module(x)  # type: ignore[no-any-return]
+            return call(module, last)
+    return call(module, x)
