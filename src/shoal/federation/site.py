@@ -38,7 +38,7 @@ from shoal.random.platform_checks import require_platform
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
-from shoal.training.local_training import VELOCITY
+from shoal.training.local_training import OPTIMIZER_STATE
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import write_whole
@@ -433,7 +433,7 @@ class Site:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_state(self, terms: Terms, state: State) -> None:
-        self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
+        self._state = {key: value for key, value in state.items() if key.startswith(OPTIMIZER_STATE)}
         if self._state:
             notes = {"run": terms.run, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))

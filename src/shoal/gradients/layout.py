@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,16 @@ class Layout:
     def size(self) -> int:
         """P, the length of the vector."""
         return self.entries[-1].stop if self.entries else 0
+
+    @cached_property
+    def trained(self) -> tuple[slice, ...]:
+        """Where parameters lie that are trained: all but running statistics."""
+        places: list[slice] = []
+        for entry in self.entries:
+            if entry.trainable:
+                begins = places.pop().start if places and places[-1].stop == entry.start else entry.start
+                places.append(slice(begins, entry.stop))
+        return tuple(places)
 
     @property
     def layers(self) -> list[slice]:

@@ -29,7 +29,9 @@ from shoal.mechanisms.setting import Setting
 MOST_STEPS = 1_000_000
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
-ONE_FOR_ANOTHER = "clients keep their momentum: who is in a fixed-size sample shows in later updates of others"
+ONE_FOR_ANOTHER = (
+    "clients keep state (momentum or personal layers): who is in a fixed-size sample shows in later updates of others"
+)
 Indices = npt.NDArray[np.int64]
 
 

@@ -26,7 +26,7 @@ from shoal.training.budget import Spending
 from shoal.training.cohort import Cohort, State
 from shoal.training.engine_settings import Settings
 from shoal.training.evaluation import Evaluation
-from shoal.training.local_training import VELOCITY
+from shoal.training.local_training import OPTIMIZER_STATE
 from shoal.training.round import SimulatedCohort, play_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT, RunFolder
@@ -162,7 +162,8 @@ class Trainer(Generic[AnyCohort]):
         """Write the checkpoint; returns the hash of its file."""
         state = self.state
         if self.cohort.streams.mode == "secure":  # a resumed run restarts its correlated noise and its momentum
-            state = {key: tensor for key, tensor in state.items() if key != PAST and not key.startswith(VELOCITY)}
+            kept = (key for key in state if key != PAST and not key.startswith(OPTIMIZER_STATE))
+            state = {key: state[key] for key in kept}
         notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
         folder.write_tensors(CHECKPOINT, {"model": self.params, **state}, notes)
         return folder.digest(CHECKPOINT)
