@@ -56,6 +56,8 @@ class Local:
         weight_decay: How strongly weights are pulled to 0, as in torch.optim: in SGD's gradient, apart in AdamW.
         proximal: mu of FedProx (Li et al. 2020): how strongly they are pulled to the model of the round.
         max_grad_norm: The largest norm of a batch's gradient; it keeps training stable, and protects nobody.
+        personal: Layers that never leave a client (Arivazhagan et al. 2019): the last so many, or names such as
+            `head`, with all that is in them.
     """
 
     epochs: int = 1
@@ -68,6 +70,7 @@ class Local:
     weight_decay: float = 0.0
     proximal: float = 0.0
     max_grad_norm: float | None = None
+    personal: int | str | tuple[str, ...] = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.epochs <= MOST_STEPS:
@@ -83,6 +86,8 @@ class Local:
             require_scale(f"local.{name}", getattr(self, name), zero=True)
         if self.max_grad_norm is not None:
             require_scale("local.max_grad_norm", self.max_grad_norm)
+        if isinstance(self.personal, int) and self.personal < 0:
+            raise ConfigError(f"local.personal must be >= 0, or names of layers, got {self.personal}")
         self._refuse_ineffective()
 
     def _refuse_ineffective(self) -> None:
@@ -100,7 +105,7 @@ class Local:
     @property
     def remembers(self) -> bool:
         """Does a client keep state from the rounds in which it took part?"""
-        return self.keep_momentum and self.accumulates
+        return bool(self.personal) or (self.keep_momentum and self.accumulates)
 
     @property
     def accumulates(self) -> bool:

@@ -159,6 +159,11 @@ def membership(
     """
     if models < LEAST_MODELS:
         raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
+    if config.algorithm.local.personal:
+        raise ConfigError(
+            f"local.personal {config.algorithm.local.personal!r}: the attacker has the shared layers only, which "
+            f"predict nothing; leave it out to attack a model that is shared as a whole"
+        )
     started = time.perf_counter()
     dataset = with_features(data or load_data(config), config.data.features)
     config = replace(config, data=replace(config.data, features="none"))  # they are in the data set now
@@ -263,7 +268,7 @@ def _trained(
             simulator.play(0)
         test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
-        simulator.evaluation.layout.load(module, simulator.model)
+        simulator.evaluation.layout.shared.load(module, simulator.model)
         x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
         losses, hits = _losses(module, x, y)

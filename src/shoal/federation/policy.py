@@ -73,7 +73,7 @@ class Bounds:
         """Raise Refused where a term is out of bounds in any round."""
         self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are evaluated
         self.refuse_value("clients", "data.clients", terms.setting.clients)
-        self.refuse_value("parameters", "the model's number of parameters", terms.parameters)
+        self.refuse_value("parameters", "the model's number of parameters", terms.charged.parameters)
         for name, key, value in _asked(terms.settings.algorithm, terms.setting.rounds):
             self.refuse_value(name, key, value)
 

@@ -81,13 +81,14 @@ def coordinator(
     module = module.to(device)
     net = network(
         module, dataset.train_x[:3], dataset.train_y[:3], losses=dataset.task.losses, batched=engine.batched,
-        per_record=per_record,
+        per_record=per_record, personal=config.algorithm.local.personal,
     )  # fmt: skip
+    shared = net.layout.shared
     workers = Workers(device, engine.threads, side_by_side=net.batched)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
-    cohort = make(config, sites, setting, net.layout, dataset, transport, names, log)
+    cohort = make(config, sites, setting, shared, dataset, transport, names, log)
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
-    refuse_unfit(config.algorithm, section, setting, setting.parameters)
+    refuse_unfit(config.algorithm, section, setting, shared.size)
     return config, trainer

@@ -38,7 +38,7 @@ from shoal.random.platform_checks import require_platform
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
-from shoal.training.local_training import OPTIMIZER_STATE
+from shoal.training.local_training import KEPT
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import write_whole
@@ -240,7 +240,8 @@ class Site:
         assert self._dataset is not None
         settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
         algorithm = settings.algorithm
-        module = build(settings.model, terms.shape, self._dataset.task.outputs)
+        seed = Streams(settings.seed).number("model")  # decides only where personal layers start
+        module = build(settings.model, terms.shape, self._dataset.task.outputs, seed=seed)
         self._dataset = fitted(module, self._dataset, algorithm)
         for t in algorithm.different_rounds(rounds):
             algorithm.refuse_unfit(t, rounds, terms.setting.clients)
@@ -253,10 +254,11 @@ class Site:
             settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
             first=number,
         )
-        layout = cohort.network.layout
-        if layout.size != terms.parameters:
+        layout, charged = cohort.network.layout, terms.charged.parameters
+        if (layout.shared.size, layout.size) != (terms.parameters, charged):
             raise Refused(
-                f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator"
+                f"the model has {layout.size} parameters at the site, {layout.shared.size} of them shared; at the "
+                f"coordinator {charged} and {terms.parameters}"
             )
         if len(layout.layers) != terms.setting.layers:
             raise Refused(
@@ -433,7 +435,7 @@ class Site:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_state(self, terms: Terms, state: State) -> None:
-        self._state = {key: value for key, value in state.items() if key.startswith(OPTIMIZER_STATE)}
+        self._state = {key: value for key, value in state.items() if key.startswith(KEPT)}
         if self._state:
             notes = {"run": terms.run, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
 from shoal.data.dataset import Dataset
@@ -24,7 +24,10 @@ from shoal.training.workers import Workers
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """An algorithm, a model, clients with their records, random numbers, and the means to compute."""
+    """An algorithm, a model, clients with their records, random numbers, and the means to compute.
+
+    `personal`: the initial values of the layers that stay with their clients; none for most methods.
+    """
 
     algorithm: Algorithm
     network: Network
@@ -32,6 +35,7 @@ class TrainingContext:
     chunker: Chunker
     workers: Workers
     streams: Streams
+    personal: Tensor
     graphs: Graphs | None = None
     kernels: bool = True
 
@@ -64,13 +68,14 @@ class TrainingContext:
         sample, targets, per_record = federation.x[:3], federation.y[:3], algorithm.per_record is not None
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
-            kernels=settings.kernels,
+            kernels=settings.kernels, personal=algorithm.local.personal,
         )  # fmt: skip
+        personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers = Workers(device, settings.threads, side_by_side=net.batched)
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.batched and can_record else None
-        return cls(algorithm, net, federation, chunker, workers, streams, graphs, settings.kernels)
+        return cls(algorithm, net, federation, chunker, workers, streams, personal, graphs, settings.kernels)
 
 
 def pick_device(name: str) -> torch.device:

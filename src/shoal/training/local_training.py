@@ -29,6 +29,10 @@ from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
 
 OPTIMIZER_STATE = tuple(f"{name}." for kind in OPTIMIZERS.values() for name in kind.names)
 """The prefixes of the state's keys under which clients keep the state of their optimisers."""
+PERSONAL = "personal."
+"""The prefix of those under which they keep their personal layers."""
+KEPT = (*OPTIMIZER_STATE, PERSONAL)
+"""The prefixes of all that is a client's own: at a site it never leaves."""
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """For every step: records [K, B], their mask, their weights in the loss, which clients [K] are active."""
@@ -44,13 +48,13 @@ def train(
 
     Args:
         context: What they train with.
-        params: The model [P] from which all of them start.
+        params: The model [P] from which all of them start, but for their personal layers.
         clients: Their numbers [K].
         index: Which round this is.
         state: What is carried between rounds; what clients keep for themselves is written into it.
 
     Returns:
-        The updates [K, P], and the metrics of their steps where records are clipped.
+        The updates [K, P], and the metrics of their steps where records are clipped. Personal layers are not in it.
     """
     plan = planned(context, clients, index)
     inputs = _inputs(context, plan, params)
@@ -59,9 +63,12 @@ def train(
         steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
         if steps.sanitiser and steps.sanitiser.metrics.non_finite:
             steps = _first(context, params, clients, index, state).run_carefully(inputs)
-    if context.algorithm.local.remembers:
-        _keep(steps, clients, state)
-    return steps.client_params.sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
+    kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}
+    if len(context.personal):
+        kept["personal"] = steps.client_params[:, len(params) :]
+    if kept:
+        _keep(kept, clients, steps.client_params.isfinite().all(1), state)
+    return steps.client_params[:, : len(params)].sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
 
 
 @dataclass(frozen=True)
@@ -141,9 +148,13 @@ def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -
 def _first(
     context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> LocalSteps:
-    """The state before the first step: every client has the model."""
+    """The state before the first step: every client has the model, and its own personal layers."""
     local = context.algorithm.local
-    client_params = aligned(params.expand(len(clients), -1))
+    client_params = params.expand(len(clients), -1)
+    if len(context.personal):
+        own = [state.get(f"{PERSONAL}{client}", context.personal).to(params) for client in clients]
+        client_params = torch.cat([client_params, torch.stack(own)], 1)
+    client_params = aligned(client_params)
     clipping = sanitiser(context, client_params, clients, index, state)
     chosen = optimizer(local, local.rate(index.t, index.total), context.network.layout)
     carried = chosen.state(client_params)
@@ -157,12 +168,11 @@ def _first(
     )  # fmt: skip
 
 
-def _keep(steps: LocalSteps, clients: np.ndarray, state: dict[str, Tensor]) -> None:
+def _keep(kept: dict[str, Tensor], clients: np.ndarray, finite: Tensor, state: dict[str, Tensor]) -> None:
     """Write what each client keeps for its next round; one whose training diverged keeps what it had before."""
-    finite = steps.client_params.isfinite().all(1).tolist()
-    for name, rows in steps.carried.items():
-        for client, row, good in zip(clients, rows, finite, strict=True):
-            if good:
+    for name, rows in kept.items():
+        for client, row, trained in zip(clients, rows, finite.tolist(), strict=True):
+            if trained:
                 state[f"{name}.{client}"] = row.to("cpu", copy=True)
 
 
@@ -214,7 +224,7 @@ class LocalSteps:
         if self.sanitiser is not None:
             tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
         if self.proximal:
-            places = self.network.layout.trained
+            places = self.network.layout.shared.trained  # personal layers have no model to stay near
             tape = Pulled(tape, self.client_params, self.params, self.proximal, places, active)
         if self.max_grad_norm is not None:
             tape = Shortened(tape, self.max_grad_norm)
