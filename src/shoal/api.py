@@ -268,13 +268,15 @@ def _released(config: Config, trainer: Trainer[Any], folder: RunFolder, stopped:
     mode, metrics, tensors = trainer.cohort.streams.mode, folder.metrics(), trainer.model_tensors()
     notes = {"round": str(trainer.done), release.KEY: release.of_model(proven, mode)}
     folder.write_tensors("model.safetensors", tensors, notes)
+    if own := trainer.personal_tensors():
+        folder.write_tensors("personal.safetensors", own, {"round": str(trainer.done), release.KEY: release.PERSONAL})
     return Result(
         run=folder.path,
         algorithm=config.algorithm.name,
         dataset=config.data.name,
         rounds=trainer.done,
         stopped=stopped,
-        **trainer.evaluation.figures(trainer.model),
+        **trainer.evaluation.figures(trainer.model, trainer.personal),
         random=mode,
         proven=proven,
         published=[claim.to_json() for claim in _published(config, trainer)],
@@ -338,7 +340,7 @@ def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
 
 def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
     """Other facts for the report: sizes and, of a classification, classes and the confusion matrix."""
-    dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model)
+    dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model, trainer.personal)
     held = dataset.train_y.numpy()[_held(trainer)]
     of_classes = (
         {}
@@ -355,7 +357,7 @@ def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
         "parameters": trainer.params.numel(),
         "train_rows": len(held),
         "test_rows": len(dataset.test_y),
-        "notes": list(dataset.notes),
+        "notes": trainer.notes,
     }
 
 
@@ -367,15 +369,13 @@ def _held(trainer: Trainer[Any]) -> np.ndarray:
 
 def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
     """What a record of each client costs, the worst first, where it depends on the client's size."""
-    parts, names = trainer.cohort.partition, trainer.evaluation.dataset.owner_names
+    parts, names = trainer.cohort.partition, trainer.client_names
     if parts is None:
         return {}
     sizes = [int(size) for size in parts.sizes]
     rows = spending.by_client(sizes)
-    named = len(names) == len(sizes) and not parts.simulated
     clients = [
-        {"client": names[client] if named else str(client + 1), "records": sizes[client], "epsilon": claim.epsilon}
-        for client, claim in rows
+        {"client": names[client], "records": sizes[client], "epsilon": claim.epsilon} for client, claim in rows
     ]
     if not clients:
         return {}

@@ -139,7 +139,8 @@ def _calibrated(config: Config, population: Population, module: nn.Module) -> Co
     if not config.budget.calibrate:
         return config
     limit = limit_of(config)
-    setting = population.setting(config.rounds, Layout.of(module), config.random == "secure")
+    layout = Layout.of(module, config.algorithm.local.personal)
+    setting = population.setting(config.rounds, layout, config.random == "secure")
     budget = limit.budget()
     assert budget is not None  # calibrate without an epsilon was refused
     algorithm = calibrated(config.algorithm, setting, budget, limit.unit, limit.observer)

@@ -67,7 +67,7 @@ def test_frozen_parts_stay_and_are_saved(config, mode):
     trainer = trainer_of(config, shoal.from_arrays(X, Y, client=OWNERS), model, mode)
     assert trainer.setting.parameters == trainer.params.numel() == 8 * 2 + 2
     for _ in range(config["rounds"]):
-        trainer.play(0)
+        trainer.run_round(0)
     state = trainer.model_state()
     assert state.keys() == before.keys()
     for name, tensor in before.items():
@@ -86,7 +86,7 @@ def test_a_frozen_part_adds_nothing_to_the_update_that_is_clipped(config):
     """However large the frozen weights are, the sum of updates has the size of the head alone."""
     model = backbone()
     trainer = trainer_of(config, shoal.from_arrays(X, Y, client=OWNERS), model)
-    line = trainer.play(0)
+    line = trainer.run_round(0)
     assert line["bytes_sent"] == 4 * 18 * 8
     assert all(entry.name.startswith("1.") for entry in trainer.cohort.layout.entries)
     trainer.close()
@@ -96,7 +96,7 @@ def test_a_model_that_keeps_its_statistics_itself_is_accepted():
     model = KeepsStatistics(*backbone())
     model[0][1].train()
     trainer = trainer_of(RECORD_LEVEL, shoal.from_arrays(X, Y, client=OWNERS), model)
-    trainer.play(0)
+    trainer.run_round(0)
     assert torch.equal(trainer.model_state()["0.1.running_mean"], torch.full((8,), 0.25))
     trainer.close()
 

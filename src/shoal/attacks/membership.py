@@ -163,6 +163,11 @@ def membership(
     """
     if models < LEAST_MODELS:
         raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
+    if config.algorithm.local.personal:
+        raise ConfigError(
+            f"local.personal {config.algorithm.local.personal!r}: the attacker has the shared layers only, which "
+            f"predict nothing; leave it out to attack a model that is shared as a whole"
+        )
     started = time.perf_counter()
     dataset = of_classes(with_features(data or load_data(config), config.data.features), config)
     config = replace(config, data=replace(config.data, features="none"))  # they are in the data set now
@@ -267,7 +272,7 @@ def _trained(
             simulator.run_round(0)
         test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
-        simulator.evaluation.layout.load(module, simulator.model)
+        simulator.evaluation.layout.shared.load(module, simulator.model)
         like = parts(simulator.evaluation.x)
         x = take(dataset.train_x, pool)  # on the model's device, and of the type that it takes
         x = {name: part.to(like[name]) for name, part in x.items()} if isinstance(x, dict) else x.to(like[""])

@@ -79,7 +79,7 @@ class Watch:
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
         """Print what is run, and start the bar."""
         self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}")
-        for note in trainer.evaluation.dataset.notes:
+        for note in trainer.notes:
             self._console.print(f"note: {note}", highlight=False)
         from shoal.report.scores import name_of
 

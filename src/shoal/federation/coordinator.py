@@ -74,7 +74,7 @@ class RemoteCohort(Cohort):
             config: The configuration.
             population: The public facts about the sites.
             setting: What accounting needs; part of the terms.
-            layout: The position of each layer in the model's parameters.
+            layout: The position of each layer in the model's parameters, without personal layers.
             dataset: Held-out rows, and the shape and classes that all sites share.
             transport: Makes the transport, given the most bytes that the vectors of an answer may have.
             names: The names of sites with known keys, by identity; if there are any, only these may join.
@@ -98,9 +98,7 @@ class RemoteCohort(Cohort):
         self._population, self._layout, self._dataset = population, layout, dataset
         self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
         self._schema = schema_digest(config)
-        self._validator = Validator(
-            config.algorithm, setting.parameters, section.max_update_norm, section.max_records
-        )
+        self._validator = Validator(config.algorithm, layout.size, section.max_update_norm, section.max_records)
         self._transport, self._names, self._log = transport(self._most_bytes), names, log
         self._done = 0
         self._terms_sent: dict[str, int] = {}
@@ -131,7 +129,7 @@ class RemoteCohort(Cohort):
             setting=self.setting,
             classes=self._dataset.classes,
             shape=self._dataset.input_shape,
-            parameters=self.setting.parameters,
+            parameters=self.layout.size,
             seed=self._seed,
             features=self._dataset.features,
             schema=self._schema,

@@ -82,15 +82,19 @@ def coordinator(
     module = module.to(device)
     sample, task = stand_ins(dataset.train_x), dataset.task
     targets = task.example_targets(count(sample), dataset.train_y)
-    net = network(module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record)
+    net = network(
+        module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record,
+        personal=config.algorithm.local.personal,
+    )  # fmt: skip
+    shared = net.layout.shared
     workers = Workers(device, engine.threads, side_by_side=net.batched)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
     frozen = frozen_digest(module, net.layout)
-    cohort = make(config, sites, setting, net.layout, dataset, transport, names, log, frozen)
+    cohort = make(config, sites, setting, shared, dataset, transport, names, log, frozen)
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
-    refuse_unfit(config.algorithm, section, setting, setting.parameters)
+    refuse_unfit(config.algorithm, section, setting, shared.size)
     return config, trainer
 
 

@@ -39,7 +39,7 @@ from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
 from shoal.training.engine_settings import Settings, cores
-from shoal.training.local_training import VELOCITY
+from shoal.training.local_training import KEPT
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import write_whole
@@ -404,7 +404,7 @@ class Site:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_state(self, terms: Terms, state: State) -> None:
-        self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
+        self._state = {key: value for key, value in state.items() if key.startswith(KEPT)}
         if self._state:
             notes = {"terms": terms.digest, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
@@ -425,7 +425,7 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
     """A site as a cohort of one client; raise where it could not train what the terms describe."""
     settings, rows, rounds = terms.settings, len(dataset.train_y), terms.setting.rounds
     algorithm = settings.algorithm
-    seed = Streams(settings.seed).number("model")  # for its frozen part; the rest comes with every round
+    seed = Streams(settings.seed).number("model")  # for frozen and personal layers alone
     module = build(settings.model, terms.shape, dataset.task.outputs, seed=seed)
     dataset = fitted(module, dataset, algorithm)
     for t in algorithm.different_rounds(rounds):
@@ -438,9 +438,12 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
         streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
         settings=_own_engine(settings.engine),
     )
-    layout = cohort.network.layout
-    if layout.size != terms.parameters:
-        raise Refused(f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator")
+    layout, charged = cohort.network.layout, terms.charged.parameters
+    if (layout.shared.size, layout.size) != (terms.parameters, charged):
+        raise Refused(
+            f"the model has {layout.size} parameters at the site, {layout.shared.size} of them shared; at the "
+            f"coordinator {charged} and {terms.parameters}"
+        )
     if len(layout.layers) != terms.setting.layers:
         raise Refused(
             f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"

@@ -54,8 +54,12 @@ class Terms:
 
     @property
     def charged(self) -> Setting:
-        """The setting that a site charges by; its noise generator and parameter count are the site's own facts."""
-        return replace(self.setting, parameters=self.parameters, secure=self.seed is None)
+        """The setting that a site charges by; its noise generator and parameter count are the site's own facts.
+
+        Of the parameters it counts those that get noise in a step, personal ones too; `parameters` are sent.
+        """
+        most = max(self.parameters, self.setting.parameters)
+        return replace(self.setting, parameters=most, secure=self.seed is None)
 
     @cached_property
     def settings(self) -> Config:

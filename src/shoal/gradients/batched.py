@@ -60,7 +60,11 @@ class BatchedNetwork:
         capacities = {
             rule: capacity_for(rule, batch)
             for rule in rules
-            if isinstance(rule, LinearRule) and rule.kernels and used[rule.weight] == 1 and not params.is_cuda
+            if isinstance(rule, LinearRule)
+            and rule.kernels
+            and used[rule.weight] == 1
+            and not params.is_cuda
+            and not rule.weight.personal
         }
         clients = len(params)
         self._bound.deferred = {

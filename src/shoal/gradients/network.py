@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.gradients.batched import BatchedNetwork, rules_cover
-from shoal.gradients.layout import Layout
+from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 from shoal.inputs import Inputs, count, each
@@ -79,7 +79,7 @@ class Network(Protocol):
         """While it is open, updates of `params` may be deferred where that is faster.
 
         Args:
-            start: The parameters that all clients begin with, [P].
+            start: The parameters that all clients begin with: all [P], or the first, before personal ones.
             params: The clients' parameters, [K, P]; whole again when the context is left.
             batch: Records of one client in a step.
         """
@@ -94,6 +94,7 @@ def network(
     batched: bool = True,
     per_record: bool = False,
     kernels: bool = True,
+    personal: Personal = 0,
 ) -> Network:
     """Batched over clients where every layer has a rule, else sequential: one client (or record) after another.
 
@@ -106,18 +107,19 @@ def network(
         batched: Whether clients may be batched at all.
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
+        personal: The layers that stay with their clients.
 
     Returns:
         The network; its `batched` says which it is.
     """
     slow = RecordNetwork if per_record else SequentialNetwork
-    layout = Layout.of(module)
+    layout = Layout.of(module, personal)
     if not batched or not rules_cover(module, layout):
-        return slow(module, losses)
+        return slow(module, losses, layout)
     if sample is not None:
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
         if not _agree(module, sample, y, losses, slow, per_record):
-            return slow(module, losses)
+            return slow(module, losses, layout)
     return BatchedNetwork(module, layout, kernels, losses)
 
 

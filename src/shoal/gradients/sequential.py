@@ -23,8 +23,8 @@ class SequentialNetwork:
 
     batched = False
 
-    def __init__(self, module: nn.Module, losses: Losses = cross_entropy) -> None:
-        self.layout, self._losses = Layout.of(module), losses
+    def __init__(self, module: nn.Module, losses: Losses = cross_entropy, layout: Layout | None = None) -> None:
+        self.layout, self._losses = layout or Layout.of(module), losses
         self._module = in_training(copy.deepcopy(module))
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> SumTape:
@@ -85,8 +85,8 @@ class RecordNetwork(SequentialNetwork):
     Where vmap does not support an operation, one record after another.
     """
 
-    def __init__(self, module: nn.Module, losses: Losses = cross_entropy) -> None:
-        super().__init__(module, losses)
+    def __init__(self, module: nn.Module, losses: Losses = cross_entropy, layout: Layout | None = None) -> None:
+        super().__init__(module, losses, layout)
         self._vmapped = True
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]

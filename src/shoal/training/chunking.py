@@ -37,7 +37,9 @@ class Chunker:
         self._workers, device = workers, device_of(sample)
         most = int(sizes.max(initial=1))
         batch = min(math.ceil(algorithm.records.share(most) * most), most)
-        copies = 2 + bool(algorithm.local.momentum)
+        local = algorithm.local  # the model, its change, and what the optimiser needs besides
+        copies = 2 + (3 if local.optimizer == "adamw" else bool(local.momentum))
+        copies += bool(local.max_grad_norm or local.proximal)
         if algorithm.per_step is not None and device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
         self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))

@@ -26,7 +26,10 @@ from shoal.training.workers import Workers
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """An algorithm, a model, clients with their records, random numbers, and the means to compute."""
+    """An algorithm, a model, clients with their records, random numbers, and the means to compute.
+
+    `personal`: the initial values of the layers that stay with their clients; none for most methods.
+    """
 
     algorithm: Algorithm
     network: Network
@@ -34,6 +37,7 @@ class TrainingContext:
     chunker: Chunker
     workers: Workers
     streams: Streams
+    personal: Tensor
     graphs: Graphs | None = None
     kernels: bool = True
 
@@ -66,13 +70,14 @@ class TrainingContext:
         targets = dataset.task.example_targets(count(sample), client_data.y)
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
-            kernels=settings.kernels,
+            kernels=settings.kernels, personal=algorithm.local.personal,
         )  # fmt: skip
+        personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers = Workers(device, settings.threads, side_by_side=net.batched)
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.batched and can_record else None
-        return cls(algorithm, net, client_data, chunker, workers, streams, graphs, settings.kernels)
+        return cls(algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels)
 
 
 def stand_ins(x: Inputs) -> Inputs:
