@@ -19,9 +19,10 @@ from shoal.data.sources import File, content, locate, obtain
 from shoal.data.split import held_out
 from shoal.errors import DataError
 from shoal.registry import Registry
+from shoal.tasks import Task
 
 EMBEDDED, VERIFIED, MISSING, DAMAGED = "embedded", "verified", "missing", "damaged"
-MODULES = ("embedded", "mnist", "cifar10", "adult", "lfw")
+MODULES = ("embedded", "mnist", "cifar10", "adult", "lfw", "heart", "insteval", "movielens", "shakespeare")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Known:
         shape: Of one record, without the batch axis.
         train_rows: How many records there are to train on.
         test_rows: How many are held out.
-        class_count: How many classes there are.
+        class_count: How many classes (or tokens) there are; 0: the targets are numbers.
         source: Who made it.
         licence: On what terms it may be used.
         read: Makes the data set, given this record, a scale (unit, standard or raw) and a mirror (or None).
@@ -106,6 +107,32 @@ class Known:
             test_x=x[test],
             test_y=labels[test],
             classes=classes,
+        )
+
+    def with_owners(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        owners: np.ndarray,
+        owner_names: tuple[str, ...],
+        classes: tuple[str, ...] = (),
+        task: Task | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Dataset:
+        """A data set whose records have owners: the fixed split, each owner in proportion."""
+        train, test = held_out(owners, self.test_rows)
+        return Dataset(
+            name=self.name,
+            train_x=x[train],
+            train_y=y[train],
+            test_x=x[test],
+            test_y=y[test],
+            classes=classes,
+            owners=owners[train],
+            test_owners=owners[test],
+            owner_names=owner_names,
+            known_task=task,
+            notes=notes,
         )
 
 
