@@ -18,6 +18,7 @@ LAYERS = {
     "extras": 0.5,
     "kernels": 0.5,
     "registry": 0.4,
+    "tasks": 0.5,
     "renamed": 0,
     "precision": 0,
     "accounting": 0.5,

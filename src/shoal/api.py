@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,39 +36,69 @@ Claims = list[dict[str, Any]]
 
 @dataclass
 class Result:
-    """How a run ended."""
+    """How a run ended.
+
+    Attributes:
+        run: Its folder.
+        stopped: Why it ended: `rounds` or `budget`.
+        baseline: The headline figure of the same training without clip and noise, where that was asked for.
+        headline: The figure that says how good the model is: `score` is its value.
+        figures: All figures on the held-out records.
+        trivial: The same of the best constant prediction, `trivial_answer` in words.
+        figures_by_client: The figures on each client's held-out records.
+        proven: The proven bounds.
+        published: The paper's own figures.
+        model: The released parameters, by name.
+        metrics: The metrics of every round.
+    """
 
     run: Path
     algorithm: str
     dataset: str
     rounds: int
-    accuracy: float
     stopped: str
     seconds: float = 0.0
     random: str = "research"
     baseline: float | None = None
+    task: str = "classification"
+    headline: str = "accuracy"
+    higher_is_better: bool = True
+    trivial_answer: str = ""
+    figures: dict[str, float | None] = field(default_factory=dict)
+    trivial: dict[str, float | None] = field(default_factory=dict)
+    figures_by_client: list[dict[str, Any]] = field(default_factory=list, repr=False)
     proven: list[dict[str, Any]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
+    @property
+    def score(self) -> float | None:
+        """The headline figure; None where the model has diverged."""
+        return self.figures.get(self.headline)
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy, of a task that has one."""
+        if "accuracy" not in self.figures:
+            raise RunError(f"a {self.task} has no accuracy; its headline figure is {self.headline}: result.score")
+        return self.figures["accuracy"] or 0.0
+
+    @property
+    def learnt(self) -> bool:
+        """Is the model better than the best constant prediction?"""
+        score, trivial = self.score, self.trivial.get(self.headline)
+        if score is None or trivial is None:
+            return score is not None
+        return score > trivial if self.higher_is_better else score < trivial
+
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        names = [
-            "algorithm",
-            "dataset",
-            "rounds",
-            "accuracy",
-            "baseline",
-            "seconds",
-            "stopped",
-            "random",
-            "proven",
-            "published",
-            "warnings",
-        ]
-        return {release.KEY: release.RESULT, "run": str(self.run)} | {name: getattr(self, name) for name in names}
+        names = [each.name for each in fields(self) if each.name not in ("run", "model", "metrics")]
+        accuracy = {"accuracy": self.accuracy} if "accuracy" in self.figures else {}
+        head = {release.KEY: release.RESULT, "run": str(self.run)} | accuracy | {"score": self.score}
+        return head | {name: getattr(self, name) for name in names} | {"learnt": self.learnt}
 
 
 def run(
@@ -185,7 +215,7 @@ def carry_out(
             proven = _ended(ledger, spending, stopped, by_client)
             result = _released(config, trainer, folder, stopped, proven)
             plain = _without_privacy(trainer) if config.baseline else []
-            result.baseline = plain[-1]["accuracy"] if plain else None
+            result.baseline = plain[-1][result.headline] if plain else None
             result.seconds = round(time.perf_counter() - started, 3)
         except BaseException:
             recorder.stop()
@@ -243,8 +273,8 @@ def _released(config: Config, trainer: Trainer[Any], folder: RunFolder, stopped:
         algorithm=config.algorithm.name,
         dataset=config.data.name,
         rounds=trainer.done,
-        accuracy=_last_accuracy(metrics, trainer),
         stopped=stopped,
+        **trainer.evaluation.figures(trainer.model),
         random=mode,
         proven=proven,
         published=[claim.to_json() for claim in _published(config, trainer)],
@@ -281,16 +311,16 @@ def _refuse_empty_claims(config: Config) -> None:
 
 
 def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
-    """Accuracy and loss of the same training without clip and noise, round by round. None of it is private."""
-    plain = trainer.without_privacy()
+    """Headline figure and loss of the same training without clip and noise, by round. None of it is private."""
+    plain, headline = trainer.without_privacy(), trainer.evaluation.dataset.task.headline
     lines = []
     try:
         while plain.done < trainer.done:
             line = plain.play(0)
-            if plain.done == trainer.done and "accuracy" not in line:
-                line["accuracy"], line["loss"] = plain.evaluate()
-            if "accuracy" in line:
-                lines.append({name: line[name] for name in ("round", "accuracy", "loss")})
+            if plain.done == trainer.done and headline not in line:
+                line |= plain.evaluate()
+            if headline in line:
+                lines.append({name: line[name] for name in ("round", headline, "loss")})
     finally:
         plain.close()
     return lines
@@ -307,18 +337,24 @@ def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
 
 
 def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
-    """Other facts for the report: sizes, classes and the confusion matrix."""
+    """Other facts for the report: sizes and, of a classification, classes and the confusion matrix."""
     dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model)
     held = dataset.train_y.numpy()[_held(trainer)]
-    return {
+    of_classes = (
+        {}
+        if confusion is None
+        else {
+            "classes": list(dataset.classes),
+            "train_classes": np.bincount(held, minlength=dataset.class_count).tolist(),
+            "confusion": confusion.tolist(),
+        }
+    )
+    return of_classes | {
         "clients": trainer.setting.clients,
         "simulated_clients": trainer.setting.simulated,
         "parameters": trainer.params.numel(),
         "train_rows": len(held),
         "test_rows": len(dataset.test_y),
-        "classes": list(dataset.classes),
-        "train_classes": np.bincount(held, minlength=dataset.class_count).tolist(),
-        "confusion": confusion.tolist(),
         "notes": list(dataset.notes),
     }
 
@@ -354,14 +390,6 @@ def _published(config: Config, trainer: Trainer[Any]) -> tuple[Published, ...]:
     if recipe is None:
         return ()
     return recipe(config.algorithm, trainer.setting, trainer.done, config.budget.delta)
-
-
-def _last_accuracy(metrics: list[dict[str, Any]], trainer: Trainer[Any]) -> float:
-    """The accuracy of the last round's metrics, where that round was evaluated."""
-    last = metrics[-1] if metrics else {}
-    if last.get("round") == trainer.done and "accuracy" in last:
-        return float(last["accuracy"])
-    return trainer.evaluate()[0]
 
 
 class Interrupted(RunError):

@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -22,6 +22,7 @@ from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.errors import ConfigError, nearest
 from shoal.renamed import current_keys, current_section
+from shoal.tasks import TaskSettings
 from shoal.training.engine_settings import Settings
 
 
@@ -143,6 +144,7 @@ class Config:
     random: Literal["research", "secure"] = "research"
     log: Literal["none", "tensorboard"] = "none"
     federation: FederationSection = FederationSection()
+    task: TaskSettings = field(default_factory=TaskSettings)
     mechanisms: tuple[tuple[str, str], ...] = ()
 
 
@@ -160,6 +162,7 @@ _TOP: dict[str, tuple[Any, Any]] = {
 }
 _SECTIONS: dict[str, Any] = {
     "data": DataSection(),
+    "task": TaskSettings(),
     "budget": BudgetSection(),
     "engine": Settings(),
     "federation": FederationSection(),
@@ -263,8 +266,9 @@ def to_dict(config: Config) -> dict[str, Any]:
     result = {name: value for name, value in result.items() if value is not None}
     result["algorithm"] = config.algorithm.name
     sections = {name: getattr(config, name) for name in _SECTIONS}
-    if config.federation == _SECTIONS["federation"]:
-        del sections["federation"]  # most runs are simulations, which ignore it
+    for name in ("federation", "task"):  # most runs are simulations, and of the task that the data bring
+        if sections[name] == _SECTIONS[name]:
+            del sections[name]
     sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}
     for name, section in sections.items():
         if is_dataclass(section):

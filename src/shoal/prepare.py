@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import calibrated
 from shoal.cache import cache_folder
 from shoal.config import Config, DataSection
@@ -17,8 +20,10 @@ from shoal.data.known import KNOWN
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
+from shoal.models.check import takes_tokens
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
+from shoal.tasks import Regression, TaskSettings, choose
 from shoal.training.budget import Limit
 from shoal.training.cohort import Population
 from shoal.training.round import SimulatedCohort
@@ -39,7 +44,7 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[Simu
     dataset = dataset_of(config, data)
     config = _resolved(config, dataset)
     parts = parted(config, dataset)
-    config, module = with_model(config, dataset, model, Population.of(parts))
+    config, module, dataset = with_model(config, dataset, model, Population.of(parts))
     trainer = simulate(
         config.algorithm, module, dataset, parts,
         rounds=config.rounds, streams=streams_of(config), settings=config.engine,
@@ -48,24 +53,50 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[Simu
 
 
 def dataset_of(config: Config, data: Any) -> Dataset:
-    """The data set that was given, or else the one that the configuration names, with its features."""
-    return with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
+    """The data set that was given, or else the one that the configuration names, with its features and its task."""
+    dataset = with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
+    return with_task(dataset, config.task)
 
 
-def with_model(config: Config, dataset: Dataset, model: Any, population: Population) -> tuple[Config, nn.Module]:
-    """The model, built and checked, and the configuration with its noise calibrated."""
+def with_task(dataset: Dataset, settings: TaskSettings, allowed: Collection[str] | None = None) -> Dataset:
+    """The data set with the task that the configuration asks for; classes named by numbers may become numbers."""
+    if settings.kind == Regression.kind and dataset.train_y.dtype == torch.int64:
+        dataset = _as_numbers(dataset)
+    task = choose(settings, dataset.train_y, dataset.classes, dataset.known_task, allowed)
+    return replace(dataset, known_task=task)
+
+
+def _as_numbers(dataset: Dataset) -> Dataset:
+    try:
+        values = torch.tensor([float(name) for name in dataset.classes])
+    except ValueError as error:
+        raise ConfigError(f"task.kind is regression, but the targets are names: {error}") from None
+    train_y, test_y = values[dataset.train_y], values[dataset.test_y]
+    return replace(dataset, train_y=train_y, test_y=test_y, classes=(), known_task=None)
+
+
+def with_model(
+    config: Config, dataset: Dataset, model: Any, population: Population
+) -> tuple[Config, nn.Module, Dataset]:
+    """The configuration with its noise calibrated, the model, built and checked, and the data as it takes them."""
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
-    seed = Streams(config.seed).number("model")
-    module = build(wanted, dataset.input_shape, dataset.class_count, seed=seed)
-    algorithm = config.algorithm
+    module = build(wanted, dataset.input_shape, dataset.task.outputs, seed=Streams(config.seed).number("model"))
+    dataset = fitted(module, dataset, config.algorithm)
+    return _calibrated(config, population, module), module, dataset
+
+
+def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset:
+    """The data set as the model takes it: whole numbers become floats where it does not; checks that both fit."""
+    shape = dataset.input_shape
+    tokens = dataset.train_x.dtype == torch.int64 and takes_tokens(module, shape)
+    if not tokens and dataset.train_x.dtype == torch.int64:
+        dataset = replace(dataset, train_x=dataset.train_x.float(), test_x=dataset.test_x.float())
+    record_level, noisy = algorithm.per_record is not None, algorithm.draws_noise
     check(
-        module,
-        dataset.input_shape,
-        dataset.class_count,
-        record_level=algorithm.per_record is not None,
-        noisy_updates=algorithm.draws_noise,
-    )
-    return _calibrated(config, population, module), module
+        module, shape, dataset.task, record_level=record_level, noisy_updates=noisy, targets=dataset.train_y,
+        tokens=tokens,
+    )  # fmt: skip
+    return dataset
 
 
 def streams_of(config: Config) -> Streams:

@@ -203,6 +203,12 @@ def test_owners_must_fit_the_records() -> None:
 
 
 @pytest.mark.parametrize("labels", [np.zeros(0, int), np.zeros((2, 2), int), np.zeros(3)])
-def test_labels_must_be_whole_numbers_in_a_row(labels: np.ndarray) -> None:
-    with pytest.raises(DataError, match="labels must be"):
-        made("iid", labels, clients=1)
+def test_partitions_by_label_need_whole_numbers_in_a_row(labels: np.ndarray) -> None:
+    for kind in ("shards", "dirichlet"):
+        with pytest.raises(DataError, match=f"partition '{kind}' needs labels that are whole numbers"):
+            made(kind, labels, clients=1)
+
+
+def test_other_partitions_take_any_targets() -> None:
+    for targets in (np.zeros((6, 2)), np.full(6, 0.5)):
+        assert made("iid", targets, clients=2).sizes.tolist() == [3, 3]

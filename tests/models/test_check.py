@@ -118,7 +118,7 @@ def test_a_model_that_looks_up_words_gets_whole_numbers():
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (nn.Linear(5, 3), r"outputs of shape \(3, 3\) .* must give \(3, 4\)"),
+        (nn.Linear(5, 3), r"outputs of shape \(3, 3\) .* classification needs \(3, 4\)"),
         (nn.Linear(6, 4), r"cannot take examples of shape \(5,\): RuntimeError"),
         (Wrapped(lambda x: x / 0), "NaN or infinite"),
         (nn.ReLU(), "no parameters to train"),

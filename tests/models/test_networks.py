@@ -167,7 +167,7 @@ def test_short_names_stand_for_the_thesis_networks():
         ("scatter-linear", (441,), 10, "takes scattering features"),
         ("linear", (), 10, "input_shape must hold"),
         ("linear", (0, 3), 10, "input_shape must hold"),
-        ("linear", (3,), 1, "classes must be at least 2, got 1"),
+        ("linear", (3,), 0, "outputs must be at least 1, got 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_mend(name, shape, classes, words):

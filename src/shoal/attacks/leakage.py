@@ -194,7 +194,7 @@ def attacked_model(config: Config, dataset: Dataset, streams: Streams) -> nn.Mod
     module = build(
         model_name(config, dataset), dataset.input_shape, dataset.class_count, seed=streams.number("model")
     )
-    check(module, dataset.input_shape, dataset.class_count, record_level=config.algorithm.per_record is not None)
+    check(module, dataset.input_shape, dataset.task, record_level=config.algorithm.per_record is not None)
     if found := mixing_layers(module):
         raise ModelError(f"layer '{found[0]}' mixes the records of a batch; attacks take models without BatchNorm")
     return module

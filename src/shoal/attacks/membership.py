@@ -261,7 +261,7 @@ def _trained(
         rounds = affordable(config.algorithm, simulator.setting, limit_of(config))
         while simulator.done < rounds:
             simulator.play(0)
-        test, _ = simulator.evaluate()
+        test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
         simulator.evaluation.layout.load(module, simulator.model)
         x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)

@@ -43,8 +43,9 @@ def from_arrays(
 
     Args:
         x: `[N, F]`, or pictures `[N, H, W]`, `[N, C, H, W]` or `[N, H, W, C]` (where both could be meant, the
-            channels come first).
-        y: Labels `[N]`: whole numbers or text.
+            channels come first). Whole numbers `[N, T]` stay whole numbers, for models that take tokens.
+        y: Labels `[N]`, whole numbers or text; or other numbers `[N]` or `[N, D]`, labels `[N, L]` of 0 and 1 with
+            their names in `classes`, or the tokens `[N, T]` of a vocabulary `classes`, -100 for padding.
         client: The owner of each row: whole numbers or text.
         test: Test rows and labels. Without them a fixed share of the rows is held out: of each client where owners
             are known, else by the rows' numbers alone, so that no row's label decides where another one goes.
@@ -66,15 +67,16 @@ def from_arrays(
     train_x = _features(x, where, scale)
     rows = len(train_x)
     owners, owner_names = (None, ()) if client is None else _owners(client, rows, where)
+    test_owners = None
     if test is None:
-        (codes,), class_names = _labels([y], [rows], classes, where)
+        (codes,), class_names = _targets([y], [rows], classes, where)
         keep, out = _split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
         test_x, test_y = train_x[out], codes[out]
         train_x, train_y = train_x[keep], codes[keep]
-        owners = None if owners is None else owners[keep]
+        owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
     else:
         test_x = _features(test[0], f"{where}, test", scale)
-        (train_y, test_y), class_names = _labels([y, test[1]], [rows, len(test_x)], classes, where)
+        (train_y, test_y), class_names = _targets([y, test[1]], [rows, len(test_x)], classes, where)
     return Dataset(
         name=name,
         train_x=train_x,
@@ -85,6 +87,7 @@ def from_arrays(
         owners=owners,
         owner_names=owner_names,
         notes=notes,
+        test_owners=test_owners,
     )
 
 
@@ -201,7 +204,7 @@ def _array(value: Array, where: str) -> np.ndarray:
 
 
 def _features(value: Array, where: str, scale: str) -> torch.Tensor:
-    """Features as float32 `[N, F]` or `[N, C, H, W]`."""
+    """Features as float32 `[N, F]` or `[N, C, H, W]`, or whole numbers as int64 `[N, T]`."""
     check_scale(scale)
     array = _array(value, f"{where}, x")
     if array.dtype.kind not in "biuf":
@@ -214,6 +217,8 @@ def _features(value: Array, where: str, scale: str) -> torch.Tensor:
             f"{where}: scale 'standard' is for pixels (uint8), these are {array.dtype}; scale them yourself "
             "with public constants and use scale 'unit'"
         )
+    if array.ndim == 2 and array.dtype.kind in "iu" and not pixels:
+        return torch.from_numpy(np.ascontiguousarray(array).astype(np.int64))
     with np.errstate(over="ignore"):
         x = torch.from_numpy(np.ascontiguousarray(_channels_first(array, where)).astype(np.float32))
     if (row := first_bad_row(x)) is not None:
@@ -236,6 +241,26 @@ def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
         f"{where}: features of shape {array.shape}; expected [N, F], or pictures [N, H, W], [N, C, H, W] or "
         "[N, H, W, C] with 1, 3 or 4 channels"
     )
+
+
+def _targets(
+    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Targets of several parts: codes of classes, numbers, or tokens; and the names of what they stand for."""
+    parts = [_array(value, f"{where}, y") for value in values]
+    several, real = parts[0].ndim > 1, [part for part in parts if part.dtype.kind == "f"]
+    if not several and (classes is not None or all((part == np.floor(part)).all() for part in real)):
+        return _labels(parts, rows, classes, where)
+    for part, count in zip(parts, rows, strict=True):
+        if len(part) != count:
+            raise DataError(f"{where}: {count} rows but {len(part)} targets")
+        if part.dtype.kind not in "biuf":
+            raise DataError(f"{where}: targets are of type {part.dtype}, expected numbers")
+        if not np.isfinite(part).all():
+            row = int((~np.isfinite(part).reshape(count, -1).all(1)).argmax())
+            raise DataError(f"{where}: target in row {row} is NaN or Inf; fill in or remove such rows first")
+    tokens = several and all(part.dtype.kind in "iu" for part in parts)
+    return [part.astype(np.int64 if tokens else np.float32) for part in parts], tuple(map(str, classes or ()))
 
 
 def _labels(

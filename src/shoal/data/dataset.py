@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from shoal.errors import DataError
+from shoal.tasks import Task, TaskSettings, choose
 
 NOT_FINITE = "holds NaN or Inf, or numbers too large for float32; fill, remove or scale such values first"
 
 
 def first_bad_row(x: torch.Tensor) -> int | None:
     """The first row with a number that is not finite, or so large that the row's sum is not."""
+    if not x.is_floating_point():
+        return None
     bad = ~torch.isfinite(x.reshape(len(x), -1).sum(1))
     return int(bad.nonzero()[0]) if bad.any() else None
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Pictures `[N, C, H, W]` or tables `[N, F]` in float32, labels `[N]` in int64.
+    """Records and their targets.
+
+    Records are float32, or int64 for tokens: tables `[N, F]`, pictures `[N, C, H, W]`, sequences `[N, T]` or any
+    other shape `[N, ...]`. Targets are as the task needs them: classes int64 `[N]`, numbers float32 `[N]` or
+    `[N, D]`, labels float32 `[N, L]`, tokens int64 `[N, T]`.
 
     Attributes:
         name: What messages and reports call it.
         train_x: Training rows.
-        train_y: Their labels, from 0.
+        train_y: Their targets.
         test_x: Test rows, which are public or cost nothing that is claimed.
-        test_y: Their labels.
-        classes: The name of each label.
+        test_y: Their targets.
+        classes: The name of each class, label or token; none for numbers.
         owners: The owner of each training row, numbered from 0; None where nobody knows.
         owner_names: What the user calls each owner.
         notes: Facts that a reader of results should know, such as a vocabulary that was read from the data.
         rows: The digest of the training rows that public features were computed from, where they were.
+        test_owners: The owner of each test row, where that is known.
+        known_task: The task, where the data bring one or the configuration has named it.
     """
 
     name: str
@@ -46,10 +56,10 @@ class Dataset:
     owner_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     rows: bytes = b""
+    test_owners: np.ndarray | None = None
+    known_task: Task | None = None
 
     def __post_init__(self) -> None:
-        if len(self.classes) < 2:
-            raise DataError(f"data '{self.name}': needs at least two classes, got {list(self.classes)}")
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check_rows(part, x, y)
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
@@ -57,43 +67,46 @@ class Dataset:
                 f"data '{self.name}': training rows have shape {tuple(self.train_x.shape[1:])} "
                 f"but test rows {tuple(self.test_x.shape[1:])}"
             )
-        self._check_owners()
+        for owners, y in ((self.owners, self.train_y), (self.test_owners, self.test_y)):
+            self._check_owners(owners, len(y))
+
+    @cached_property
+    def task(self) -> Task:
+        """What a model is trained for with these data."""
+        return self.known_task or choose(TaskSettings(), self.train_y, self.classes)
 
     def _check_rows(self, part: str, x: torch.Tensor, y: torch.Tensor) -> None:
         where = f"data '{self.name}', {part}"
-        if x.dtype != torch.float32 or x.dim() not in (2, 4):
-            raise DataError(
-                f"{where}: features must be float32 [N, F] or [N, C, H, W], got {x.dtype} {tuple(x.shape)}"
-            )
-        if y.dtype != torch.int64 or y.dim() != 1:
-            raise DataError(f"{where}: labels must be int64 [N], got {y.dtype} {tuple(y.shape)}")
+        if x.dtype not in (torch.float32, torch.int64) or x.dim() < 2:
+            raise DataError(f"{where}: features must be float32 or int64 [N, ...], got {x.dtype} {tuple(x.shape)}")
+        if y.dtype not in (torch.float32, torch.int64) or y.dim() < 1:
+            raise DataError(f"{where}: targets must be float32 or int64 [N, ...], got {y.dtype} {tuple(y.shape)}")
         if len(x) != len(y):
             raise DataError(f"{where}: {len(x)} rows but {len(y)} labels")
         if x.numel() == 0:
             raise DataError(f"{where}: no data, shape {tuple(x.shape)}")
         if (row := first_bad_row(x)) is not None:
             raise DataError(f"{where}: row {row} {NOT_FINITE}")
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= len(self.classes):
-            raise DataError(f"{where}: labels run from {low} to {high}, but there are {len(self.classes)} classes")
+        if self.known_task is not None or y.dtype == torch.int64:  # of numbers the configuration must tell the range
+            self.task.check_targets(y, where)
 
-    def _check_owners(self) -> None:
-        if self.owners is None:
+    def _check_owners(self, owners: np.ndarray | None, rows: int) -> None:
+        if owners is None:
             return
-        if self.owners.shape != (len(self.train_y),) or self.owners.dtype.kind not in "iu":
+        if owners.shape != (rows,) or owners.dtype.kind not in "iu":
             raise DataError(
-                f"data '{self.name}': owners must be one whole number a training row, "
-                f"got {self.owners.dtype} {self.owners.shape} for {len(self.train_y)} rows"
+                f"data '{self.name}': owners must be one whole number a row, "
+                f"got {owners.dtype} {owners.shape} for {rows} rows"
             )
-        if self.owners.min() < 0 or self.owners.max() >= len(self.owner_names):
+        if owners.min() < 0 or owners.max() >= len(self.owner_names):
             raise DataError(
-                f"data '{self.name}': owners run from {self.owners.min()} to {self.owners.max()}, "
+                f"data '{self.name}': owners run from {owners.min()} to {owners.max()}, "
                 f"but there are {len(self.owner_names)} owner names"
             )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one row: `(C, H, W)` or `(F,)`."""
+        """The shape of one row, such as `(C, H, W)` or `(F,)`."""
         return tuple(self.train_x.shape[1:])
 
     def digest(self) -> bytes:

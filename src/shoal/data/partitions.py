@@ -66,7 +66,7 @@ def partition(
 
     Args:
         kind: One of `KINDS`.
-        labels: The label of each record, [N].
+        labels: The label of each record, [N]; only `shards` and `dirichlet` look at them.
         clients: How many clients; for `column` None, or the number that the data name.
         shards: Shards a client (`shards`).
         alpha: Concentration of the proportions (`dirichlet`).
@@ -83,8 +83,11 @@ def partition(
         DataError: Labels or owners are malformed.
     """
     labels = np.asarray(labels)
-    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iu":
-        raise DataError(f"labels must be whole numbers [N], got {labels.dtype} {labels.shape}")
+    classes = labels.ndim == 1 and labels.dtype.kind in "iu"
+    if not labels.ndim or not len(labels) or (kind in ("shards", "dirichlet") and not classes):
+        raise DataError(
+            f"partition '{kind}' needs labels that are whole numbers [N], got {labels.dtype} {labels.shape}"
+        )
     if kind == "column":
         return column(owners, rows=len(labels), clients=clients)
     if kind not in KINDS:

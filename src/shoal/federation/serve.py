@@ -75,11 +75,14 @@ def coordinator(
     if not section.seeded and config.noise_seed is None:
         config = replace(config, random="secure")
     dataset, engine, sites = dataset_of(config, data), config.engine, population(config)
-    config, module = with_model(config, dataset, model, sites)
+    config, module, dataset = with_model(config, dataset, model, sites)
 
     device, per_record = pick_device(engine.device), config.algorithm.per_record is not None
     module = module.to(device)
-    net = network(module, dataset.train_x[:3], batched=engine.batched, per_record=per_record)
+    net = network(
+        module, dataset.train_x[:3], dataset.train_y[:3], losses=dataset.task.losses, batched=engine.batched,
+        per_record=per_record,
+    )  # fmt: skip
     workers = Workers(device, engine.threads, side_by_side=net.batched)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")

@@ -32,7 +32,8 @@ from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, population
 from shoal.mechanisms.sampling import LARGEST_BATCH
-from shoal.models import build, check
+from shoal.models import build
+from shoal.prepare import fitted
 from shoal.random.platform_checks import require_platform
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
@@ -239,10 +240,8 @@ class Site:
         assert self._dataset is not None
         settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
         algorithm = settings.algorithm
-        module = build(settings.model, terms.shape, len(terms.classes))
-        record_level = algorithm.per_record is not None
-        noisy = algorithm.draws_noise
-        check(module, terms.shape, len(terms.classes), record_level=record_level, noisy_updates=noisy)
+        module = build(settings.model, terms.shape, self._dataset.task.outputs)
+        self._dataset = fitted(module, self._dataset, algorithm)
         for t in algorithm.different_rounds(rounds):
             algorithm.refuse_unfit(t, rounds, terms.setting.clients)
         cohort = SimulatedCohort.of(

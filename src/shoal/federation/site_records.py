@@ -13,7 +13,7 @@ from shoal.data import Dataset, load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
-from shoal.prepare import parted, with_features
+from shoal.prepare import parted, with_features, with_task
 
 
 def reader(name: str, label: str | None = None, part: int | None = None) -> Callable[[Terms], Dataset]:
@@ -22,8 +22,11 @@ def reader(name: str, label: str | None = None, part: int | None = None) -> Call
         raise ConfigError(f"--data {name}: there is no such file")
 
     def read(terms: Terms) -> Dataset:
+        return with_task(features_of(terms), terms.settings.task, terms.allowed)
+
+    def features_of(terms: Terms) -> Dataset:
         section = terms.settings.data
-        classes = terms.classes if "." in name else None  # built-in data sets bring their own
+        classes = terms.classes or None if "." in name else None  # built-in data sets bring their own
         dataset = load(name, scale=section.scale, label=label or section.label, classes=classes)
         if dataset.notes:
             raise Refused(
@@ -33,7 +36,8 @@ def reader(name: str, label: str | None = None, part: int | None = None) -> Call
         if part is not None:
             return with_features(_part(dataset, terms, part), section.features)
         x, y = torch.cat([dataset.train_x, dataset.test_x]), torch.cat([dataset.train_y, dataset.test_y])
-        return with_features(replace(dataset, train_x=x, train_y=y, owners=None, owner_names=()), section.features)
+        everything = replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
+        return with_features(everything, section.features)
 
     return read
 
@@ -48,4 +52,5 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     if not 0 <= part < len(parts):
         raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
     rows = torch.from_numpy(parts.records(part)).long()
-    return replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=None, owner_names=())
+    x, y = dataset.train_x[rows], dataset.train_y[rows]
+    return replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)

@@ -17,7 +17,7 @@ from shoal.gradients.deferred import DeferredLinearRule, capacity_for
 from shoal.gradients.layer_rule import Rule
 from shoal.gradients.layers import LinearRule, rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.losses import record_losses
+from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import all_digits
@@ -31,8 +31,10 @@ class BatchedNetwork:
 
     batched = True
 
-    def __init__(self, module: nn.Module, layout: Layout, kernels: bool = True) -> None:
-        self.layout = layout
+    def __init__(
+        self, module: nn.Module, layout: Layout, kernels: bool = True, losses: Losses = cross_entropy
+    ) -> None:
+        self.layout, self._losses = layout, losses
         self._bound = threading.local()
         self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
 
@@ -43,8 +45,9 @@ class BatchedNetwork:
             return tape
         self._bound.params, self._bound.tape = params, tape
         self._bound.anchor = params.new_zeros((), requires_grad=True)
-        logits = self._module(x.flatten(0, 1))
-        torch.autograd.backward((record_losses(logits, y.flatten()) * weights.flatten()).sum())
+        outputs = self._module(x.flatten(0, 1))
+        losses = self._losses(outputs, y.flatten(0, 1))
+        torch.autograd.backward((losses * weights.flatten()).sum())
         return tape
 
     @contextmanager

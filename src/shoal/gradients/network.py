@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shoal.errors import ModelError
 from shoal.gradients.batched import BatchedNetwork, rules_cover
 from shoal.gradients.layout import Layout
+from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 from shoal.random.noise_source import Product
 
@@ -67,7 +68,7 @@ class Network(Protocol):
         Args:
             params: One vector per client, [K, P].
             x: Inputs, [K, B, ...].
-            y: Targets, [K, B].
+            y: Targets, [K, B, ...].
             weights: Weights of the records, [K, B]; 0 for padding.
 
         Returns:
@@ -87,7 +88,9 @@ class Network(Protocol):
 def network(
     module: nn.Module,
     sample: Tensor | None = None,
+    targets: Tensor | None = None,
     *,
+    losses: Losses = cross_entropy,
     batched: bool = True,
     per_record: bool = False,
     kernels: bool = True,
@@ -98,6 +101,8 @@ def network(
         module: The model.
         sample: A few inputs. With them both implementations are compared first, so that a model whose own code
             mixes records, or reaches into a layer, is never trained wrongly.
+        targets: Their targets; class 0 if not given.
+        losses: The loss of each record.
         batched: Whether clients may be batched at all.
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
@@ -108,13 +113,22 @@ def network(
     slow = RecordNetwork if per_record else SequentialNetwork
     layout = Layout.of(module)
     if not batched or not rules_cover(module, layout):
-        return slow(module)
-    if sample is not None and not _agree(module, sample, slow, per_record):
-        return slow(module)
-    return BatchedNetwork(module, layout, kernels)
+        return slow(module, losses)
+    if sample is not None:
+        y = sample.new_zeros(len(sample), dtype=torch.int64) if targets is None else targets
+        if not _agree(module, sample, y, losses, slow, per_record):
+            return slow(module, losses)
+    return BatchedNetwork(module, layout, kernels, losses)
 
 
-def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per_record: bool) -> bool:
+def _agree(
+    module: nn.Module,
+    sample: Tensor,
+    targets: Tensor,
+    losses: Losses,
+    slow: type[SequentialNetwork],
+    per_record: bool,
+) -> bool:
     """Do both implementations give the same gradient for two different clients, in float64?
 
     The weights are perturbed first, since a layer that starts at zero would hide everything before it.
@@ -125,10 +139,10 @@ def _agree(module: nn.Module, sample: Tensor, slow: type[SequentialNetwork], per
     layout = Layout.of(module)
     start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
     params = torch.stack([start, 0.9 * start])
-    y = torch.zeros(x.shape[:2], dtype=torch.int64)
+    y = targets.cpu().expand(2, *targets.shape)
     weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(x.shape[:2])
     found: list[list[Tensor]] = []
-    for way in (BatchedNetwork(module, layout), slow(module)):
+    for way in (BatchedNetwork(module, layout, losses=losses), slow(module, losses)):
         grads = torch.zeros_like(params)
         try:
             tape = way.backward(params, x, y, weights)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, func, nn
 
 from shoal.gradients.layout import Layout
-from shoal.gradients.losses import record_losses
+from shoal.gradients.losses import Losses, cross_entropy
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.precision import all_digits
 from shoal.random.noise_source import Product
@@ -20,8 +21,8 @@ class SequentialNetwork:
 
     batched = False
 
-    def __init__(self, module: nn.Module) -> None:
-        self.layout = Layout.of(module)
+    def __init__(self, module: nn.Module, losses: Losses = cross_entropy) -> None:
+        self.layout, self._losses = Layout.of(module), losses
         self._module = copy.deepcopy(module).train()
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> SumTape:
@@ -50,8 +51,8 @@ class SequentialNetwork:
         trainable = [entry for entry in self.layout.entries if entry.trainable]
         for entry in trainable:
             views[entry.name] = views[entry.name].detach().requires_grad_()
-        logits = func.functional_call(self._module, views, (x,))
-        loss = (record_losses(logits, y) * weights).sum()
+        outputs = func.functional_call(self._module, views, (x,))
+        loss = (self._losses(outputs, y) * weights).sum()
         grads = torch.autograd.grad(loss, [views[e.name] for e in trainable], allow_unused=True)
         for entry, grad in zip(trainable, grads, strict=True):
             if grad is not None:
@@ -75,8 +76,8 @@ class RecordNetwork(SequentialNetwork):
     Where vmap does not support an operation, one record after another.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, losses: Losses = cross_entropy) -> None:
+        super().__init__(module, losses)
         self._vmapped = True
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
@@ -96,11 +97,13 @@ class RecordNetwork(SequentialNetwork):
         return super().records(params, x, y, weights)
 
     def _of_client(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        def loss(vector: Tensor, record: Tensor, label: Tensor) -> Tensor:
-            logits = func.functional_call(self._module, self.layout.views(vector), (record.unsqueeze(0),))
-            return record_losses(logits, label.unsqueeze(0)).squeeze(0)
+        def loss(vector: Tensor, record: Tensor, target: Tensor) -> Tensor:
+            outputs = func.functional_call(self._module, self.layout.views(vector), (record.unsqueeze(0),))
+            return self._losses(outputs, target.unsqueeze(0)).squeeze(0)
 
-        gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # of layers such as LSTM
+            gradients: Tensor = func.vmap(func.grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
         return gradients
 
 

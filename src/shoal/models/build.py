@@ -14,14 +14,14 @@ from shoal.models.entry import Shape
 from shoal.models.networks import network
 
 
-def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: int, *, seed: int = 0) -> nn.Module:
-    """The model for examples of one shape.
+def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, outputs: int, *, seed: int = 0) -> nn.Module:
+    """The model for records of one shape.
 
     Args:
         name: A name of the registry, `auto`, `package.module:Class` for the user's own, an nn.Module (taken as it is)
             or a class of one.
-        input_shape: The shape of one example, without the batch axis.
-        classes: How many scores the model gives.
+        input_shape: The shape of one record, without the batch axis.
+        outputs: How many numbers the model gives: one score a class, for example.
         seed: The same seed gives the same weights; the global random state is left as it was.
 
     Returns:
@@ -30,7 +30,7 @@ def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: 
     Raises:
         ModelError: There is no such model, or it cannot be built for this shape.
     """
-    shape = _checked(input_shape, classes)
+    shape = _checked(input_shape, outputs)
     if isinstance(name, nn.Module):
         return name
     if isinstance(name, str) and ":" not in name:
@@ -39,7 +39,7 @@ def build(name: str | nn.Module | type[nn.Module], input_shape: Shape, classes: 
         with seeded(seed):  # apart from the making, since only a module's first import draws random numbers
             make = custom.factory(name)
     with seeded(seed):
-        return make(shape, classes)
+        return make(shape, outputs)
 
 
 @contextmanager
@@ -50,12 +50,12 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _checked(input_shape: Shape, classes: int) -> Shape:
+def _checked(input_shape: Shape, outputs: int) -> Shape:
     shape = tuple(int(n) for n in input_shape)
     if not shape or min(shape) < 1:
         raise ModelError(f"input_shape must hold sizes of at least 1, without the batch axis, got {shape}")
-    if classes < 2:
-        raise ModelError(f"classes must be at least 2, got {classes}")
+    if outputs < 1:
+        raise ModelError(f"outputs must be at least 1, got {outputs}")
     return shape
 
 

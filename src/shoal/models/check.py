@@ -19,22 +19,32 @@ from torch.nn.parameter import is_lazy
 from shoal.errors import ModelError
 from shoal.models.build import count, seeded
 from shoal.models.entry import Shape
+from shoal.tasks import Classification, Task
 
 EXAMPLES = 3
 
 
 def check(
-    model: nn.Module, input_shape: Shape, classes: int, *, record_level: bool, noisy_updates: bool = False
+    model: nn.Module,
+    input_shape: Shape,
+    task: Task | int,
+    *,
+    record_level: bool,
+    noisy_updates: bool = False,
+    targets: torch.Tensor | None = None,
+    tokens: bool = False,
 ) -> None:
     """Check that a model fits the data and the privacy asked for; copies are run, on the CPU.
 
     Args:
         model: The model, which is left as it was.
         input_shape: The shape of one example.
-        classes: A batch must give [N, classes].
-        example_level: Whether example-level DP is asked for: no example may have a say in another's output.
+        task: What it is trained for; a number stands for a classification into so many classes.
+        record_level: Whether record-level DP is asked for: no example may have a say in another's output.
         noisy_updates: Whether updates get noise (client-level DP): examples may mix, but running statistics would get
             noise as well.
+        targets: A few targets, of which only the shape and the type matter; class labels if not given.
+        tokens: Whether records are whole numbers.
 
     Raises:
         ModelError: It does not fit; the message names the layer and the fix.
@@ -48,16 +58,15 @@ def check(
     if count(model) == 0:
         raise ModelError(f"model {name} has no parameters to train")
     if record_level:
-        _refuse_mixing_layers(model, "mixes the examples of a batch, so that example-level privacy cannot hold")
+        _refuse_mixing_layers(model, "mixes the examples of a batch, so that record-level privacy cannot hold")
     elif noisy_updates:
         _refuse_mixing_layers(model, "keeps running statistics, which noise would spoil (a variance below 0)")
-    batch, changed = _batches(model, input_shape)
+    batch, changed = _batches(model, input_shape, tokens)
     output = _run(model, batch, input_shape).output
-    if tuple(output.shape) != (EXAMPLES, classes):
-        raise ModelError(
-            f"model {name} gives outputs of shape {tuple(output.shape)} for {EXAMPLES} examples of shape "
-            f"{tuple(input_shape)}; it must give ({EXAMPLES}, {classes}): one score for each class"
-        )
+    if isinstance(task, int):
+        task = Classification(classes=tuple(map(str, range(task))))
+    like = torch.zeros(EXAMPLES, dtype=torch.int64) if targets is None else targets
+    task.check_outputs(name, output, task.example_targets(EXAMPLES, like))
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
     if record_level or noisy_updates:
@@ -65,6 +74,16 @@ def check(
         if record_level:
             _refuse_mixing(model, before, after)
         _refuse_statistics(model, before, after)
+
+
+def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
+    """Whether a model takes whole numbers as they are, as one with an embedding does."""
+    batch = torch.zeros(EXAMPLES, *input_shape, dtype=torch.int64)
+    try:
+        _run(model, batch, input_shape)
+    except ModelError:
+        return False
+    return True
 
 
 def mixing_layers(model: nn.Module) -> list[str]:
@@ -152,7 +171,7 @@ def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
     if not torch.allclose(before.output[others], after.output[others], rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ModelError(
             f"model {type(model).__name__} mixes the examples of a batch (one example's output changes with "
-            "another's input), so that example-level privacy cannot hold; make each output depend on its own "
+            "another's input), so that record-level privacy cannot hold; make each output depend on its own "
             "input only"
         )
 
@@ -167,13 +186,14 @@ def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> Non
             )
 
 
-def _batches(model: nn.Module, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+def _batches(model: nn.Module, shape: Shape, tokens: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """A few fixed examples, and the same with the middle one changed."""
     numbers = EXAMPLES * math.prod(shape)
     words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
-    if words:
-        batch = (torch.arange(numbers) % min(words)).view(EXAMPLES, *shape)
-        middle = (batch[1] + 1) % min(words)
+    if words or tokens:
+        most = min(words, default=2)
+        batch = (torch.arange(numbers) % most).view(EXAMPLES, *shape)
+        middle = (batch[1] + 1) % most
     else:
         batch = _pattern(numbers).view(EXAMPLES, *shape).to(next(model.parameters()).dtype)
         middle = 3 - 5 * batch[1]

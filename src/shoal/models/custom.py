@@ -50,7 +50,7 @@ def _arguments(found: Factory, path: str, shape: Shape, classes: int) -> tuple[t
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):
         return (), {}
-    offered: dict[str, object] = {"input_shape": shape, "classes": classes}
+    offered: dict[str, object] = {"input_shape": shape, "classes": classes, "outputs": classes}
     named = {p.name: offered[p.name] for p in parameters if p.name in offered and p.kind not in _UNNAMED}
     required = [p for p in parameters if p.default is p.empty and p.kind not in _VARIADIC]
     unmet = [p.name for p in required if p.name not in named]
@@ -59,7 +59,7 @@ def _arguments(found: Factory, path: str, shape: Shape, classes: int) -> tuple[t
     if not named and len(required) == 2 and all(p.kind in _PLACED for p in required):
         return (shape, classes), {}
     raise ModelError(
-        f"model '{path}' wants {', '.join(unmet)}; its parameters may be input_shape and classes, "
+        f"model '{path}' wants {', '.join(unmet)}; its parameters may be input_shape and classes (or outputs), "
         "all others need defaults"
     )
 

@@ -42,10 +42,11 @@ class ClientData:
         return self.partition.records(client - self.first)
 
     def rows(self, records: Tensor) -> tuple[Tensor, Tensor]:
-        """The records of a batch for each client: [K, B, ...] and [K, B]."""
+        """The records of a batch for each client, [K, B, ...], and their targets."""
         flat = records.flatten()
         x = self.x.index_select(0, flat)
-        return x.view(*records.shape, *x.shape[1:]), self.y.index_select(0, flat).view(records.shape)
+        y = self.y.index_select(0, flat)
+        return x.view(*records.shape, *x.shape[1:]), y.view(*records.shape, *y.shape[1:])
 
 
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:

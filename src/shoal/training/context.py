@@ -61,8 +61,11 @@ class TrainingContext:
         device = pick_device(settings.device)
         module = module.to(device)
         federation = ClientData.of(dataset, partition, device, first)
-        sample, per_record = federation.x[:3], algorithm.per_record is not None
-        net = network(module, sample, batched=settings.batched, per_record=per_record, kernels=settings.kernels)
+        sample, targets, per_record = federation.x[:3], federation.y[:3], algorithm.per_record is not None
+        net = network(
+            module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
+            kernels=settings.kernels,
+        )  # fmt: skip
         workers = Workers(device, settings.threads, side_by_side=net.batched)
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.data.dataset import Dataset
 from shoal.gradients import Layout
-from shoal.gradients.losses import record_losses
+from shoal.tasks import Figures
 from shoal.training.workers import Workers
 
 ROWS = 250  # evaluated at once
@@ -34,42 +36,73 @@ class Evaluation:
         device = next(module.parameters()).device
         return cls(module, layout, dataset, dataset.test_x.to(device), dataset.test_y.to(device), workers)
 
-    def metrics(self, params: Tensor) -> tuple[float, float]:
-        """Accuracy and mean loss."""
-        self._load(params)
+    def metrics(self, params: Tensor) -> dict[str, float | None]:
+        """The task's headline figure and the mean loss; None where one is not finite."""
+        predictions, loss = self._predicted(params)
+        return _finite(self.dataset.task.cheap_figures(predictions, self._targets) | {"loss": loss})
 
-        def part(start: int) -> tuple[float, float]:
-            x, y = self._rows(start)
-            with torch.inference_mode():
-                logits = _logits(self.module, x)
-                hits = (logits.argmax(1) == y).sum()
-                return float(hits), float(record_losses(logits, y).sum())
+    def figures(self, params: Tensor) -> dict[str, Any]:
+        """All figures, over all held-out rows and by client, beside those of the trivial prediction."""
+        task, (predictions, _) = self.dataset.task, self._predicted(params)
+        return {
+            "task": task.kind,
+            "headline": task.headline,
+            "higher_is_better": task.higher_is_better,
+            "trivial_answer": task.trivial_answer,
+            "figures": _finite(task.all_figures(predictions, self._targets)),
+            "trivial": _finite(task.trivial_figures(self._targets)),
+            "figures_by_client": self._by_client(predictions),
+        }
 
-        parts = self.workers.map(part, range(0, len(self.y), ROWS))
-        hits, losses = map(sum, zip(*parts, strict=True))
-        return hits / len(self.y), losses / len(self.y)
+    def _by_client(self, predictions: np.ndarray) -> list[dict[str, Any]]:
+        """The figures of each client's held-out rows, where it is known whose they are."""
+        task, owners, found = self.dataset.task, self.dataset.test_owners, []
+        if owners is None:
+            return []
+        order = np.argsort(owners, kind="stable")
+        cuts = np.flatnonzero(np.diff(owners[order])) + 1
+        for rows in np.split(order, cuts):
+            figures = _finite(task.all_figures(predictions[rows], self._targets[rows]))
+            name = self.dataset.owner_names[owners[rows[0]]]
+            found.append({"client": name, "records": len(rows), "figures": figures})
+        return found
 
-    def confusion(self, params: Tensor) -> np.ndarray:
-        """The confusion matrix: true classes by row, predicted classes by column."""
-        self._load(params)
+    def confusion(self, params: Tensor) -> np.ndarray | None:
+        """The confusion matrix of a classification: true classes by row, predicted classes by column."""
+        if self.dataset.task.kind != "classification":
+            return None
+        predictions, _ = self._predicted(params)
         classes = self.dataset.class_count
-        counts = torch.zeros(classes * classes, dtype=torch.int64, device=self.y.device)
-        with torch.inference_mode():
-            for start in range(0, len(self.y), ROWS):
-                x, y = self._rows(start)
-                counts += torch.bincount(y * classes + _logits(self.module, x).argmax(1), minlength=classes * classes)
-        return counts.view(classes, classes).cpu().numpy()
+        counts = np.bincount(self._targets * classes + predictions.argmax(1), minlength=classes * classes)
+        return counts.reshape(classes, classes)
 
-    def _load(self, params: Tensor) -> None:
+    @property
+    def _targets(self) -> np.ndarray:
+        return self.dataset.test_y.numpy()
+
+    def _predicted(self, params: Tensor) -> tuple[np.ndarray, float]:
+        """The predictions for all held-out rows, and the mean loss."""
         self.layout.load(self.module, params)
         self.module.eval()
+        task = self.dataset.task
 
-    def _rows(self, start: int) -> tuple[Tensor, Tensor]:
-        rows = slice(start, start + ROWS)
-        return self.x[rows], self.y[rows]
+        def part(start: int) -> tuple[Tensor, float]:
+            rows = slice(start, start + ROWS)
+            x, y = self.x[rows], self.y[rows]
+            with torch.inference_mode():
+                outputs = _outputs(self.module, x)
+                predictions = task.predictions(outputs, y)
+                return torch.nan_to_num(predictions).cpu(), float(task.losses(outputs, y).sum())
+
+        parts = list(self.workers.map(part, range(0, len(self.y), ROWS)))
+        return torch.cat([found for found, _ in parts]).numpy(), sum(loss for _, loss in parts) / len(self.y)
 
 
-def _logits(module: nn.Module, x: Tensor) -> Tensor:
+def _finite(figures: Figures) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in figures.items()}
+
+
+def _outputs(module: nn.Module, x: Tensor) -> Tensor:
     """Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
 
     A single channel has both orders, and PyTorch assumes the other one unless its strides say otherwise.

@@ -104,8 +104,7 @@ class Trainer(Generic[AnyCohort]):
         self.done += 1
         line: dict[str, Any] = {"round": self.done}
         if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
-            accuracy, loss = self.evaluate()
-            line |= {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None}
+            line |= self.evaluate()
         return line | metrics | {"seconds": time.perf_counter() - start}
 
     def resume(self, folder: RunFolder, spending: Spending) -> None:
@@ -135,8 +134,8 @@ class Trainer(Generic[AnyCohort]):
         """The released model, by the names of the network's parameters."""
         return self.evaluation.layout.views(self.model)
 
-    def evaluate(self) -> tuple[float, float]:
-        """Accuracy and loss on the held-out rows."""
+    def evaluate(self) -> dict[str, float | None]:
+        """The task's headline figure and the loss, on the held-out rows."""
         return self.evaluation.metrics(self.model)
 
     def without_privacy(self) -> Trainer[SimulatedCohort]:

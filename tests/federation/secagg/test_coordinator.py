@@ -289,7 +289,9 @@ def test_a_site_that_starts_anew_sits_out_the_round(tmp_path):
 def test_it_does_not_begin_with_fewer_than_the_threshold(tmp_path):
     """`federation.min_sites` and `first` may be less: it waits all the same."""
     grid_ = with_keys(tmp_path)
-    _, made = coordinator(configure(secure(federation__min_sites_to_start=1)), None, None, partial(Transport, grid_), {}, print)
+    _, made = coordinator(
+        configure(secure(federation__min_sites_to_start=1)), None, None, partial(Transport, grid_), {}, print
+    )
     made.cohort._complete, made.cohort._resumed, made.cohort._started = True, False, 0.0
     assert made.cohort._wanted({}, RoundIndex(0, made.rounds)) == 3
 

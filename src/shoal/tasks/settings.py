@@ -1,0 +1,35 @@
+"""The section `task` of a configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shoal.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What the model is trained for. All of it is public: nothing here is computed from records.
+
+    Attributes:
+        kind: `auto` (by the targets), classification, multi-label, regression, next-token, own, or a task of
+            another package.
+        loss: A loss of one's own, `package.module:function`: (outputs, targets) -> one value a record.
+        metrics: Figures of one's own, `package.module:function`: (predictions, targets) -> a number.
+        class_weights: How much each class counts in the loss.
+        range: The lowest and the highest target of a regression, by which it is scaled.
+    """
+
+    kind: str = "auto"
+    loss: str | None = None
+    metrics: tuple[str, ...] = ()
+    class_weights: tuple[float, ...] = ()
+    range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        for weight in self.class_weights:
+            if not 0 < weight < math.inf:
+                raise ConfigError(f"task.class_weights must be > 0 and finite, got {weight}")
+        if self.range is not None and not -math.inf < self.range[0] < self.range[1] < math.inf:
+            raise ConfigError(f"task.range must be two numbers, low < high, got {list(self.range)}")

@@ -1,0 +1,129 @@
+"""The interface of a task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from torch import Tensor
+
+from shoal.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from shoal.tasks.settings import TaskSettings
+
+Figures = dict[str, float]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """What a model is trained for.
+
+    Attributes:
+        own_loss: The user's loss instead of the task's.
+        own_metrics: The user's figures beside the task's, by name.
+    """
+
+    own_loss: Loss | None = field(default=None, repr=False)
+    own_metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
+
+    kind: ClassVar[str]
+    headline: ClassVar[str]
+    """The figure that curves, comparisons and sweeps show."""
+    higher_is_better: ClassVar[bool] = True
+    trivial_answer: ClassVar[str]
+    """In words, the constant prediction that needs no model."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, settings: TaskSettings, targets: Tensor, classes: tuple[str, ...], **own: Any) -> Self:
+        """The task for these targets.
+
+        Args:
+            settings: What the configuration says.
+            targets: The targets, of which only type and shape may decide.
+            classes: The names of classes, labels or tokens, where the data have them.
+            **own: `own_loss` and `own_metrics`.
+        """
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many numbers the model gives, for a record or for a token of it."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's own loss of each record, [N]."""
+
+    @abstractmethod
+    def output_shape(self, targets: Tensor) -> tuple[int, ...]:
+        """The shape that the model's output has for these targets."""
+
+    @abstractmethod
+    def check_targets(self, targets: Tensor, where: str) -> None:
+        """Raise a DataError for targets that are not of this task."""
+
+    @abstractmethod
+    def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What figures are computed from, a row for each record: small, so that those of all records fit."""
+
+    @abstractmethod
+    def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
+        """How good predictions are, by the names of the figures."""
+
+    @abstractmethod
+    def trivial(self, targets: np.ndarray) -> np.ndarray:
+        """The best constant prediction for these targets: a model that is no better has learnt nothing."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each record, [N]."""
+        if self.own_loss is None:
+            return self.loss(outputs, targets)
+        losses = self.own_loss(outputs, targets)
+        if losses.shape != outputs.shape[:1]:
+            raise ModelError(
+                f"task.loss gives a value of shape {tuple(losses.shape)} for {len(outputs)} records; it must give "
+                f"one loss a record"
+            )
+        return losses
+
+    def cheap_figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
+        """The headline figure alone, as it is computed after every round."""
+        return {self.headline: self.figures(predictions, targets)[self.headline]}
+
+    def all_figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
+        """The task's figures and the user's."""
+        own = {name: float(metric(predictions, targets)) for name, metric in self.own_metrics.items()}
+        return self.figures(predictions, targets) | own
+
+    def trivial_figures(self, targets: np.ndarray) -> Figures:
+        """Those of the best constant prediction."""
+        return self.figures(self.trivial(targets), targets)
+
+    def better(self, score: float, other: float) -> bool:
+        """Is a headline figure better than another?"""
+        return score > other if self.higher_is_better else score < other
+
+    def check_outputs(self, name: str, outputs: Tensor, targets: Tensor) -> None:
+        """Raise a ModelError where the model's output is not of the shape that the task needs."""
+        wanted = self.output_shape(targets)
+        if tuple(outputs.shape) != wanted:
+            raise ModelError(
+                f"model {name} gives outputs of shape {tuple(outputs.shape)} for {len(targets)} records; "
+                f"{self.kind} needs {wanted}"
+            )
+
+    def example_targets(self, records: int, targets: Tensor) -> Tensor:
+        """Targets of the shape and type of these for a few made-up records."""
+        return targets.new_zeros((records, *targets.shape[1:]))
+
+
+def needs(found: Tensor, where: str, wanted: str, fits: bool) -> None:
+    """Raise a DataError that says what targets are needed, unless they fit."""
+    if not fits:
+        raise DataError(f"{where}: {wanted}, got {found.dtype} {tuple(found.shape)}")

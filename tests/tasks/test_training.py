@@ -1,0 +1,163 @@
+"""Every task is trained from beginning to end, at client level and at record level."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.errors import ConfigError
+
+CLIENT_LEVEL = {
+    "algorithm": "geyer-private",
+    "rounds": 8,
+    "clients": {"sampling": "all"},
+    "records": {"batch": 8},
+    "local": {"lr": 0.5, "epochs": 2},
+    "per_update": {"initial_clip_norm": 1.0},
+    "per_round": {"noise_multiplier": 0.01},
+}
+RECORD_LEVEL = {
+    "algorithm": "dp-sgd",
+    "rounds": 8,
+    "clients": {"sampling": "all"},
+    "records": {"batch": 8},
+    "local": {"lr": 0.5, "epochs": 2},
+    "per_step": {"noise_multiplier": 0.01},
+    "per_record": {"clip_norm": 1.0},
+}
+LEVELS = pytest.mark.parametrize("config", [CLIENT_LEVEL, RECORD_LEVEL], ids=["client", "record"])
+GENERATOR = np.random.default_rng(5)
+X = GENERATOR.standard_normal((240, 4)).astype(np.float32)
+OWNERS = np.repeat(np.arange(8), 30)
+
+
+def linear(outputs):
+    """From zero, so that nothing depends on a seed."""
+    layer = nn.Linear(4, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def trained(config, data, model, folder, **task):
+    return shoal.run(config | {"task": task}, data=data, model=model, runs=folder)
+
+
+@LEVELS
+def test_regression_learns(config, tmp_path):
+    y = (2 + X[:, 0] - 0.5 * X[:, 1]).clip(0, 5).astype(np.float32)
+    data = shoal.from_arrays(X, y, client=OWNERS)
+    result = trained(config | {"local": {"lr": 0.1, "epochs": 4}}, data, linear(1), tmp_path, range=(0.0, 5.0))
+    assert (result.task, result.headline) == ("regression", "rmse")
+    assert result.score < 0.6 * result.trivial["rmse"]
+    assert result.learnt
+    assert len(result.figures_by_client) == 8
+    with pytest.raises(shoal.errors.RunError, match=r"a regression has no accuracy.*result\.score"):
+        _ = result.accuracy
+
+
+@LEVELS
+def test_multi_label_learns(config, tmp_path):
+    y = (np.stack([X[:, 0], X[:, 1] + X[:, 2], -X[:, 3]], 1) > 0).astype(np.float32)
+    data = shoal.from_arrays(X, y, client=OWNERS, classes=["a", "b", "c"])
+    result = trained(config, data, linear(3), tmp_path)
+    assert result.task == "multi-label"
+    assert result.score > result.trivial["f1"] + 0.1
+
+
+@LEVELS
+def test_one_logit_learns_what_two_scores_learn(config, tmp_path):
+    y = (X[:, 0] + X[:, 1] > 0).astype(np.int64)
+    data = shoal.from_arrays(X, y, client=OWNERS)
+    result = trained(config, data, linear(1), tmp_path)
+    assert result.accuracy > 0.85
+    assert result.figures["auroc"] > 0.95
+
+
+@LEVELS
+def test_class_weights_shift_the_answers(config, tmp_path):
+    y = (X[:, 0] + GENERATOR.standard_normal(240) > 1.5).astype(np.int64)
+    data = shoal.from_arrays(X, y, client=OWNERS)
+    if "per_record" in config:  # a weight that only lengthens a clipped gradient does nothing
+        config = config | {"per_record": {"clip_norm": 20.0}, "local": {"lr": 0.1, "epochs": 2}}
+    plain = trained(config, data, linear(2), tmp_path)
+    weighted = trained(config, data, linear(2), tmp_path, class_weights=(1.0, 6.0))
+    toward_yes = [float(run.model["bias"][1] - run.model["bias"][0]) for run in (plain, weighted)]
+    assert toward_yes[1] > toward_yes[0] + 0.2
+
+
+class Tokens(nn.Module):
+    """Sees the token at each place and guesses the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.scores = nn.Embedding(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.scores(self.embedding(x))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.lstm, self.scores = nn.Embedding(6, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.scores(self.lstm(self.embedding(x))[0])
+
+
+@pytest.mark.parametrize("model", [Tokens, Recurrent])
+@LEVELS
+def test_next_token_learns_with_whole_numbers_as_inputs(config, model, tmp_path):
+    """The next token is the last one plus 1: a table of transitions is enough. The second half is padding."""
+    first = GENERATOR.integers(0, 6, (240, 1))
+    sequence = (first + np.arange(7)) % 6
+    y = sequence[:, 1:].copy()
+    y[:, 4:] = -100
+    data = shoal.from_arrays(sequence[:, :-1], y, client=OWNERS, classes=list("abcdef"))
+    torch.manual_seed(0)
+    result = trained(config | {"local": {"lr": 3.0, "epochs": 4}}, data, model(), tmp_path)
+    assert result.task == "next-token"
+    assert result.score > 2 * result.trivial["accuracy"]
+    assert result.figures["perplexity"] < result.trivial["perplexity"]
+
+
+@LEVELS
+def test_a_loss_and_a_metric_of_ones_own(config, tmp_path, monkeypatch):
+    (tmp_path / "own_loss.py").write_text(
+        "import torch\n"
+        "def decile(outputs, targets):\n"
+        "    wrong = targets - outputs[:, 0]\n"
+        "    return torch.maximum(0.9 * wrong, -0.1 * wrong)\n"
+        "def largest(predictions, targets):\n"
+        "    return predictions.max()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    data = shoal.from_arrays(X, X[:, 0] + 0.25, client=OWNERS)
+    own = {"loss": "own_loss:decile", "metrics": ("own_loss:largest",)}
+    result = trained(config, data, linear(1), tmp_path, kind="own", **own)
+    first = next(line["mean_loss"] for line in result.metrics if "mean_loss" in line)
+    assert result.score < first
+    assert result.figures["largest"] >= result.score
+
+
+def test_classes_that_are_numbers_may_be_regressed(tmp_path):
+    ratings = np.clip(np.round(3 + X[:, 0]), 1, 5)
+    data = shoal.from_arrays(X, ratings, client=OWNERS)
+    assert data.classes == ("1", "2", "3", "4", "5")
+    config = CLIENT_LEVEL | {"local": {"lr": 0.1, "epochs": 4}}
+    result = trained(config, data, linear(1), tmp_path, kind="regression", range=(1.0, 5.0))
+    assert result.score < 0.8 * result.trivial["rmse"]
+    named = shoal.from_arrays(X, np.where(X[:, 0] > 0, "yes", "no"))
+    with pytest.raises(ConfigError, match="the targets are names"):
+        trained(CLIENT_LEVEL, named, linear(1), tmp_path, kind="regression", range=(1.0, 5.0))
+
+
+def test_a_model_that_learnt_nothing_is_called_so(tmp_path):
+    y = (GENERATOR.random(240) < 0.13).astype(np.int64)
+    data = shoal.from_arrays(0 * X, y, client=OWNERS)
+    result = trained(CLIENT_LEVEL, data, linear(2), tmp_path)
+    assert result.accuracy == result.trivial["accuracy"]
+    assert not result.learnt
+    assert result.to_json()["learnt"] is False
