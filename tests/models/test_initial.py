@@ -52,7 +52,7 @@ def test_weights_that_cannot_be_used_are_refused(model, tmp_path, saved, said):
 def test_a_file_that_cannot_be_read_is_named(model, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     for path in (tmp_path, tmp_path / "other.safetensors"):
-        with pytest.raises(ModelError, match="cannot be read.*a run's folder"):
+        with pytest.raises(ModelError, match=r"cannot be read.*a run's folder"):
             load_initial(model, path)
 
 

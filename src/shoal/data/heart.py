@@ -72,7 +72,9 @@ def encode(table: np.ndarray, scale: str) -> np.ndarray:
     low, high = np.array(list(RANGES.values()), np.float64).T
     raw = np.stack([columns[column] for column in RANGES], axis=1)
     raw = np.where(np.isnan(raw), (low + high) / 2, raw)
-    one_hot = [columns[column] == float(value) for column, value in (name.split("=") for name in FEATURES if "=" in name)]
+    one_hot = [
+        columns[column] == float(value) for column, value in (name.split("=") for name in FEATURES if "=" in name)
+    ]
     missing = [np.isnan(columns[name.removesuffix(" missing")]) for name in FEATURES if name.endswith(" missing")]
     return np.column_stack([numbers((raw - low) / (high - low), raw, scale), *one_hot, *missing]).astype(np.float32)
 

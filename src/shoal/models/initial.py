@@ -34,11 +34,15 @@ def load_initial(model: nn.Module, path: str | Path) -> list[str]:
     try:
         saved = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"init '{path}' cannot be read: {error}; give a .safetensors file or a run's folder") from None
+        raise ModelError(
+            f"init '{path}' cannot be read: {error}; give a .safetensors file or a run's folder"
+        ) from None
     own = model.state_dict()
     fits = {name: saved[name] for name, held in own.items() if name in saved and saved[name].shape == held.shape}
     if not fits:
-        raise ModelError(f"init '{path}' has no weight that fits the model; it holds {', '.join(sorted(saved)[:5])}, ...")
+        raise ModelError(
+            f"init '{path}' has no weight that fits the model; it holds {', '.join(sorted(saved)[:5])}, ..."
+        )
     if wrong := next((name for name, held in fits.items() if not torch.isfinite(held).all()), None):
         raise ModelError(f"init '{path}': '{wrong}' holds NaN or Inf")
     model.load_state_dict(fits, strict=False)

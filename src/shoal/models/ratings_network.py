@@ -14,8 +14,8 @@ OTHERS = 0.1  # the weight of all tokens but the first
 class Ratings(nn.Module):
     """rating = own mean + b[first token] + 0.1 sum b[other tokens], on the scale [0, 1]; token 0 is none.
 
-    Every bias begins at zero, so that the first prediction is the client's own mean. The first token is the thing that
-    is rated; the others are shared by many things, so that their gradients would crowd out those of the things.
+    Every bias begins at zero, so that the first prediction is the client's own mean. The first token is the thing
+    that is rated; the others are shared by many things, so that their gradients would crowd out those of the things.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -90,5 +90,11 @@ def char_transformer(shape: Shape, classes: int) -> nn.Module:
 
 NETWORKS = (
     Network("char-lstm", "", "next token: embedding, LSTM of 128, linear layer", char_lstm, tokens=True),
-    Network("char-transformer", "", "next token: causal transformer, two blocks of width 64", char_transformer, tokens=True),
+    Network(
+        "char-transformer",
+        "",
+        "next token: causal transformer, two blocks of width 64",
+        char_transformer,
+        tokens=True,
+    ),
 )
