@@ -17,11 +17,15 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.algorithms import algorithm
+from shoal.config import configure
 from shoal.data import heart, insteval, load, movielens, ratings, rdatasets, shakespeare
 from shoal.data.catalogue import inspect
 from shoal.data.known import KNOWN
 from shoal.data.rdatasets import Table, digest
-from shoal.errors import DataError
+from shoal.errors import ConfigError, DataError
+from shoal.models import build
+from shoal.prepare import fitted, prepare
 
 NATURAL = {"heart": 4, "insteval": 2972, "movielens": 671, "shakespeare": 800, "milton": 5}
 """Clients of each."""
@@ -271,7 +275,12 @@ def test_people_are_clients(name: str, folder: Path, monkeypatch: pytest.MonkeyP
     assert (data.task.kind, data.task.low, data.task.high) == ("regression", *module.SCALE)
     assert data.train_x.dtype == torch.int64
     assert 0 <= int(data.train_x[:, 0].min()) <= int(data.train_x[:, 0].max()) <= 1000
-    assert "only claims for whole clients" in data.notes[0]
+    assert data.linked
+    with pytest.raises(ConfigError, match=r"dp-sgd protects single records.*protect clients"):
+        fitted(build("ratings", data.input_shape, 1), data, algorithm("dp-sgd"))
+    with pytest.raises(ConfigError, match=r"data.partition is iid.*data.partition=column"):
+        prepare(configure({"data.partition": "iid", "data.clients": 2, "model": "ratings"}), data, None)
+    fitted(build("ratings", data.input_shape, 1), data, algorithm("geyer-private"))
 
 
 PLAY = """DRAMATIS PERSONAE

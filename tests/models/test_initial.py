@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import shoal
 from shoal.errors import ModelError
 from shoal.models import build
 from shoal.models.initial import load_initial
@@ -62,3 +63,11 @@ def test_a_frozen_layer_is_taken_as_well(tmp_path):
     save_file({"0.bias": torch.ones(2)}, tmp_path / "model.safetensors")
     load_initial(model, tmp_path)
     assert torch.equal(model[0].bias, torch.ones(2))
+
+
+def test_a_run_begins_from_them(model, tmp_path):
+    save_file(model.state_dict(), tmp_path / "public.safetensors")
+    run = {"model": "digits-mlp", "init": str(tmp_path / "public.safetensors"), "rounds": 1, "local.lr": 0.0}
+    result = shoal.run(run | {"data.clients": 2, "clients.sampling": "all"}, runs=tmp_path)
+    assert all(torch.equal(held, result.model[name]) for name, held in model.state_dict().items())
+    assert "public.safetensors" in (result.run / "config.toml").read_text()

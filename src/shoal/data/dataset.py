@@ -44,6 +44,7 @@ class Dataset:
         rows: The digest of the training rows that public features were computed from, where they were.
         test_owners: The owner of each test row, where that is known.
         known_task: The task, where the data bring one or the configuration has named it.
+        linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Dataset:
     rows: bytes = b""
     test_owners: np.ndarray | None = None
     known_task: Task | None = None
+    linked: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

@@ -117,7 +117,7 @@ class Known:
         owner_names: tuple[str, ...],
         classes: tuple[str, ...] = (),
         task: Task | None = None,
-        notes: tuple[str, ...] = (),
+        linked: bool = False,
     ) -> Dataset:
         """A data set whose records have owners: the fixed split, each owner in proportion."""
         train, test = held_out(owners, self.test_rows)
@@ -132,7 +132,7 @@ class Known:
             test_owners=owners[test],
             owner_names=owner_names,
             known_task=task,
-            notes=notes,
+            linked=linked,
         )
 
 

@@ -2,7 +2,8 @@
 
 A record is `[own mean, token, token, ...]`. The tokens are public facts about the thing and the rating, numbered one
 kind after the other; 0 is no token. The own mean is that of the client's other ratings, in thousandths of the scale:
-what a client knows of itself, and never sends.
+what a client knows of itself, and never sends. It makes records depend on each other, so that only clients can be
+protected.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from shoal.tasks import Regression
 
 THOUSANDTHS = 1000
 PRIOR_RATINGS = 5
-NOTE = (
-    "each record holds the mean of its client's other ratings, so that only claims for whole clients hold: "
-    "a record has a part in its client's other records"
-)
 
 
 def numbered(*kinds: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
@@ -69,5 +66,5 @@ def dataset(
         owners,
         tuple(map(str, names)),
         task=Regression(low=low, high=high),
-        notes=(NOTE,),
+        linked=True,
     )
