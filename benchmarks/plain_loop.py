@@ -32,7 +32,7 @@ from shoal.mechanisms.sampling import Clients, Records
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
@@ -71,7 +71,7 @@ def simulator_round(task: Task, data: Dataset, module: nn.Module, device: torch.
     )
 
     def run() -> None:
-        play_round(simulator.cohort, simulator.params, simulator.state, RoundIndex(0, 1))
+        run_round(simulator.cohort, simulator.params, simulator.state, RoundIndex(0, 1))
         _wait(device)
 
     return run

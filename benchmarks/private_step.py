@@ -25,7 +25,7 @@ from shoal.mechanisms.sampling import Clients, Records
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
@@ -54,7 +54,7 @@ def simulator(task: Task, settings: Settings) -> Trainer:
 
 def seconds(played: Trainer, device: torch.device) -> float:
     start = time.perf_counter()
-    play_round(played.cohort, played.params, played.state, RoundIndex(0, 1))
+    run_round(played.cohort, played.params, played.state, RoundIndex(0, 1))
     _wait(device)
     return time.perf_counter() - start
 

@@ -88,7 +88,7 @@ def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, batched):
     config = configure(SMALL | changes)
     _, trainer = prepare(config, None, None)
     before = trainer.params.clone()
-    trainer.play(0)
+    trainer.run_round(0)
     moved = trainer.params - before
     layers = Layout.of(build(model, (1, 8, 8), 10)).named_layers
     for place in layers.values():

@@ -19,7 +19,7 @@ LAYERS = {
     "kernels": 0.5,
     "registry": 0.4,
     "tasks": 0.5,
-    "renamed": 0,
+    "renamed": 0.1,
     "precision": 0,
     "accounting": 0.5,
     "random": 1,

@@ -11,6 +11,7 @@ import shoal
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
 from shoal.config import configure, to_toml
+from shoal.errors import ConfigError
 from shoal.papers.work import Run
 from shoal.renamed import current
 from shoal.report.run_page import run_page
@@ -47,15 +48,53 @@ def test_an_old_key_means_the_new_one_and_says_so(method, old, new, value):
 
 
 @pytest.mark.parametrize(
+    ("old", "new"), [("[per_example]\nclip", "[per_record]\nclip_norm"), ("[examples]\nbatch", "[records]\nbatch")]
+)
+def test_a_file_that_gives_a_key_under_both_names_is_refused(tmp_path, old, new):
+    path = tmp_path / "both.toml"
+    for first, last in ((old, new), (new, old)):
+        path.write_text(f'algorithm = "dp-sgd"\n{first} = 1\n{last} = 2\n')
+        with pytest.raises(ConfigError, match="are the same key, by its old and new name: leave one of them out"):
+            configure(path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_last_word_of_the_command_line_counts_whatever_name_it_uses(tmp_path):
+    path = tmp_path / "old.toml"
+    path.write_text('algorithm = "trusted-curator"\n[per_update]\nclip = 4.0\n')
+    for words, wanted in ((["clip_norm=1.0"], 1.0), (["clip_norm=1.0", "clip=2.0"], 2.0)):
+        assert configure(path, [f"per_update.{word}" for word in words]).algorithm.per_update.clip_norm == wanted
+    new = {"algorithm": "trusted-curator", "per_update.clip_norm": 4.0}
+    words = ["per_update.clip=1.0", "per_update.clip_norm=2.0"]
+    assert configure(new, words).algorithm.per_update.clip_norm == 2.0
+
+
+def test_a_foreign_file_that_is_nested_deeply_is_read_as_it_is():
+    deep = json.loads("[" * 900 + "]" * 900)
+    assert json.dumps(current({"unit": "example", "more": deep})) == json.dumps({"unit": "record", "more": deep})
+
+
+@pytest.mark.parametrize(
     ("key", "old", "new"), [("unit", "example", "record"), ("observer", "inside", "client-process")]
 )
 def test_old_words_for_units_and_observers_are_understood(key, old, new):
     assert configure({f"budget.{key}": old}) == configure({f"budget.{key}": new})
 
 
+def test_the_old_placement_of_noise_is_understood():
+    old, new = ({"algorithm": "fed-cdp", "per_step.placement": f"per-{unit}"} for unit in ("example", "record"))
+    assert configure(old) == configure(new)
+
+
+def test_an_old_name_of_an_algorithm_means_the_new_one_and_says_so():
+    with pytest.warns(FutureWarning, match="quantile-example is now called quantile-record"):
+        found = configure({"algorithm": "quantile-example"})
+    assert found == configure({"algorithm": "quantile-record"})
+
+
 def test_digests_of_settings_are_those_of_old_names_so_that_stored_results_are_found():
-    old = {"per_example.clip": 1.0, "examples.batch": 5, "budget.unit": "example", "clients.cohort": 3}
-    new = {"per_record.clip_norm": 1.0, "records.batch": 5, "budget.unit": "record", "clients.cohort": 3}
+    old = {"per_example.clip": 1.0, "examples.batch": 5, "budget.unit": "example", "algorithm": "quantile-example"}
+    new = {"per_record.clip_norm": 1.0, "records.batch": 5, "budget.unit": "record", "algorithm": "quantile-record"}
     assert Run(new).key(False) == Run(old).key(False)
 
 

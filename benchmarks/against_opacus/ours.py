@@ -23,7 +23,7 @@ from shoal.mechanisms.sampling import Clients, Records
 from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
@@ -143,7 +143,7 @@ class Shoal:
     def _round(self) -> Tensor:
         self.played += 1
         index = RoundIndex(self.played - 1, self.played)
-        params, _, _ = play_round(self.simulator.cohort, self.simulator.params, {}, index)
+        params, _, _ = run_round(self.simulator.cohort, self.simulator.params, {}, index)
         return params.cpu()
 
     def close(self) -> None:

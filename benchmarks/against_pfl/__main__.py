@@ -52,7 +52,7 @@ from shoal.models import build
 from shoal.random.streams import Streams
 from shoal.training.context import pick_device
 from shoal.training.engine_settings import Settings
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
@@ -123,7 +123,7 @@ class Shoal:
     def play(self, t: int) -> float:
         """Round t, with a cohort of its own: its seconds."""
         start = time.perf_counter()
-        play_round(self.simulator.cohort, self.simulator.params, self.simulator.state, RoundIndex(t, t + 1))
+        run_round(self.simulator.cohort, self.simulator.params, self.simulator.state, RoundIndex(t, t + 1))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
@@ -132,7 +132,7 @@ class Shoal:
         """A round that is not timed: the work that was done, and the update of the model."""
         counted = Counted(self.simulator.cohort.network)
         cohort = replace(self.simulator.cohort, network=counted, graphs=None)  # a recorded step could not be counted
-        params, _, _ = play_round(cohort, self.simulator.params, {}, RoundIndex(0, 1))
+        params, _, _ = run_round(cohort, self.simulator.params, {}, RoundIndex(0, 1))
         done = {"steps": sum(s for s, _ in counted.seen), "examples": sum(e for _, e in counted.seen)}
         return done, (params - self.simulator.params).cpu()
 

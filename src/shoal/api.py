@@ -316,7 +316,7 @@ def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
     lines = []
     try:
         while plain.done < trainer.done:
-            line = plain.play(0)
+            line = plain.run_round(0)
             if plain.done == trainer.done and headline not in line:
                 line |= plain.evaluate()
             if headline in line:

@@ -21,7 +21,7 @@ from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.errors import ConfigError, nearest
-from shoal.renamed import current_keys, current_section
+from shoal.renamed import current_keys, current_section, refuse_twice
 from shoal.tasks import TaskSettings
 from shoal.training.engine_settings import Settings
 
@@ -207,23 +207,59 @@ def configure(
     Raises:
         ShoalError: A key or value cannot be used.
     """
-    given = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    given, written, in_file = _given(source, overrides)
+    algorithm = _algorithm(given, allowed)
+    chosen, sections = _sections(given, algorithm, allowed)
+    refuse_twice(in_file, _known(sections))
+    given = current_keys(given, _known(sections), written)
+    top, changes = _by_section(given, sections, algorithm)
+    built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
+    _refuse_contradictions(top, given)
+    if chosen:
+        algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of them
+    algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
+    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()))
+
+
+def _given(
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
+    """All keys and values, the default experiment's included; the user's names of the keys; which a file has."""
+    read = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    in_file = tuple(read) if isinstance(source, str | Path) else ()
     for word in overrides:
         key, value = override(word)
-        given[key] = value
-    written = {current_section(key): key for key in given}
-    given = {current_section(key): value for key, value in given.items()}
+        read.pop(key, None)  # so that it comes after a key of another name that means the same
+        read[key] = value
+    written = {current_section(key): key for key in read}
+    given = {current_section(key): value for key, value in read.items()}
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
+    return given, written, in_file
+
+
+def _algorithm(given: dict[str, Any], allowed: Collection[str] | None) -> Algorithm:
+    """The algorithm; its key is taken out of `given`."""
     named = given.pop("algorithm", _TOP["algorithm"][1])
-    algorithm = find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
-    sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
+    return find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
+
+
+def _sections(
+    given: dict[str, Any], algorithm: Algorithm, allowed: Collection[str] | None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The mechanisms chosen, by boundary, and all sections; the keys `*.mechanism` are taken out of `given`."""
     chosen = {name: given.pop(key) for name in BOUNDARIES if (key := f"{name}.mechanism") in given}
+    sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     for name, other in chosen.items():
         sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
-        algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of it
-    given = current_keys(given, _known(sections), written)
+    return chosen, sections
+
+
+def _by_section(
+    given: Mapping[str, Any], sections: Mapping[str, Any], algorithm: Algorithm
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values of the keys outside sections, defaults included; and what is given in each section."""
     top = {name: default for name, (_, default) in _TOP.items() if name != "algorithm"}
     changes: dict[str, dict[str, Any]] = {}
     for key, value in given.items():
@@ -235,20 +271,17 @@ def configure(
             changes.setdefault(section, {})[name] = value
         else:
             top[name] = _checked(name, value, _TOP[name][0])
-    built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
-    if "records.rate" in given and "records.batch" in given:
-        raise ConfigError(
-            f"records.rate {given['records.rate']} and records.batch {given['records.batch']} contradict each "
-            f"other: leave one of them out"
-        )
+    return top, changes
+
+
+def _refuse_contradictions(top: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
         raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
+    apart = "contradict each other: leave one of them out"
+    if "records.rate" in given and "records.batch" in given:
+        raise ConfigError(f"records.rate {given['records.rate']} and records.batch {given['records.batch']} {apart}")
     if top["random"] == "secure" and top["noise_seed"] is not None:
-        raise ConfigError(
-            f"noise_seed {top['noise_seed']} and random=secure contradict each other: leave one of them out"
-        )
-    algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
-    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()))
+        raise ConfigError(f"noise_seed {top['noise_seed']} and random=secure {apart}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

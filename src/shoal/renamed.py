@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from shoal.errors import ConfigError
 
 SECTIONS = {"examples": "records", "per_example": "per_record"}
 FIELDS = {
@@ -24,9 +26,11 @@ KEYS = {
     "federation.fewest_records": "federation.min_records",
     "federation.most_records": "federation.max_records",
 }
-WORDS = {"example": "record", "inside": "client-process"}
-"""Units and observers."""
-_CHOICES = ("budget.unit", "budget.observer")
+WORDS = {"example": "record", "inside": "client-process", "per-example": "per-record"}
+"""Units, observers and placements of noise."""
+ALGORITHMS = {"quantile-example": "quantile-record"}
+_CHOICES = ("budget.unit", "budget.observer", "per_step.placement")
+_DEEPEST = 30
 _MECHANISMS = ("per_record", "per_step", "per_update", "per_round")
 
 
@@ -44,9 +48,29 @@ def current_keys(
     for old, value in given.items():
         key, said = _current(old, known), written.get(old, old)
         if key != said:
-            warnings.warn(f"{said} is now called {key}; the old name works until version 0.3", FutureWarning, 3)
+            _warn(said, key)
         found[key] = WORDS.get(value, value) if key in _CHOICES and isinstance(value, str) else value
     return found
+
+
+def refuse_twice(keys: Iterable[str], known: Mapping[str, frozenset[str]]) -> None:
+    """Raise a ConfigError where a key is given under its old name and under today's; `known` as above."""
+    found: dict[str, str] = {}
+    for key in keys:
+        other = found.setdefault(_current(current_section(key), known), key)
+        if other != key:
+            raise ConfigError(f"{other} and {key} are the same key, by its old and new name: leave one of them out")
+
+
+def current_algorithm(name: str) -> str:
+    """The name of an algorithm today, with a warning where another was given."""
+    if name in ALGORITHMS:
+        _warn(name, ALGORITHMS[name])
+    return ALGORITHMS.get(name, name)
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now called {new}; the old name works until version 0.3", FutureWarning, 4)
 
 
 def current_section(key: str) -> str:
@@ -74,25 +98,34 @@ def earlier_key(key: str) -> str:
 
 
 def earlier_word(value: Any) -> Any:
-    """What a unit or observer was called."""
-    return {new: old for old, new in WORDS.items()}.get(value, value) if isinstance(value, str) else value
+    """What a unit, an observer, a placement of noise or an algorithm was called."""
+    names = {new: old for old, new in (WORDS | ALGORITHMS).items()}
+    return names.get(value, value) if isinstance(value, str) else value
 
 
-def current(read: Any) -> Any:
-    """What was read from a file of an earlier version, with units, observers and metrics as they are called today."""
+def current(read: Any, depth: int = 0) -> Any:
+    """What was read from a file of an earlier version, with all that is called otherwise today under its new name.
+
+    What is nested deeper than Shoal writes is left as it is: a foreign file must not exhaust the stack.
+    """
+    if depth > _DEEPEST:
+        return read
     if isinstance(read, list):
-        return [current(each) for each in read]
+        return [current(each, depth + 1) for each in read]
     if isinstance(read, dict):
-        return {"record_clip" if key == "example_clip" else key: _current_value(key, read[key]) for key in read}
+        names = {"example_clip": "record_clip"}
+        return {names.get(key, key): _current_value(key, value, depth) for key, value in read.items()}
     return read
 
 
-def _current_value(key: str, value: Any) -> Any:
+def _current_value(key: str, value: Any, depth: int) -> Any:
     if key in ("unit", "observer") and isinstance(value, str):
         return WORDS.get(value, value)
+    if key == "algorithm" and isinstance(value, str):
+        return ALGORITHMS.get(value, value)
     if key in ("proven", "published") and isinstance(value, list):  # of a table's results: [unit, observer, ...]
-        return [[_word(each) for each in row] if isinstance(row, list) else current(row) for row in value]
-    return current(value)
+        return [[_word(each) for each in row] if isinstance(row, list) else current(row, depth + 1) for row in value]
+    return current(value, depth + 1)
 
 
 def _word(value: Any) -> Any:

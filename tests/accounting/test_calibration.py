@@ -23,7 +23,7 @@ def two_level(noise: float) -> Event:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, database=None, deadline=None, max_examples=12)
+@settings(derandomize=True, database=None, deadline=None, max_examples=6)
 @given(
     st.floats(0.2, 12),
     st.floats(-8, -3).map(lambda power: 10**power),

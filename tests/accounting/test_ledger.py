@@ -164,40 +164,36 @@ def test_a_single_space_more_is_an_edit(tmp_path: Path) -> None:
     assert verify(path).broken == 5
 
 
-@pytest.mark.parametrize("number", range(1, 8))
-def test_an_edited_line_with_its_hash_made_anew_is_named(tmp_path: Path, number: int) -> None:
-    path = tmp_path / "ledger.jsonl"
-    lines = written(path)
+def edit(lines: list[bytes], number: int) -> None:
     lines[number - 1] = rehashed(lines[number - 1], lambda content: content.update(at="never"))
-    path.write_bytes(b"".join(lines))
-    found = verify(path)
-    assert (found.whole, found.broken) == (False, number)
-    assert found.because is not None
-    assert found.because.startswith(f"line {number} was edited")
 
 
-@pytest.mark.parametrize("number", range(1, 8))
-def test_a_dropped_line_is_named(tmp_path: Path, number: int) -> None:
-    path = tmp_path / "ledger.jsonl"
-    lines = written(path)
+def drop(lines: list[bytes], number: int) -> None:
     del lines[number - 1]
-    path.write_bytes(b"".join(lines))
-    found = verify(path)
-    assert (found.whole, found.broken) == (False, number)
-    assert found.because is not None
-    assert found.because.startswith(f"line {number} was dropped")
 
 
-@pytest.mark.parametrize("number", range(1, 7))
-def test_a_reordered_line_is_named(tmp_path: Path, number: int) -> None:
+def swap(lines: list[bytes], number: int) -> None:
+    lines[number - 1], lines[number + 1] = lines[number + 1], lines[number - 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "number"),
+    [(edit, "edited", number) for number in range(1, 8)]
+    + [(drop, "dropped", number) for number in range(1, 8)]
+    + [(swap, "reordered", number) for number in range(1, 7)],
+)
+def test_the_line_that_was_tampered_with_is_named(
+    tmp_path: Path, change: Callable[[list[bytes], int], None], named: str, number: int
+) -> None:
+    """Where it was edited its hash was computed anew."""
     path = tmp_path / "ledger.jsonl"
     lines = written(path)
-    lines[number - 1], lines[number + 1] = lines[number + 1], lines[number - 1]
+    change(lines, number)
     path.write_bytes(b"".join(lines))
     found = verify(path)
     assert (found.whole, found.broken) == (False, number)
     assert found.because is not None
-    assert found.because.startswith(f"line {number} was reordered")
+    assert found.because.startswith(f"line {number} was {named}")
 
 
 def test_a_repeated_line_is_named(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_trusted_curator(
     assert bracket(sampled, delta) == pytest.approx(really, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "noted", "found"),
     [(2, 4.25, 4.21), (7, 8.69, 8.50), (12, 12.0, 11.73), (16, 14.4, 13.99), (25, 19.1, 18.55)],

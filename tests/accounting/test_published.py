@@ -103,10 +103,12 @@ def test_004_tables_8_and_11_rounds_with_a_rising_epsilon(
     assert published.rounds_until(noises, 1.159, "zcdp") == zcdp
 
 
+@pytest.mark.slow
 def test_004_table_8_cyclic_does_not_recompute_exactly() -> None:
     assert published.rounds_until(published.printed_noise("cyclic"), 0.823, "moments") == 78
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "spent"), [("linear", 0.575), ("staircase", 0.536), ("exponential", 0.637)])
 def test_004_table_8_as_printed_never_reaches_the_target(policy: str, spent: float) -> None:
     assert published.spending(published.printed_noise(policy), "moments")[-1] == pytest.approx(spent, abs=5e-4)
@@ -174,6 +176,7 @@ def test_001_table_1_noise_that_ends_training_at_the_printed_round(
     assert found == pytest.approx((least, most), rel=3e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "batches", "prv", "rdp"),
     [

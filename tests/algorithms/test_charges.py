@@ -244,23 +244,24 @@ def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the
 # --- calibration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("record", "unit", "observer"),
+    ("record", "unit", "observer", "epsilon"),
     [
-        (curator(), "client", "release"),
-        (curator(clients=Clients("all")), "client", "release"),
-        (curator(clients=Clients("fixed-size", 10)), "client", "release"),
-        (curator(), "record", "release"),
-        (curator(per_update=QuantileClip()), "client", "release"),
-        (curator(per_round=gaussian.Gaussian("linear:4:1")), "client", "release"),
-        (curator(per_round=gaussian.Gaussian("staircase:15:4.85:4")), "client", "release"),
-        (curator(clients=Clients("all"), per_round=gaussian.Gaussian("decay:4:0.1:1")), "client", "release"),
-        (sdp(), "client", "release"),
-        (sdp(), "client", "server"),
-        (sdp(own="exponential:4:2"), "record", "release"),
+        (curator(), "client", "release", 8.0),
+        (curator(), "client", "release", 0.5),
+        (curator(clients=Clients("all")), "client", "release", 8.0),
+        (curator(clients=Clients("fixed-size", 10)), "client", "release", 0.5),
+        (curator(), "record", "release", 8.0),
+        (curator(per_update=QuantileClip()), "client", "release", 0.5),
+        (curator(per_round=gaussian.Gaussian("linear:4:1")), "client", "release", 0.5),
+        (curator(per_round=gaussian.Gaussian("staircase:15:4.85:4")), "client", "release", 8.0),
+        (curator(clients=Clients("all"), per_round=gaussian.Gaussian("decay:4:0.1:1")), "client", "release", 8.0),
+        (sdp(), "client", "release", 0.5),
+        (sdp(), "client", "server", 8.0),
+        (sdp(own="exponential:4:2"), "record", "release", 0.5),
     ],
 )
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_calibrated_noise_spends_the_budget_and_no_more(record, unit, observer, epsilon):
     budget = Budget(epsilon, 1e-5, adjacency=ADJACENCIES[unit])
     found = calibrated(record, SETTING, budget, unit, observer)
@@ -268,6 +269,7 @@ def test_calibrated_noise_spends_the_budget_and_no_more(record, unit, observer, 
     assert 0.99 * epsilon < cost <= epsilon
 
 
+@pytest.mark.slow
 def test_calibration_scales_a_schedule_and_leaves_all_else_alone():
     record = curator(per_round=gaussian.Gaussian("linear:4:1"))
     found = calibrated(record, SETTING, Budget(1.0, 1e-5), "client", "release")

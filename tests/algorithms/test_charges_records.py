@@ -75,7 +75,7 @@ def test_a_clip_of_each_layer_leaves_less_noise_for_the_whole_gradient(layers, l
     assert charged(cdp(per_record=QuantileRecordClip(layers=layers))).noise == left
 
 
-@pytest.mark.parametrize(("placement", "times"), [("dp-sgd", 1), ("per-example", math.sqrt(6)), ("algorithm1", 6)])
+@pytest.mark.parametrize(("placement", "times"), [("dp-sgd", 1), ("per-record", math.sqrt(6)), ("algorithm1", 6)])
 def test_the_three_scales_of_004_are_charged_for_what_they_are(placement, times):
     assert charged(cdp(per_step=StepNoise(2.0, placement))).noise == pytest.approx(2 * times)
 
@@ -159,6 +159,7 @@ def test_what_is_spent_is_counted_by_client_while_a_run_goes_on():
         assert more > running.epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_noise_is_calibrated_to_clients_that_exist():
     """12 hospitals of 20 to 2,600 patients, epsilon 4, 30 rounds, batch 100: the smallest client's share with the
     greatest client's steps would ask for a noise multiplier of 60."""
@@ -309,6 +310,7 @@ def test_noise_of_each_clients_own_tells_how_many_came_also_where_a_fixed_size_t
 THESIS = [(0.1, 100, 4.0, 635, 1e-3), (0.05, 1000, 4.0, 1740, 1e-5), (0.005, 10_000, 1.85, 15_000, 1e-5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "at_best"), list(zip(THESIS, [16263, 4398, 19455], strict=True)))
 def test_end_to_end_per_client_is_far_from_the_8_that_is_claimed(setting, at_best):
     """`at_best` (test_accounting_truth): the whole cohort's noise hides every step, sigma sqrt(m)/(B sqrt k), and who
@@ -413,6 +415,7 @@ def test_what_is_proven_is_put_in_words():
     assert proves(both()) == f"client level, against released models; record level, against {all_three}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "unit", "observer", "boundary"),
     [

@@ -23,7 +23,7 @@ from shoal.mechanisms.correlated import PAST, Correlated
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import QuantileClip
 from shoal.training.budget import Limit, Spending
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.small_federation import (
     ALPHA,
@@ -147,7 +147,7 @@ def test_a_client_changes_a_whole_run_by_no_more_than_is_charged(monkeypatch):
         params, state, found = torch.zeros_like(sim.params), {}, []
         for t in range(ROUNDS):
             before = params
-            params, state, told = play_round(sim.cohort, params, state, RoundIndex(t, ROUNDS))
+            params, state, told = run_round(sim.cohort, params, state, RoundIndex(t, ROUNDS))
             found.append((params - before).double().numpy() * told["expected_clients"] / told["clip"])
         return np.stack(found)
 
@@ -234,7 +234,7 @@ def test_a_round_played_again_has_fresh_noise_and_still_takes_back_the_noise_bef
     states = [(torch.zeros_like(sim.params), {})]
     drawn = []
     for t, attempt in ((0, 0), (1, 0), (2, 0), (2, 1)):
-        params, state, told = play_round(sim.cohort, *states[t], RoundIndex(t, ROUNDS, attempt))
+        params, state, told = run_round(sim.cohort, *states[t], RoundIndex(t, ROUNDS, attempt))
         moved = params.double() - states[t][0].double()
         drawn.append(moved.numpy() * told["expected_clients"] / told["clip"] / 4.0)
         states.append((params, state))

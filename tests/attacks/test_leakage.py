@@ -141,7 +141,7 @@ def test_an_honest_update_is_simulated_step_by_step(digits, module):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("name", ["fed-cdp", "fed-alpha-cdp", "pfl", "dp-sgd", "end-to-end", "quantile-example"])
+@pytest.mark.parametrize("name", ["fed-cdp", "fed-alpha-cdp", "pfl", "dp-sgd", "end-to-end", "quantile-record"])
 def test_an_honest_update_of_records_that_fill_no_batch_is_divided_by_the_public_batch(digits, module, name, steps):
     """The attacker knows the batch; one that took the mean of the records would see a method that is none."""
     victims = victims_of(digits, 3, 3)

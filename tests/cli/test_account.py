@@ -110,6 +110,7 @@ def test_two_levels_say_what_they_rest_on() -> None:
     assert found["epsilon_if_participation_shows"] == seen["epsilon"] == pytest.approx(2.450, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_noise() -> None:
     words = ["--sampling-rate", ".1", "--noise", "linear:6:3", "--delta", "1e-5"]
     found = calculate("epsilon", *words, "--steps", "200")

@@ -62,7 +62,7 @@ def test_json_is_one_object_on_standard_output(tmp_path):
 
 @pytest.mark.slow
 def test_settings_of_the_method_count(tmp_path):
-    noisy = ["--algorithm", "fed-cdp", "--count", 2, "--iterations", 3, "--json", "--runs", tmp_path]
+    noisy = ["--algorithm", "fed-cdp", "--count", 1, "--iterations", 3, "--json", "--runs", tmp_path]
     held = json.loads(shoal_attack(*noisy).stdout)["rows"][0]
     broken = json.loads(shoal_attack(*noisy, "-c", "per_step.noise_multiplier=0.0").stdout)["rows"][0]
     assert held["success"] == 0.0
@@ -75,7 +75,7 @@ def test_the_matrix_of_methods_and_types_is_one_page(tmp_path, monkeypatch):
 
     kept = [method for method in matrix.METHODS if method.label in ("non-private", "Fed-SDP")]
     monkeypatch.setattr(matrix, "METHODS", tuple(kept))
-    told = json.loads(shoal_attack("--all", "--count", 2, "--iterations", 12, "--json", "--runs", tmp_path).stdout)
+    told = json.loads(shoal_attack("--all", "--count", 1, "--iterations", 12, "--json", "--runs", tmp_path).stdout)
     found = {(row["method"], row["type"]): row["resilient"] for row in told["rows"]}
     assert found == {
         ("non-private", 2): False,

@@ -62,14 +62,15 @@ def test_the_methods_keys_may_be_changed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.statistical(false_alarm=5e-7)
 def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(auditing, "QUICK", Effort(600, 600, 4000, 40, 4))
+    """With so few trials that the verdict may be that they are too weak to tell."""
+    monkeypatch.setattr(auditing, "QUICK", Effort(20, 20, 20, 4, 4))
     changes = ["rounds=1", "clients.sampling=fixed-size", "clients.cohort=40", "per_round.noise_multiplier=3"]
     run = shoal.run({"algorithm": "geyer-private"}, overrides=changes, runs=tmp_path).run
     assert "Not audited" in (run / "report.html").read_text()
     done = invoke("--run", str(run), "--quick", "--level", "client")
     assert done.exit_code == 0, done.output
     (row,) = json.loads((run / "audit" / "audit.json").read_text())["rows"]
-    assert (row["algorithm"], row["verdict"]) == ("geyer-private", "consistent")
+    assert (row["algorithm"], row["verdict"]) == ("geyer-private", "too weak to tell")
     page = (run / "report.html").read_text()
     assert "Not audited" not in page
     assert 'href="audit/report.html"' in page

@@ -77,6 +77,7 @@ def wait_for(process, fact):
 # ---------------------------------------------------------------- what a run writes and prints
 
 
+@pytest.mark.slow
 def test_the_default_run_fills_its_folder_and_prints_one_json_object(tmp_path):
     process = started(tmp_path, "run", "-c", "rounds=4", "--json")
     out, err = process.communicate(timeout=PATIENCE)
@@ -167,6 +168,7 @@ def same_tensors(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_the_run_goes_on_to_the_same_model(tmp_path):
     config = [*SMALL, "-c", "rounds=80", "-c", "local.momentum=0.5", "-c", "local.keep_momentum=true"]
     config += ["-c", "engine.threads=2"]  # two processes, and the last digits of a sum depend on the threads
@@ -185,6 +187,7 @@ def test_ctrl_c_ends_with_130_and_the_run_goes_on_to_the_same_model(tmp_path):
     assert [line | {"seconds": 0} for line in resumed.metrics] == [line | {"seconds": 0} for line in whole.metrics]
 
 
+@pytest.mark.slow
 def test_nobody_else_may_use_the_folder_and_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     """The first Ctrl-C waits for the checkpoint, which is minutes away."""
     config = [*SMALL, "-c", "rounds=5000", "-c", "engine.checkpoint_every=5000", "-c", "local.epochs=20"]

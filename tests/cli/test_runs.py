@@ -44,6 +44,7 @@ def listed(shell, *options):
     return [run["run"].rpartition("/")[2] for run in json.loads(out)["runs"]]
 
 
+@pytest.mark.slow
 def test_runs_are_listed_by_method_data_and_date(shell, runs):
     names = [run.name for run in runs]
     assert listed(shell) == names

@@ -110,6 +110,7 @@ def test_an_empty_cohort_still_releases_noise_and_is_charged(name):
     assert noise_charged(against_release(record)) == pytest.approx(record.per_round.multiplier(0, ROUNDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BOUNDED if algorithm(name).per_round and name not in IN_TURN])
 def test_a_run_of_empty_cohorts_costs_as_much_as_any_other(name, tmp_path):
     record = small(name)
@@ -199,6 +200,7 @@ def with_much_to_remember(name):
     )
 
 
+@pytest.mark.slow
 @every
 def test_state_survives_a_checkpoint(name, tmp_path):
     """Stopped after two rounds and resumed: the same model, to the last bit, as if nothing had been."""
@@ -222,10 +224,20 @@ def test_state_survives_a_checkpoint(name, tmp_path):
     assert timeless[0] == timeless[1]
 
 
-@every
-def test_every_round_of_a_run_is_charged_what_its_record_says(name, tmp_path):
-    record = small(name)
-    run = finished(record, tmp_path)
+@pytest.fixture(scope="module")
+def finished_run(request, tmp_path_factory):
+    """A whole run of a method; pytest runs the tests of one method after another, so that each is run once."""
+    return finished(small(request.param), tmp_path_factory.mktemp(request.param))
+
+
+every_run = pytest.mark.parametrize(
+    ("name", "finished_run"), [(name, name) for name in NAMES], indirect=["finished_run"], ids=NAMES
+)
+
+
+@every_run
+def test_every_round_of_a_run_is_charged_what_its_record_says(name, finished_run):
+    record, run = small(name), finished_run
     with Ledger(run.run / "ledger.jsonl") as ledger:
         assert [intent.round for intent in ledger.charged] == list(range(1, ROUNDS + 1))
         for unit, observer in PAIRS:
@@ -235,9 +247,9 @@ def test_every_round_of_a_run_is_charged_what_its_record_says(name, tmp_path):
             assert (distance > 0) == (not any(isinstance(leaf, Unbounded) for leaf in charged))
 
 
-@every
-def test_a_published_figure_is_never_shown_as_proven(name, tmp_path):
-    run = finished(small(name), tmp_path)
+@every_run
+def test_a_published_figure_is_never_shown_as_proven(name, finished_run):
+    run = finished_run
     proven = {(claim["unit"], claim["observer"]): claim for claim in run.proven}
     assert set(proven) == set(PAIRS)
     for pair, claim in proven.items():

@@ -29,12 +29,12 @@ from support.small_federation import (
     NAMES,
     ROUNDS,
     WIDE,
+    StillCohort,
     against_release,
     chi_square_fits,
     cohort,
     fresh,
     idle,
-    nothing_learnt,
     of_one_length,
     plain_server,
     play,
@@ -57,15 +57,14 @@ noisy = pytest.mark.parametrize(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BOUNDED if name not in IN_TURN])
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
-def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
+def test_the_event_says_how_clients_are_really_sampled(name):
     """Over 2,000 rounds: fixed-size exactly, Poisson by each client's share and the spread of the cohort."""
-    came = []
-    stubbed(monkeypatch, lambda client, size: came.append(client) or torch.zeros(size))
     record = small(name)
-    sim, sizes, rounds = simulator(record), [], 2000
+    still, sizes, rounds = StillCohort(simulator(record), noise=0.0), [], 2000
     for attempt in range(rounds):
-        _, told = play(sim, attempt % ROUNDS, attempt)
+        _, told = still.play(attempt % ROUNDS, attempt)
         sizes.append(told["clients"])
+    came = still.came
     charged = against_release(record)
     kind, rate = (charged.kind, charged.rate) if isinstance(charged, Sampled) else ("none", 1.0)
     assert rate == told["expected_clients"] / CLIENTS
@@ -87,7 +86,7 @@ def test_the_event_says_how_clients_are_really_sampled(name, monkeypatch):
 @pytest.mark.parametrize("name", IN_TURN)
 def test_clients_that_come_in_turn_come_once_a_turn_whatever_the_seed_or_the_attempt(name):
     record = small(name)
-    turns = record.clients.turns(CLIENTS)
+    turns = record.clients.cycle_length(CLIENTS)
     for seed in range(3):
         came = [cohort(simulator(record, seed=seed), t, attempt=seed + t) for t in range(4 * turns)]
         assert came[:turns] * 4 == came
@@ -143,6 +142,7 @@ def test_noise_is_the_clip_times_the_multiplier_whatever_the_updates(name, monke
     assert chi_square_fits((noisy - bare).numpy() / told["noise"])
 
 
+@pytest.mark.slow
 @bounded
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_noise_is_drawn_twice(name):
@@ -187,16 +187,15 @@ def counted(record, memory, told):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
-def test_the_count_has_noise_of_its_own(name, monkeypatch):
+def test_the_count_has_noise_of_its_own(name):
     """2,500 rounds: its size (to 8%), and no correlation with the noise on the updates. That 15% less is found may
     fail too, with 3e-10."""
-    stubbed(monkeypatch, nothing_learnt)
     record = plain_server(small(name))
-    sim, drawn, beside = simulator(record), [], []
+    still, drawn, beside = StillCohort(simulator(record)), [], []
     for attempt in range(2500):
-        state, told = play(sim, 0, attempt)
+        state, told = still.play(0, attempt)
         drawn.append(counted(record, state.memory, told) - told["clients"] / 2)
-        beside.append(state.model[:4].numpy())
+        beside.append(state.model.numpy())
     drawn = np.array(drawn)
     scale = record.per_update.count_noise_multiplier * COHORT
     assert chi_square_fits(drawn / scale)
@@ -229,9 +228,9 @@ def adjacency(sim, random, fastest=1):
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
     client = int(random.choice(cohort(sim) or range(CLIENTS)))
     others = restricted(record, tuple(set(range(CLIENTS)) - {client}))
-    federation = sim.cohort.federation
+    federation = sim.cohort.client_data
     x, y = strange(federation.x, federation.y, federation.partition.records(client), random)
-    return sim, twin(sim, algorithm=others), twin(sim, federation=replace(federation, x=x, y=y))
+    return sim, twin(sim, algorithm=others), twin(sim, client_data=replace(federation, x=x, y=y))
 
 
 @pytest.mark.slow
@@ -254,6 +253,7 @@ def test_no_client_moves_the_sum_by_more_than_the_declared_sensitivity(name):
     assert max(swapped) > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.statistical(false_alarm=1e-8)
 def test_no_client_moves_the_count_by_more_than_a_half(name):

@@ -260,13 +260,13 @@ def neighbours(record, random, sim, clips=(-3, 2)):
     elif isinstance(clip, QuantileRecordClip):
         record = replace(record, per_record=replace(clip, initial_clip_norm=size))
     sim = twin(sim, algorithm=record, streams=Streams(int(random.integers(2**40))))
-    client, federation = int(random.integers(CLIENTS)), sim.cohort.federation
+    client, federation = int(random.integers(CLIENTS)), sim.cohort.client_data
     used = planned(sim.cohort, np.array([client]), RoundIndex(0, ROUNDS)).batches
     records = federation.partition.records(client).tolist()
     row = int(random.choice(used[used >= 0])) if (used >= 0).any() else records[0]
     x, y = strange(federation.x, federation.y, row, random)
     less = replace(record, records=without(record.records, records.index(row)))
-    return sim, twin(sim, algorithm=less), twin(sim, federation=replace(federation, x=x, y=y)), client
+    return sim, twin(sim, algorithm=less), twin(sim, client_data=replace(federation, x=x, y=y)), client
 
 
 def moved(name_or_record, pairs=40) -> tuple[float, float, float]:
@@ -318,11 +318,11 @@ def test_every_way_to_clip_and_to_sample_keeps_to_what_it_declares(layers, sampl
 def test_a_record_of_rubbish_moves_no_step_further_than_another(name, rubbish):
     """Else it turns its client's whole update into rubbish, which the firewall sets to 0: a record that shows."""
     sim = simulator(stepping(silent(small(name)), rows=((0, 1, 2),)), layers=LAYERS)
-    federation = sim.cohort.federation
+    federation = sim.cohort.client_data
     x = federation.x.clone()
     x[federation.partition.records(0)[1]] = rubbish
     here, _ = sums(sim, clients=[0, 1])
-    hit, _ = sums(twin(sim, federation=replace(federation, x=x)), clients=[0, 1])
+    hit, _ = sums(twin(sim, client_data=replace(federation, x=x)), clients=[0, 1])
     assert float((here - hit)[0].norm()) <= 2 * algorithm(name).per_record.excess(LAYERS) * (1 + 1e-6)
     assert torch.equal(here[1], hit[1])
 
@@ -387,7 +387,7 @@ def test_a_step_is_divided_by_the_expected_batch_however_many_records_came(name)
 
 def by_autograd(sim, client: int, position: int) -> Tensor:
     """One record's gradient, a row a layer, from PyTorch's own autograd in float64."""
-    module, federation = sim.evaluation.module.double(), sim.cohort.federation
+    module, federation = sim.evaluation.module.double(), sim.cohort.client_data
     row = federation.partition.records(client)[position]
     params = {key: value.double().requires_grad_() for key, value in sim.model_tensors().items()}
     logits = functional_call(module, params, (federation.x[row : row + 1].double(),))
@@ -428,7 +428,7 @@ def test_the_event_says_how_records_are_really_sampled(name):
         for client in range(CLIENTS):
             used = plan.batches[:, client]
             sizes += (used >= 0).sum(1).tolist()
-            where = np.searchsorted(np.sort(sim.cohort.federation.partition.records(client)), used[used >= 0])
+            where = np.searchsorted(np.sort(sim.cohort.client_data.partition.records(client)), used[used >= 0])
             np.add.at(counts[attempt * CLIENTS + client], where, 1)
     if said.local == "shuffled":
         assert counts.max() == math.ceil(said.local_steps * said.sampling_rate - 1e-9)
@@ -445,7 +445,7 @@ def test_the_event_says_how_records_are_really_sampled(name):
 def test_layers_are_counted_as_they_are_clipped(name):
     for layers in (1, 3):
         sim = simulator(small(name), layers=layers)
-        x, y = sim.cohort.federation.rows(torch.zeros(1, 2, dtype=torch.int64))
+        x, y = sim.cohort.client_data.rows(torch.zeros(1, 2, dtype=torch.int64))
         tape = sim.cohort.network.backward(sim.params.unsqueeze(0), x, y, torch.ones(1, 2))
         assert sim.setting.layers == layers
         if not isinstance(small(name).per_record, AdaClip):

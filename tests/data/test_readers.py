@@ -240,6 +240,7 @@ def test_any_npz_is_read_or_refused(good: bytes, edits: list[tuple[int, int]], c
     refused(lambda: read_npz(io.BytesIO(data[: len(data) - cut % len(data) // 4]), "f"))
 
 
+@pytest.mark.slow
 @given(st.text(max_size=120))
 @settings(deadline=None)
 def test_any_npz_header_is_read_or_refused(header: str) -> None:

@@ -107,9 +107,13 @@ def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
 
 @pytest.mark.parametrize("lr", [1e-8, 1e-12])
 def test_steps_too_small_for_their_noise_are_refused(tmp_path, lr):
-    found = answers(tmp_path, terms(local__lr=lr, per_example__clip=1e-10), torch.zeros(650), 1)
-    assert "local.lr x clip / records.batch must be from 1e-18" in found[0].values["refused"]
-    assert not found[0].vectors
+    site, small = (
+        Site(Owner("site", tmp_path, some, STRICT, bounds=WIDE)),
+        terms(local__lr=lr, per_example__clip=1e-10),
+    )
+    answer = site.answer(TERMS, Payload({"terms": small.text, "round": 0}))
+    assert "local.lr x clip / records.batch must be from 1e-18" in answer.values["refused"]
+    site.close()
 
 
 def test_small_steps_have_their_noise(tmp_path):
@@ -117,6 +121,21 @@ def test_small_steps_have_their_noise(tmp_path):
     found = answers(tmp_path, terms(local__lr=1e-7, per_example__clip=1e-8), torch.zeros(650), 2)
     one, other = (answer.vectors["update"].double() for answer in found)
     assert float((one - other).std()) == pytest.approx(math.sqrt(2) * 8e-15 / RECORDS, rel=0.2, abs=0)
+
+
+def test_momentum_of_one_run_does_not_reach_another_of_the_same_name(tmp_path):
+    """What a run without noise in its steps left is raw: in another run's update nothing would protect it."""
+    momentum = {"local__momentum": 0.9, "local__keep_momentum": True}
+    raw = terms(per_step__noise_multiplier=0.0, **momentum)
+    assert answers(tmp_path, raw, torch.zeros(650), 1, Requirements())[0].vectors
+    site = Site(Owner("site", tmp_path, some))
+    assert "agreed" in site.answer(TERMS, Payload({"terms": raw.text, "round": 0})).values
+    assert site._state, "after a restart it goes on"
+    site.close()
+    site = Site(Owner("site", tmp_path, some))
+    assert "agreed" in site.answer(TERMS, Payload({"terms": terms(**momentum).text, "round": 0})).values
+    assert not site._state
+    site.close()
 
 
 @pytest.fixture
@@ -138,7 +157,22 @@ def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(replies):
     other = Payload({"terms": json.dumps(said, sort_keys=True), "round": 0})
     assert "agreed" in site.answer(TERMS, first).values
     assert "agreed" in site.answer(TERMS, first).values
-    assert "agreed to other terms" in site.answer(TERMS, other).values["refused"]
+    assert "answered other terms" in site.answer(TERMS, other).values["refused"]
+
+
+def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_path):
+    """Else a coordinator could count the records, or find out which classes occur, one question after another."""
+
+    def between(least, most):
+        asked_for = terms(federation__min_records=least, federation__max_records=most)
+        setting = replace(asked_for.setting, sizes=(least, most), bounds=True)
+        return Payload({"terms": replace(asked_for, setting=setting).text, "round": 0})
+
+    site = Site(Owner("site", tmp_path, some))
+    for _ in range(2):
+        assert site.answer(TERMS, between(1, RECORDS - 1)).values["refused"] == INTERNAL_ERROR.format(site="the site")
+    assert "answered other terms" in site.answer(TERMS, between(1, RECORDS)).values["refused"]
+    site.close()
 
 
 def test_noise_from_a_seed_is_charged_as_none(tmp_path):
@@ -165,7 +199,7 @@ def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
         path.write_bytes(kept)
     told = []
     again = Site(site.owner, told.append)
-    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(name="new")
+    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(site="the site")
     assert "is not the one last written" in told[0]
     again.close()
     assert path.exists() == (how != "gone")
@@ -365,7 +399,7 @@ def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
     joined(tmp_path, first, [a_round(first)])
     kept = (tmp_path / "terms.json").read_bytes()
     (tmp_path / "terms.json").unlink()
-    assert joined(tmp_path, sampled("two"))[0].values["refused"] == INTERNAL_ERROR.format(name="site")
+    assert joined(tmp_path, sampled("two"))[0].values["refused"] == INTERNAL_ERROR.format(site="the site")
     (tmp_path / "terms.json").write_bytes(kept)
     assert "agreed" in joined(tmp_path, sampled("two"))[0].values
     assert spent(tmp_path)[0] == PLANNED
@@ -393,7 +427,7 @@ def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(r
         raise ZeroDivisionError("29.3 in row 7")
 
     monkeypatch.setattr(site, "_learn", broken)
-    assert site.answer(ROUND, message).values["refused"] == INTERNAL_ERROR.format(name="new")
+    assert site.answer(ROUND, message).values["refused"] == INTERNAL_ERROR.format(site="site new")
     assert "ZeroDivisionError: 29.3 in row 7" in told[-1]
 
 

@@ -80,7 +80,7 @@ def test_what_is_left_is_the_sum_of_the_others(batched):
     data = digits()
     label = data.train_y[:RECORDS]
     sim = simulated(module, others, Streams(3), noise=0.0, batched=batched)
-    federation = sim.cohort.federation
+    federation = sim.cohort.client_data
     federation.y[:] = torch.cat([label[:3], label[4:]])
     left = sim.cohort.updates(np.array([0]), sim.params, {}, RoundIndex(0, 1)).updates[0]
     torch.testing.assert_close(found * RECORDS, left * (RECORDS - 1), rtol=1e-5, atol=1e-6)

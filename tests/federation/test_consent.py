@@ -251,15 +251,14 @@ def test_terms_that_count_on_other_sites_than_they_say_are_refused(replies, fals
     assert "site sizes differ" in answer.values["refused"]
 
 
-def test_terms_with_another_number_of_layers_are_refused(replies, tmp_path):
-    site, terms, message = replies
+@pytest.mark.parametrize("what", ["layers", "parameters"])
+def test_terms_of_another_model_are_refused_before_the_site_has_a_place(replies, what):
+    """Agreed to, they would let a site that can never train hold a place of the roster."""
+    site, terms, _ = replies
     told = json.loads(terms.values["terms"])
-    told["setting"]["layers"] = 7
-    agreed = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0})).values["agreed"]
-    answer = site.answer(ROUND, Payload(message.values | {"terms": agreed}, message.vectors))
-    assert "layers at the site, 7 at the coordinator" in answer.values["refused"]
-    site.close()
-    assert charged(tmp_path / "new")[0] == 0
+    (told["setting"] if what == "layers" else told)[what] = 7
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    assert f"{what} at the site, 7 at the coordinator" in answer.values["refused"]
 
 
 def test_a_late_joiner_pays_from_when_it_joined(replies, tmp_path):
@@ -317,7 +316,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path, replies):
     site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
     told = []
     site._log = told.append
-    assert "internal error at site other; see its log" in site.answer(TERMS, terms).values["refused"]
+    assert "internal error at the site; see its log" in site.answer(TERMS, terms).values["refused"]
     assert "shape (30,)" in told[0]
     site.close()
 
@@ -335,3 +334,17 @@ def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, replies):
     assert "label 29.3" in said[0], said
     for word in ("29.3", "31.5", "own.csv", "age"):
         assert word not in answer.values["refused"]
+
+
+def test_a_refusal_over_budget_does_not_tell_how_many_records_there_are(tmp_path):
+    """Their number sets the sampling rate, and with it what a round costs."""
+    config = configure(settings("dp-sgd", clients__sampling="all", federation__seeded=False))
+    setting, said = Setting(4, 2, 1, 1, (100, 400), False, bounds=True, parameters=650, secure=True), set()
+    for records in (100, 400):
+        requirements = Requirements(epsilon=1e-3, unit="record")
+        ledger = SiteLedger(tmp_path / f"{records}.jsonl", "site", requirements, "record")
+        with pytest.raises(Refused, match="owner's") as refusal:
+            ledger.charge(config.algorithm, setting, range(0), 0, records)
+        said.add(str(refusal.value))
+        ledger.close()
+    assert len(said) == 1

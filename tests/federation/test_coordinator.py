@@ -113,7 +113,7 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
                 assert answer.values["below"] == int(part.norms[0] <= bound)
         assert torch.allclose(answer.vectors["update"], sent[0], atol=1e-6)
         if "records" in extras:
-            assert answer.values["records"] == simulator.cohort.federation.sizes(client)[0]
+            assert answer.values["records"] == simulator.cohort.client_data.sizes(client)[0]
         if "share" in extras:
             assert math.isclose(answer.values["share"], float(part.shares[0]), abs_tol=1e-5)
     hellos = [payload for to, _, kind, payload in grid.wire if (to, kind) == ("from", TERMS)]

@@ -16,7 +16,14 @@ from shoal.federation.terms import TERMS, Terms
 from shoal.mechanisms.setting import Setting
 from support.plugins import install
 
-CONFIG = {"algorithm": "trusted-curator", "model": "linear", "rounds": 1, "data.clients": 2, "engine.threads": 1}
+CONFIG = {
+    "algorithm": "trusted-curator",
+    "model": "linear",
+    "rounds": 1,
+    "data.clients": 2,
+    "clients.cohort": 2,
+    "engine.threads": 1,
+}
 SIDE_EFFECT = """
 from pathlib import Path
 Path(__file__).with_suffix(".imported").touch()
@@ -82,7 +89,7 @@ def test_an_owner_allows_a_module_but_no_other_whose_name_begins_alike(folder):
 def test_a_refusal_does_not_tell_what_is_installed(folder):
     said = {name: answer(folder, name)["refused"] for name in ("mine", "nine")}
     assert said["mine"].replace("mine", "nine") == said["nine"]
-    assert answer(folder, "trap:OTHER", "trap")["refused"] == INTERNAL_ERROR.format(name="site")
+    assert answer(folder, "trap:OTHER", "trap")["refused"] == INTERNAL_ERROR.format(site="the site")
 
 
 def test_a_model_is_still_the_one_that_the_owner_named(folder):

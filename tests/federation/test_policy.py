@@ -15,16 +15,17 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation import consent
-from shoal.federation.consent import Requirements, SiteLedger, least_noise
+from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.flower.apps import owner
 from shoal.federation.messages import Payload
 from shoal.federation.policy import Bounds
-from shoal.federation.site import INTERNAL_ERROR, Owner, Site
+from shoal.federation.site import INTERNAL_ERROR, Owner, Site, _own_engine
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
+from shoal.training.engine_settings import Settings, cores
 from shoal.training.round_index import RoundIndex
 
 SAID = {
@@ -53,6 +54,25 @@ def terms(given, rounds=None):
     config, digits = configure(given), load("digits")
     setting = Setting(config.data.clients, rounds or config.rounds, all_answer=False)
     return Terms("run", to_toml(config), setting, digits.classes, digits.input_shape, 650, None)
+
+
+def test_a_clip_is_bounded_whatever_settings_it_follows_from(monkeypatch):
+    """AdaClip's has no key of its own; another package may call it what it likes."""
+    tiny = terms(RECORDS | {"algorithm": "adaclip", "per_record.h1": 1e-9})
+    with pytest.raises(Refused, match="the clip of per_record in round 1 of 100 is"):
+        Bounds().refuse(tiny)
+    other = terms(SAID)
+    monkeypatch.setattr(type(other.settings.algorithm.per_update), "scales", lambda self: {})
+    Bounds().refuse(other)
+    with pytest.raises(Refused, match="the clip of per_update in round 1 of 100 is 4, this site accepts 5 to 6"):
+        Bounds(clip=(5, 6)).refuse(other)
+
+
+def test_terms_cannot_ask_for_more_threads_than_a_site_has_cores():
+    """PyTorch ends the process where it is told to start 100,000."""
+    assert 1 <= _own_engine(Settings(threads=100_000)).threads <= cores()
+    assert _own_engine(Settings(threads=1)).threads == 1
+    assert _own_engine(Settings()).threads is None
 
 
 def site(folder, *bounds, requirements=STRICT):
@@ -90,6 +110,8 @@ def charged(here):
             "per_update.clip_norm in round 1 of 100 (exponential:",
         ),
         (RECORDS | {"per_record.clip_norm": 1e-9}, f"per_record.clip_norm {TINY}"),
+        (RECORDS | {"algorithm": "adaclip", "per_record.h1": 1e-9}, f"per_record.h1 {TINY}"),
+        (RECORDS | {"algorithm": "adaclip", "per_record.h2": 1e8}, "per_record.h2 is 1e+08"),
         (ADAPTIVE | {"per_update.initial_clip_norm": 1e-9}, f"per_update.initial_clip_norm {TINY}"),
         (SAID | {"local.lr": 1e-11}, "local.lr is 1e-11, this site accepts 1e-09 to 10000 (its --bound lr=LOW:HIGH)"),
         (SAID | {"local.lr": 0.0}, "local.lr is 0,"),
@@ -119,7 +141,7 @@ def test_steps_that_follow_from_the_data_are_for_the_owner_to_know(tmp_path):
     given = {key: value for key, value in SAID.items() if not key.startswith(("per_update", "local"))}
     assert agreed(here, terms(given | {"algorithm": "fedavg", "local.epochs": 3}))[
         "refused"
-    ] == INTERNAL_ERROR.format(name="site")
+    ] == INTERNAL_ERROR.format(site="the site")
     assert "local steps a round is" in words[0]
     here.close()
 

@@ -9,7 +9,10 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from shoal.config import configure
 from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
+from shoal.federation.validation import Request, Validator
+from shoal.training.round_index import RoundIndex
 from support.federations import BAD, farthest, full_cohort, in_rounds, named, served, settings, with_update
 from support.loopback import with_sites
 
@@ -200,3 +203,18 @@ def test_other_records_are_refused(records):
 def test_a_parcel_over_the_limit_is_refused():
     with pytest.raises(InvalidMessage, match="at most 4"):
         unpack(record(), 4)
+
+
+def test_the_share_of_a_batch_that_came_out_large_is_no_strike_against_its_site():
+    """12 records were drawn where 4 are expected, and all were within the clip."""
+    given = {"algorithm": "quantile-example", "records.sampling": "poisson", "records.batch": 4}
+    validator = Validator(configure(given).algorithm, 3, 1e4, 1000)
+
+    def share(number):
+        request = Request("run", "terms", 0, RoundIndex(0, 1))
+        answer = Payload(request.names | {"share": number}, {"update": torch.zeros(3)})
+        return validator.check(request, answer, 1.0).share
+
+    assert share(0.5 * 12 / 4) == 1.5
+    with pytest.raises(InvalidMessage, match="field 'share'"):
+        share(100.0)

@@ -74,6 +74,7 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)[:, :60])))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: build("thesis-mlp", (1, 28, 28), 10, seed=0), Tied], ids=["mlp", "tied"])
 @pytest.mark.parametrize("steps", [1, 4, 60])
 def test_deferred_updates_are_all_applied(make, steps):

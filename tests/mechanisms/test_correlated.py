@@ -166,6 +166,7 @@ def drawn(noise, rounds, numbers, streams, bound=1.0):
     return np.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_the_covariance_of_what_is_summed_up_is_what_the_matrix_says(streams):
@@ -198,6 +199,7 @@ def test_the_models_noise_is_a_third_of_that_of_independent_noise_at_the_same_pr
     )
 
 
+@pytest.mark.slow
 def test_only_the_last_rounds_are_remembered_newest_first():
     noise, memory = Correlated(2.0, bands=4), {}
     totals = [noise.add(torch.zeros(50), 2.0, 0.25, memory, Streams(1).generator("noise", t)) for t in range(6)]

@@ -374,7 +374,7 @@ def changed(name="dp-sgd", **sections):
         ("dp-sgd", {"local": {"lr": 1e-12}, "per_record": {"clip_norm": 1e-11}}, STEP),
         ("dp-sgd", {"local": {"lr": 1e12}, "per_record": {"clip_norm": 1e12}}, STEP),
         ("dp-sgd", {"records": {"batch": 10**30}}, STEP),
-        ("quantile-example", {"records": {"batch": 10**30}}, STEP),
+        ("quantile-record", {"records": {"batch": 10**30}}, STEP),
         (
             "dp-sgd",
             {"per_step": {"noise_multiplier": 1e-29}, "local": {"lr": 1e-6}},

@@ -55,6 +55,7 @@ def test_no_noise_is_exactly_none():
 SCHEDULES = ["linear:3:1", "staircase:8:2:2", "exponential:4:0.5", "cyclic:6:1", "decay:5:0.3:0.1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", ["at the sum", "at each client"])
 @pytest.mark.statistical(false_alarm=ROUNDS * ALPHA)
@@ -105,7 +106,7 @@ def test_negative_noise_in_a_step_is_refused_by_name(noise):
 
 
 @pytest.mark.parametrize(
-    ("placement", "on_the_mean"), [("algorithm1", 6), ("per-example", 6 / math.sqrt(5)), ("dp-sgd", 6 / 5)]
+    ("placement", "on_the_mean"), [("algorithm1", 6), ("per-record", 6 / math.sqrt(5)), ("dp-sgd", 6 / 5)]
 )
 def test_the_three_scales_of_004_are_those_of_its_text_on_the_mean_of_a_batch(placement, on_the_mean):
     assert StepNoise(6.0, placement).multiplier(0, 10, batch=5) / 5 == pytest.approx(on_the_mean)

@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from shoal.accounting.events import Gaussian
+from shoal.accounting.events import BySize, Gaussian, TwoLevel, Unbounded
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import PAIRS, event, proves
 from shoal.attacks.observe import Victims, observe
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, PluginError
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
+from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
+from shoal.mechanisms.mechanism import GradientClip, RoundNoise, StepMechanism, UpdateMechanism, altered
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
-from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.sampling import Clients, PoissonClients, PoissonRecords, Records
+from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.small_federation import SETTING, simulator, small
 
@@ -81,10 +85,11 @@ def cut(record):
     return replace(record, clients=few.clients, records=few.records, local=few.local)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 def test_it_runs_and_tells_its_clip(record):
     sim = simulator(cut(record), layers=3)
-    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+    params, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
     assert params.isfinite().all()
     assert told["clip" if record is UPDATES else "record_clip"] == 1.0
 
@@ -110,6 +115,7 @@ def test_it_is_charged_as_a_clip_of_the_whole_by_the_same_bound(record, known, p
     assert event(record, SETTING, 0, *pair) == event(replace(record, **known), SETTING, 0, *pair)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)
@@ -125,6 +131,24 @@ def test_an_audit_finds_nothing_in_it_and_flags_its_unclipped_twin(record):
     assert flagged(whole(case, streams)) == set()
     for name in ("clip off", "noise x 1/4"):
         assert flagged(VARIANTS[name](case, streams)), name
+
+
+@dataclass(frozen=True)
+class GreedyLayerClip(LayerClip):
+    """Each layer has the whole bound."""
+
+    def clipped(self, updates, norms, bound, layers):
+        for place in layers.values():
+            clipped(updates[:, place], row_norms(updates[:, place]), bound)
+        return updates
+
+
+def test_an_audit_flags_a_clip_that_gives_each_layer_the_whole_bound():
+    """Four layers: twice the bound."""
+    greedy = replace(UPDATES, per_update=GreedyLayerClip(1.0))
+    check = sensitivity_check(whole(next(case for case in cases(greedy) if case.where == "sum"), Streams(5)), 6)
+    assert check.flagged
+    assert check.measured == pytest.approx(2, rel=1e-3)
 
 
 @pytest.mark.parametrize("record", [UPDATES, RECORDS], ids=lambda record: record.name)
@@ -165,18 +189,177 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         assert type(replace(chosen, sampling="poisson", cohort=3)) is type(Clients("poisson"))
         record = replace(algorithm("trusted-curator"), clients=chosen)
         sim = simulator(replace(cut(UPDATES), clients=chosen))
-        _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+        _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
         assert told["clients"] == told["expected_clients"] == 5
         assert event(record, SETTING, 0, "client", "release") == Gaussian(1.633)
         assert proves(record) == proves(algorithm("trusted-curator"))
+        noisy = replace(algorithm("fed-sdp"), clients=chosen)  # by as many clients' noise as really come
+        assert isinstance(event(noisy, SETTING, 0, "record", "release"), Unbounded)
     finally:
         Clients.schemes.pop("every-other")
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "statement"),
+    [
+        (Clip, "apply", "unproven"),
+        (RecordClip, "sanitiser", "unproven"),
+        (RecordClip, "sensitivity", "unproven"),
+        (GaussianNoise, "add", "event"),
+        (PoissonClients, "draw", "amplified"),
+        (PoissonRecords, "drawn", "event"),
+    ],
+    ids=lambda given: getattr(given, "__name__", given),
+)
+def test_one_that_does_something_else_must_say_what_that_proves(base, method, statement):
+    """Else it would be charged as what it was derived from."""
+    done = {method: lambda self, *given: None}
+    with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
+        type("Other", (base,), done)
+    assert type("Other", (base,), done | {statement: None})
+
+
+@dataclass(frozen=True)
+class CountingClip(Clip):
+    """Counts what is within its bound, and says nothing of noise on the count."""
+
+    counts: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class CountingRecords(RecordClip):
+    """The same for gradients."""
+
+    counts: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class NoisyCount(CountingClip):
+    """Adds noise to its count, and does not say that it costs anything."""
+
+    def count_scale(self, cohort):
+        return 100.0
+
+
+@dataclass(frozen=True)
+class PaidCount(NoisyCount):
+    """And has as much more noise on the updates."""
+
+    def update_noise(self, noise, cohort):
+        return (noise**-2 - 200.0**-2) ** -0.5
+
+
+@pytest.mark.parametrize("clip", [CountingClip(1.0), NoisyCount(1.0)], ids=lambda clip: type(clip).__name__)
+def test_a_count_that_no_noise_pays_for_proves_nothing(clip):
+    said = [event(replace(UPDATES, per_update=clip), SETTING, 0, *pair) for pair in PAIRS]
+    assert all(isinstance(each, Unbounded) for each in said)
+    assert said[0].because == "it counts what is within its clip, and the noise does not cover that"
+    shared = replace(UPDATES, per_update=PaidCount(1.0))
+    assert event(shared, SETTING, 0, "client", "release") == event(UPDATES, SETTING, 0, "client", "release")
+
+
+def test_neither_does_a_count_of_gradients_for_a_record_or_a_client():
+    record = cut(RECORDS)
+    counting = replace(record, per_record=CountingRecords(1.0))
+    assert isinstance(event(record, SETTING, 0, "record", "server"), TwoLevel | BySize)
+    assert all(isinstance(event(counting, SETTING, 0, *pair), Unbounded) for pair in PAIRS)
+    both = replace(UPDATES, per_record=CountingRecords(1.0))
+    assert "scaled for one record" in event(both, SETTING, 0, "client", "release").because
+
+
+@dataclass(frozen=True)
+class Fading(GaussianNoise):
+    """Noise and a clip under names of their own, which change over the rounds."""
+
+    sigma: str = "linear:6:1"
+    path: str = "a:b"
+
+    def noise_schedule(self):
+        return parse(self.sigma)
+
+    def multiplier(self, t, total):
+        return parse(self.sigma).value(t, total)
+
+
+@dataclass(frozen=True)
+class FadingClip(Clipping):
+    radius: str = "linear:6:1"
+
+    def bound(self, state, t, total, norms):
+        return parse(self.radius).value(t, total)
+
+
+@pytest.mark.parametrize("changed", [{"per_round": Fading()}, {"per_update": FadingClip()}], ids=["noise", "clip"])
+def test_rounds_differ_whatever_the_name_of_the_setting_that_changes(changed):
+    """Else a site would charge all of them as the first."""
+    record = replace(UPDATES, **changed)
+    assert record.different_rounds(10) == range(10)
+    assert record.extreme_rounds(10) == [0, 9]
+
+
+@pytest.mark.parametrize("boundary", ["per_record", "per_step", "per_update", "per_round"])
+def test_each_mechanism_is_asked_whether_it_fits_the_round(boundary):
+    record = replace(cut(RECORDS), per_update=Clip(1.0), per_round=GaussianNoise(1.0))
+
+    def refuse(self, t, total):
+        raise ConfigError(f"{boundary} does not fit round {t}")
+
+    unfit = altered(getattr(record, boundary), refuse_unfit=refuse)
+    record.refuse_unfit(3, 4, 10)
+    with pytest.raises(ConfigError, match=f"{boundary} does not fit round 3"):
+        replace(record, **{boundary: unfit}).refuse_unfit(3, 4, 10)
+
+
+@pytest.mark.parametrize("base", [Clients, PoissonClients, Records])
+def test_a_word_of_shoal_is_never_taken_by_another_scheme(base):
+    before = dict(base.schemes)
+    with pytest.raises(TypeError, match=r"sampling 'poisson' is Poisson\w+: Mine needs another word"):
+        type("Mine", (base,), {"sampling": "poisson"})
+    assert base.schemes == before
+
+
+@pytest.mark.parametrize("drawn", [np.array([[0, 0]]), np.array([[0, -1], [1, -1]])], ids=["twice", "one more step"])
+def test_a_scheme_draws_no_more_than_is_charged(drawn):
+    sampler = altered(Records("shuffled", batch=2), drawn=lambda self, generator, records, steps: drawn)
+    with pytest.raises(PluginError, match="more often than is charged"):
+        sampler.draw(np.random.default_rng(0), 5, 1)
+    padded = altered(sampler, drawn=lambda self, generator, records, steps: np.array([[-1, -1]]))
+    assert padded.draw(np.random.default_rng(0), 5, 1).tolist() == [[-1, -1]]
+
+
+def test_a_client_that_is_drawn_twice_takes_part_once():
+    record = cut(UPDATES)
+    twice = altered(record.clients, draw=lambda self, *given: np.array([1, 1, 1]))
+    sim = simulator(replace(record, clients=twice))
+    _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+    assert told["clients"] == 1
 
 
 def test_a_word_that_no_scheme_has_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match="it is one of fixed-size, poisson, all, cyclic"):
         Clients("poison")
     assert math.isclose(Clients("poisson", 3).rate(0, 1, 10), 0.3)
+
+
+@pytest.mark.parametrize(
+    ("base", "needed"),
+    [
+        (GradientClip, {"sanitiser", "least", "sensitivity_at_start", "unclipped", "replay"}),
+        (FactorClip, {"bound", "factors"}),
+        (StepMechanism, {"noise_schedule", "multiplier", "event"}),
+        (UpdateMechanism, {"apply"}),
+        (Clipping, {"bound"}),
+        (RoundNoise, {"noise_schedule", "multiplier", "add", "event"}),
+        (Clients, {"draw"}),
+        (Records, {"drawn"}),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_one_that_lacks_what_its_base_class_asks_for_cannot_be_made(base, needed):
+    for missing in needed:
+        given = dict.fromkeys(needed - {missing}, lambda self, *given: None)
+        with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
+            type("Incomplete", (base,), given)()
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -100,7 +100,7 @@ def test_instance_norm_loses_only_its_statistics():
     [lambda x: x - x.mean(0), lambda x: x.cumsum(0), lambda x: x.softmax(0), lambda x: x / x.norm()],
 )
 def test_code_that_mixes_examples_is_found_also_before_a_layer_that_starts_at_zero(mix, zero):
-    with pytest.raises(ModelError, match="mixes the examples of a batch"):
+    with pytest.raises(ModelError, match="mixes the records of a batch"):
         check(Wrapped(mix, zero), (5,), 4, record_level=True)
     check(Wrapped(mix, zero), (5,), 4, record_level=False)
 
@@ -119,7 +119,7 @@ def test_a_model_that_looks_up_words_gets_whole_numbers():
     ("model", "words"),
     [
         (nn.Linear(5, 3), r"outputs of shape \(3, 3\) .* classification needs \(3, 4\)"),
-        (nn.Linear(6, 4), r"cannot take examples of shape \(5,\): RuntimeError"),
+        (nn.Linear(6, 4), r"cannot take records of shape \(5,\): RuntimeError"),
         (Wrapped(lambda x: x / 0), "NaN or infinite"),
         (nn.ReLU(), "no parameters to train"),
         (nn.Linear(5, 4).double(), r"parameters of torch.float64; .* give model.float\(\)"),
@@ -141,7 +141,7 @@ def test_the_check_leaves_weights_and_random_state_alone():
 
 
 def test_statistics_are_refused_too_where_updates_are_clipped():
-    with pytest.raises(ModelError, match="keeps statistics of the examples in its buffer 'seen'"):
+    with pytest.raises(ModelError, match="keeps statistics of the records in its buffer 'seen'"):
         check(Counter(), (5,), 4, record_level=False, noisy_updates=True)
     check(Counter(), (5,), 4, record_level=False)
 

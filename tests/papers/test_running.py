@@ -2,10 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,10 @@ import shoal
 from shoal.errors import ConfigError, DataError, RunError
 from shoal.papers import running, table, tables, wei_tables
 from shoal.papers.running import chosen, plan, play, read_lines
-from shoal.papers.table import Cell, Job, Table, unfinished_folder
+from shoal.papers.table import Cell, Job, Table
 from shoal.papers.work import Account, Leak, Run
+from support.measurements import Killer
+from support.paths import TESTS
 
 pytestmark = pytest.mark.slow
 
@@ -193,27 +194,6 @@ def test_cells_side_by_side_give_the_lines_that_they_give_one_by_one(tmp_path):
     assert told[-1] == ("", 3, 3)
 
 
-@dataclass(frozen=True)
-class Killer:
-    """A measurement whose process is killed."""
-
-    name: str
-    seeded, instant = False, False
-
-    def key(self, quick):
-        return self.name
-
-    def needs(self, quick):
-        return ""
-
-    def measure(self, job):
-        unfinished_folder(job.unfinished, self.name, job.seed).mkdir()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def figures(self, line):
-        return {}
-
-
 def test_where_a_process_is_killed_the_lines_say_so(tmp_path):
     cells = tuple(Cell(row, "x", Killer(row)) for row in ("one", "two"))
     killed = Table("pfl-table2", (), 1, cells)
@@ -295,26 +275,11 @@ def test_a_line_that_the_disk_refuses_is_told_in_a_sentence(tmp_path):
 
 
 PARENT = """
-import os, sys, time
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from shoal.papers.table import Cell, Table
 from shoal.papers.running import play
-
-@dataclass(frozen=True)
-class Sleeper:
-    name: str
-    seeded, instant = False, False
-
-    def key(self, quick):
-        return self.name
-
-    def needs(self, quick):
-        return ""
-
-    def measure(self, job):
-        print("begun", flush=True)
-        time.sleep(600)
+from support.measurements import Sleeper
 
 if __name__ == "__main__":
     cells = tuple(Cell(row, "x", Sleeper(row)) for row in "ab")
@@ -327,7 +292,8 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     words = [sys.executable, script, tmp_path / "found.jsonl"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as parent:
+    path = os.pathsep.join([str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}) as parent:
         assert [parent.stdout.readline() for _ in range(2)] == [b"begun\n"] * 2
         parent.kill()
         assert parent.communicate(timeout=300) == (b"", None)  # the pipe closes when the last of them has ended

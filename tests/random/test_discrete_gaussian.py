@@ -94,6 +94,7 @@ def test_a_sum_of_draws_is_a_discrete_gaussian(monkeypatch):
         parts.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [3.0, 2048.0, 5000.5, 2.0**20, 1e9])
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_wide_ones_have_their_variance_and_are_as_good_as_exact(width):

@@ -258,7 +258,8 @@ def test_a_sum_and_its_noise_meet_a_great_number_as_one(streams, device, kernels
         sums = torch.full_like(into, 0.06)
         normals(streams, "x", (), [0], into, kernels=kernels).add(into, into.new_full((1,), 0.05), sums)
         assert not sums.any(), "taken"
-    assert torch.equal(great, (2.0**20 + noise.double()).float())
+    exact, clear = 2.0**20 + noise.double(), noise * 32 % 1 != 0  # else halfway after rounding: it may go either way
+    assert torch.equal(great[clear], exact[clear].float())
     assert 0.2 < float((great > 2.0**20).float().mean()) < 0.8, "noise decides where it goes"
 
 

@@ -14,7 +14,7 @@ from shoal.errors import ConfigError
 from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.normals import normals
 from shoal.random.secure_streams import STEPS, SecureGenerator, SecureStreams, grid, toward_zero
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
 from shoal.training.sanitise import step_noise
@@ -83,7 +83,7 @@ def test_rounding_towards_zero_makes_no_update_longer():
 def released(name, **changes):
     sim = simulator(plain_server(idle(small(name, **changes))), width=160)
     sim = twin(sim, streams=SecureStreams())
-    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 4))
+    params, _, told = run_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 4))
     return params.double().numpy() * told["expected_clients"], told
 
 
@@ -102,7 +102,7 @@ def test_an_update_leaves_its_client_with_discrete_noise():
     record = small("fed-sdp")
     record = replace(record, per_update=replace(record.per_update, at="client"), clients=Clients("all"))
     sim = twin(simulator(plain_server(idle(record)), clients=1, width=160), streams=SecureStreams())
-    params, _, told = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 4))
+    params, _, told = run_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 4))
     scale = record.per_update.multiplier(0, 4) * told["clip"]
     steps = params.double().numpy() / grid(scale)
     assert np.array_equal(steps, np.round(steps))
@@ -110,6 +110,7 @@ def test_an_update_leaves_its_client_with_discrete_noise():
     assert low < np.square(steps * grid(scale) / scale).sum() < high
 
 
+@pytest.mark.slow
 def test_a_step_moves_a_model_of_zeros_by_steps_of_the_grid_of_its_noise():
     """One step: whatever the gradients, what is left of them is a whole number of steps."""
     record = small("fed-cdp-private")

@@ -23,6 +23,7 @@ def plots_of(path):
     return {plot["id"]: plot for plot in json.loads(found[1])["plots"]}
 
 
+@pytest.mark.slow
 def test_each_run_is_a_point_of_its_accuracy_and_proven_epsilon(runs, tmp_path):
     plots = plots_of(write_comparison(tmp_path / "c.html", runs))
     points = plots["frontier"]["points"]

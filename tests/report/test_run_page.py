@@ -426,6 +426,7 @@ def test_nothing_is_asked_of_the_network(private):
     assert "unsafe-inline'; script" not in policy.split("script-src")[1]
 
 
+@pytest.mark.slow
 def test_a_page_of_15000_rounds_is_under_3_megabytes_and_keeps_the_extremes(tmp_path):
     run = play(tmp_path, PRIVATE | {"baseline": True}).run
     long_run(run, 15_000)

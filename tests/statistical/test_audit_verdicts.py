@@ -81,14 +81,16 @@ def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
     trials, pairs = (150, 60) if case.where == "steps" else (24, 4)
 
     def flagged(broken):
-        return {c.name for c in [*noise_checks(broken, trials), sensitivity_check(broken, pairs)] if c.flagged}
+        yield from (check.name for check in noise_checks(broken, trials) if check.flagged)
+        yield from (check.name for check in [sensitivity_check(broken, pairs)] if check.flagged)
 
-    assert flagged(whole(case, streams)) == set()
+    assert list(flagged(whole(case, streams))) == []
     for name, variant in VARIANTS.items():
         broken = variant(case, streams)
-        assert broken is None or flagged(broken), name
+        assert broken is None or next(flagged(broken), None), name
 
 
+@pytest.mark.slow
 def test_broken_forms_are_caught_by_what_is_made_for_them():
     case = CASES["fed-cdp-private", "record"]
     found = {}

@@ -29,8 +29,9 @@ from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import QuantileClip
 from shoal.random.streams import Streams
 from shoal.training import round as round_module
+from shoal.training.cohort import Cohort, Sum
 from shoal.training.engine_settings import Settings
-from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
@@ -134,10 +135,39 @@ def twin(sim: Trainer, **changes: object) -> Trainer:
 def play(sim: Trainer, t: int = 0, attempt: int = 0, memory: dict[str, Tensor] | None = None):
     """Round t from a model of zeros, so that under a plain server the new model is the mean update itself."""
     with one_thread():
-        params, state, told = play_round(
+        params, state, told = run_round(
             sim.cohort, torch.zeros_like(sim.params), memory or {}, RoundIndex(t, ROUNDS, attempt)
         )
     return State(params, state), told
+
+
+class StillCohort(Cohort):
+    """A simulation's clients who learn nothing, with a model of four numbers: a round is the server's half only.
+
+    `came` says who was asked to train, in order; with `noise` 0 the server draws none either.
+    """
+
+    layout = population = None
+
+    def __init__(self, sim: Trainer, noise: float | None = None) -> None:
+        self.noise = noise
+        self.algorithm, self.streams, self.population = (
+            sim.cohort.algorithm,
+            sim.cohort.streams,
+            sim.cohort.population,
+        )
+        self.came: list[int] = []
+
+    def train(self, clients: np.ndarray, params: Tensor, state: dict[str, Tensor], index: RoundIndex) -> Sum:
+        self.came += clients.tolist()
+        bound = self.algorithm.per_update.bound(state, index.t, index.total, None)
+        count, update = len(clients), torch.zeros_like(params, dtype=torch.float64)
+        return Sum(update, bound, weight=count, clients=count, below=count, noise=self.noise)
+
+    def play(self, t: int, attempt: int) -> tuple[State, dict[str, float]]:
+        """Round t from a model of zeros."""
+        params, state, told = run_round(self, torch.zeros(4), {}, RoundIndex(t, ROUNDS, attempt))
+        return State(params, state), told
 
 
 @contextmanager
@@ -166,10 +196,6 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, updates_of: Callable[[int, int], Te
     monkeypatch.setattr(round_module, "train", train)
 
 
-def nothing_learnt(client: int, size: int) -> Tensor:
-    return torch.zeros(size)
-
-
 def of_one_length(client: int, size: int) -> Tensor:
     """An update of norm .01 that is this client's alone."""
     update = torch.from_numpy(np.random.default_rng(client).normal(size=size)).float()
@@ -190,7 +216,7 @@ def restricted(record: Algorithm, kept: tuple[int, ...]) -> Algorithm:
 def cohort(sim: Trainer, t: int = 0, attempt: int = 0) -> list[int]:
     """Who takes part in a round."""
     stream = sim.cohort.streams.generator("clients", t, attempt)
-    return sim.cohort.algorithm.clients.draw(stream, t, ROUNDS, len(sim.cohort.federation)).tolist()
+    return sim.cohort.algorithm.clients.draw(stream, t, ROUNDS, len(sim.cohort.client_data)).tolist()
 
 
 def against_release(record: Algorithm, t: int = 0, setting: Setting = SETTING) -> Event:

@@ -11,6 +11,7 @@ import shoal
 from shoal.accounting import accountants, selection
 from shoal.accounting.claims import RESEARCH
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel, leaves
+from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.selection import Trials
 from shoal.report.run_reader import read_run
 from shoal.sweep import cost
@@ -78,6 +79,16 @@ def test_a_broken_ledger_leaves_nothing_proven(tmp_path):
     claim = client(cost.all_together(tmp_path, plan))
     assert claim.epsilon is None
     assert "broken" in claim.because
+
+
+def test_a_unit_that_a_round_charges_twice_is_charged_twice(tmp_path):
+    """As by `shoal ledger`; a ledger may also say it once in words of version 0.1."""
+    (tmp_path / "run").mkdir()
+    with Ledger(tmp_path / "run" / "ledger.jsonl") as ledger:
+        ledger.begin("run", "mine", "")
+        ledger.intend(1, [Charge("record", "release", Gaussian(1.0)), Charge("record", "release", Gaussian(1000.0))])
+        assert cost.charged(tmp_path / "run")["record", "release"] == ledger.charged_event("record", "release")
+    assert cost.charged(tmp_path / "run")["record", "release"] == Compose((Gaussian(1.0), Gaussian(1000.0)))
 
 
 def test_cells_that_share_noise_cannot_be_added_up(tmp_path):

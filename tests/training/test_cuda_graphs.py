@@ -12,7 +12,7 @@ from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 from shoal.training import cuda_graphs
 from shoal.training.engine_settings import Settings
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 from support.small_federation import digits, parted, simulator, small
@@ -30,7 +30,7 @@ def models(record, recorded):
 def played(sim):
     params, state, found = sim.params, {}, []
     for t in range(4):
-        params, state, _ = play_round(sim.cohort, params, state, RoundIndex(t, 4))
+        params, state, _ = run_round(sim.cohort, params, state, RoundIndex(t, 4))
         found.append(params.cpu())
     return torch.stack(found)
 

@@ -5,12 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import MaxClip, RecordClip
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
+from shoal.training.engine_settings import Settings
 from shoal.training.local_training import _first, planned
 from shoal.training.round_index import RoundIndex
-from support.small_federation import ROUNDS, simulator, small
+from shoal.training.trainer import simulate
+from support.small_federation import ROUNDS, digits, parted, simulator, small
 
 FALLING = {"per_record": RecordClip("linear:4:1"), "per_step": StepNoise("linear:2:1")}
 
@@ -50,3 +55,22 @@ def test_steps_with_noise_do_not_take_the_place_of_steps_without():
     sims = [simulator(replace(small("fed-cdp"), per_step=StepNoise(noise))) for noise in (0.0, 1.0)]
     none, some = (_first(s.cohort, s.params, np.arange(3), RoundIndex(0, ROUNDS), {}).sanitiser.values for s in sims)
     assert none != some
+
+
+def test_secure_noise_of_local_steps_is_drawn_on_a_cpu_also_where_there_is_a_gpu(monkeypatch):
+    """Else `auto` takes the GPU, and each round is refused after it was charged."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model, streams = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), SecureStreams()
+    trainer = simulate(
+        small("dp-sgd"), model, digits(), parted(4), rounds=ROUNDS, streams=streams, settings=Settings(threads=1)
+    )
+    assert trainer.params.device.type == trainer.cohort.federation.device.type == "cpu"
+
+
+def test_no_record_decides_how_gradients_are_computed():
+    """Else one record would change the last digits of all others' gradients, which no noise counts."""
+    data, settings = digits(), Settings("cpu", threads=1)
+    data = replace(data, train_x=data.train_x.index_fill(0, torch.tensor(0), 1e30))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    trainer = simulate(small("dp-sgd"), model, data, parted(4), rounds=ROUNDS, streams=Streams(1), settings=settings)
+    assert trainer.cohort.network.batched

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from fractions import Fraction
 from math import comb
 
 import numpy as np
@@ -21,7 +20,7 @@ from shoal.random.streams import Streams
 from shoal.training import round as engine_round
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import planned, train
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 
@@ -64,7 +63,7 @@ def simulator(
 def plain_round(sim, module, t):
     """The same round in plain PyTorch: one client after the other, its own optimiser, the same batches."""
     cohort, record = sim.cohort, sim.cohort.algorithm
-    federation, index = cohort.federation, RoundIndex(t, sim.rounds)
+    federation, index = cohort.client_data, RoundIndex(t, sim.rounds)
     drawn = record.clients.draw(cohort.streams.generator("clients", t, 0), t, sim.rounds, len(federation))
     start = copy.deepcopy(module.state_dict())
     sums = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
@@ -100,7 +99,7 @@ def test_three_rounds_equal_a_plain_pytorch_loop(make, changes):
     sim = simulator(fedavg(**changes), make())
     reference = make()
     for t in range(3):
-        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, RoundIndex(t, 3))
+        sim.params, sim.state, _ = run_round(sim.cohort, sim.params, sim.state, RoundIndex(t, 3))
         plain_round(sim, reference, t)
     expected = sim.cohort.network.layout.flatten(reference)
     assert float((sim.params - expected).abs().max()) < 1e-4
@@ -109,7 +108,7 @@ def test_three_rounds_equal_a_plain_pytorch_loop(make, changes):
 def final_model(settings, record=None, make=small_cnn):
     sim = simulator(record or fedavg(), make(), settings=settings)
     for t in range(2):
-        sim.params, sim.state, _ = play_round(sim.cohort, sim.params, sim.state, RoundIndex(t, 3))
+        sim.params, sim.state, _ = run_round(sim.cohort, sim.params, sim.state, RoundIndex(t, 3))
     return sim.params
 
 
@@ -132,7 +131,7 @@ def test_every_speed_up_can_be_turned_off_and_gives_the_same_model(settings):
 @pytest.mark.slow
 def test_without_kernels_no_noise_is_drawn_by_the_loop_in_c(monkeypatch):
     """Of a method that adds noise to its steps and to its counts."""
-    record = replace(algorithm("quantile-example"), clients=Clients("fixed-size", 4), records=Records("poisson", 7))
+    record = replace(algorithm("quantile-record"), clients=Clients("fixed-size", 4), records=Records("poisson", 7))
     plain, fast = (final_model(Settings(kernels=kernels), record) for kernels in (False, True))
     torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-4)
     monkeypatch.setattr("shoal.random.normals.loop_in_c", lambda: pytest.fail("asked for"))
@@ -154,7 +153,7 @@ def test_kept_momentum_goes_on_where_the_client_left_off():
 def test_v_c_and_u_s_are_those_of_001():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
     updates = train(sim.cohort, sim.params, np.arange(5), RoundIndex(0, 3), {})[0].double()
-    _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
+    _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["v_c"] == pytest.approx(float(updates.var(0, unbiased=False).mean()), rel=1e-4)
     assert told["u_s"] == pytest.approx(float(updates.mean(0).square().mean()), rel=1e-4)
     assert told["bytes_sent"] == 5 * 4 * updates.shape[1]
@@ -166,7 +165,7 @@ def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
     parts = partition("iid", dataset.train_y, clients=4, generator=Streams(5).generator("partition"))
     x[parts.records(2)[0]] = 1e35
     sim = simulator(fedavg(clients=Clients("all")), small_mlp(), "iid", 4, dataset=replace(dataset, train_x=x))
-    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
+    params, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["bad_updates"] == 1
     assert torch.isfinite(params).all()
     assert not torch.equal(params, sim.params)
@@ -184,13 +183,13 @@ def test_a_record_never_reaches_the_updates_of_other_clients_by_filling_up_their
     model = nn.Linear(4, 2)
     nn.init.uniform_(model.weight, -5, 5)
     sim = simulate(record, model, dataset, parts, rounds=3, streams=Streams(5), settings=Settings())
-    _, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
+    _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["bad_updates"] == 1
 
 
 def test_an_empty_poisson_cohort_leaves_the_model_as_it_is():
     sim = simulator(fedavg(clients=Clients("poisson", 1e-9)), small_mlp())
-    params, _, told = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
+    params, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     assert told["clients"] == 0
     assert torch.equal(params, sim.params)
 
@@ -258,9 +257,13 @@ def test_in_secure_mode_the_shape_of_a_poisson_batch_says_nothing_of_who_was_dra
 @pytest.mark.parametrize(("records", "batch"), [(1, 1), (20, 20), (20, 7), (1000, 10), (5000, 600)])
 def test_no_poisson_batch_is_wider_than_the_widest_but_for_a_chance_of_1e_30(records, batch):
     widest = Records("poisson", batch).widest(records)
-    share = Fraction(batch, records)
-    above = sum(comb(records, k) * share**k * (1 - share) ** (records - k) for k in range(widest + 1, records + 1))
-    assert above <= Fraction(1, 10**30) * Fraction(1001, 1000)
+    above, k = 0, widest + 1  # the chance of k and more, times records^records: whole numbers, exact
+    term = comb(records, k) * batch**k * (records - batch) ** max(records - k, 0)
+    while k <= records:
+        above += term
+        term = term * (records - k) * batch // ((k + 1) * max(records - batch, 1))
+        k += 1
+    assert above * 10**33 <= 1001 * records**records
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -276,6 +279,6 @@ def test_in_secure_mode_clients_are_trained_one_by_one_in_one_thread_each(size, 
         algorithm("trusted-curator"), clients=Clients("fixed-size", size), records=Records("shuffled", 7)
     )
     sim = simulator(record, small_mlp(), settings=Settings(threads=2), streams=SecureStreams())
-    play_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
+    run_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
     sim.close()
     assert seen == [(1, 1)] * size

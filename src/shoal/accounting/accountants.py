@@ -72,11 +72,7 @@ class Accountant(Protocol):
 
 
 def epsilon(
-    event: Event,
-    delta: float,
-    accountant: str = "pld",
-    adjacency: Adjacency = "add-or-remove",
-    orders: str = "tf72",
+    event: Event, delta: float, accountant: str = "pld", adjacency: Adjacency = "add-or-remove", orders: str = "tf72"
 ) -> Answer:
     """The epsilon that these events cost at this delta."""
     if not 0 < delta < 1:

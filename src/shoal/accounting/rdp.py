@@ -95,7 +95,7 @@ def _as_poisson(leaf: Sampled, adjacency: Adjacency) -> tuple[float, float] | No
         return None
     if leaf.kind == "poisson":
         return leaf.rate, leaf.event.noise
-    # Whoever is added to a sample of fixed size pushes another out: the sum moves by twice the clip.
+    # A unit that is added to a sample of fixed size pushes another out: the sum moves by twice the clip.
     displaces = leaf.kind == "fixed-size" and adjacency == "add-or-remove"
     return (leaf.rate, leaf.event.noise / 2) if displaces else None
 
@@ -294,34 +294,31 @@ class Running:
 
     def add(self, event: Event) -> None:
         """Charge an event."""
-        spent, because = self._with(event)
-        self.distance += without_sampler(leaves(event))[1]
-        self.spent = spent
+        self.spent, self.distance, because = self._with(event)
         self.because = self.because or because
 
     def epsilon(self, delta: float) -> float | None:
         """What is spent, by the kind of client that spent most; None where nothing is proven (`because` says why)."""
-        return None if self.because else self._greatest(self.spent, delta)
+        return None if self.because else self._greatest(self.spent, self.distance, delta)
 
     def epsilon_with(self, event: Event, delta: float) -> float | None:
         """What would be spent after this event as well, without charging it."""
-        spent, because = self._with(event)
-        return None if self.because or because else self._greatest(spent, delta)
+        spent, distance, because = self._with(event)
+        return None if self.because or because else self._greatest(spent, distance, delta)
 
-    def _greatest(self, spent: dict[int, Array], delta: float) -> float:
-        return max(
-            epsilon_beside(partial(epsilon, self.orders, each), delta, self.distance) for each in spent.values()
-        )
+    def _greatest(self, spent: dict[int, Array], distance: float, delta: float) -> float:
+        return max(epsilon_beside(partial(epsilon, self.orders, each), delta, distance) for each in spent.values())
 
-    def _with(self, event: Event) -> tuple[dict[int, Array], str | None]:
+    def _with(self, event: Event) -> tuple[dict[int, Array], float, str | None]:
         costs = counted(event, self.adjacency)
+        distance = self.distance + without_sampler(leaves(event))[1]
         spent = {}
         for records in sorted({*self.spent, *costs}):
             cost, because = self._cost(costs[max(size for size in costs if size <= records)])
             if because is not None:
-                return self.spent, because
+                return self.spent, distance, because
             spent[records] = self.spent[max(size for size in self.spent if size <= records)] + cost
-        return spent, None
+        return spent, distance, None
 
     def _cost(self, counts: Mapping[Leaf, int]) -> tuple[Array, str | None]:
         cost = np.zeros(len(self.orders))

@@ -151,10 +151,7 @@ def _schemes(event: Event) -> Iterator[str]:
 
 def markdown() -> str:
     """The table as docs/explanation.md has it."""
-    lines = [
-        "| sampled | scheme | adjacency | released models | server, client process |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| sampled | scheme | adjacency | released models | server, client process |", "|---|---|---|---|---|"]
     for level, scheme, adjacency, observer in TABLE:
         if observer != "release":
             continue

@@ -23,6 +23,7 @@ from shoal.mechanisms import (
 )
 from shoal.mechanisms.mechanism import Mechanism
 from shoal.registry import Registry
+from shoal.renamed import current_algorithm
 
 
 def _own() -> dict[str, Algorithm]:
@@ -66,7 +67,8 @@ def algorithm(given: str | Algorithm, allowed: Collection[str] | None = None) ->
     """
     if isinstance(given, Algorithm):
         return _called(REGISTRY.name_of(given, given.name), given)
-    return _called(given, REGISTRY.find(given, allowed))
+    name = current_algorithm(given)
+    return _called(name, REGISTRY.find(name, allowed))
 
 
 def mechanism(name: str, section: str, allowed: Collection[str] | None = None) -> type[Mechanism]:

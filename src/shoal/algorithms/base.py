@@ -151,8 +151,8 @@ class Algorithm:
         """Raise a ConfigError where round t could not be run; checked before the first round."""
         expected = self.clients.expected(t, total, clients)
         self._refuse_unfit_steps(t, total)
-        if self.per_update is not None:
-            self.per_update.refuse_unfit(t, total)
+        for mechanism in self.mechanisms:
+            mechanism.refuse_unfit(t, total)
         if self.per_round is None:
             return
         bound = self.per_update.public_bound(t, total) if self.per_update is not None else math.inf

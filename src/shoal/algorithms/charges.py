@@ -4,12 +4,13 @@ Each mechanism states its event, or the reason why there is none (`Unbounded`). 
 how clients were sampled, and the noise in units of what one of them can add.
 
 Client sampling amplifies (`Sampled`) only against an observer of released models, and only where these do not reveal
-participation: the noise is on the sum, in the same amount whoever took part (`Round.on_sum`). Everywhere else
-participation is taken as visible (`Round.shown`): accounting/theorems.py has the table.
+participation: the noise is on the sum, in the same amount whichever clients took part (`Round.on_sum`). Everywhere
+else participation is taken as visible (`Round.shown`): accounting/theorems.py has the table.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
@@ -21,12 +22,21 @@ from shoal.accounting.events import Compose, Event, SamplerError, Unbounded
 from shoal.accounting.ledger import Charge
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
-from shoal.mechanisms.mechanism import ADJACENCIES, UNCLIPPED, Round
+from shoal.mechanisms.mechanism import (
+    ADJACENCIES,
+    COUNTED,
+    UNCLIPPED,
+    GradientClip,
+    Round,
+    UpdateMechanism,
+    count_is_free,
+)
 from shoal.mechanisms.setting import Setting
 from shoal.random import discrete_gaussian
 from shoal.random.normals import TAIL
 from shoal.random.secure_streams import FINEST
 
+COUNTS_RECORDS = "the clip of gradients follows counts whose noise is scaled for one record"
 ONE_CLIENT = "there is only one client, and a model trained on its data alone cannot hide them"
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
@@ -56,16 +66,20 @@ def event(
 
 
 def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) -> float:
-    """The largest distance of a round's noise from its distribution: the sum over its coordinates."""
-    setting = round.setting
+    """The largest distance of a round's noise from its distribution: the sum over its coordinates.
+
+    In secure mode a batch that is wider than its public width counts too: its shape shows in the last digits.
+    """
+    setting, wider = round.setting, 0.0
     each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # the largest of all widths that are drawn
     if boundary == "per_step":
         counts = round.per_record is not None and round.per_record.counts
         draws = setting.multiplicity * max((steps for *_, steps in round.uses), default=1)
+        wider = draws * round.records.wider() if setting.secure else 0.0
     else:
         assert round.per_update is not None
         counts, draws = round.per_update.counts, round.per_update.draws(round)
-    return min(1.0, draws * (setting.parameters + counts) * each) if setting.parameters else 0.0
+    return min(1.0, draws * (setting.parameters + counts) * each + wider) if setting.parameters else 0.0
 
 
 def _decided(
@@ -81,7 +95,7 @@ def _decided(
     updates = _on_updates(algorithm, round, unit, observer)
     if algorithm.per_step is None:
         return "updates", updates
-    steps = algorithm.per_step.event(round, unit, observer)
+    steps = _on_steps(round, unit, observer)
     if isinstance(updates, Unbounded) or (unit == "record" and not isinstance(steps, Unbounded)):
         return "per_step", steps
     return "updates", updates
@@ -95,11 +109,24 @@ def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observ
         return Unbounded("the client process holds the raw records, and no noise is added there")
     if algorithm.per_update is None:
         return Unbounded(UNCLIPPED)
-    inside = algorithm.per_record.unproven_for_clients if algorithm.per_record is not None else None
+    inside = COUNTS_RECORDS if algorithm.per_record is not None and algorithm.per_record.counts else None
     for reason in (algorithm.per_update.unproven, algorithm.aggregate.unproven, inside):
         if reason is not None:
             return Unbounded(reason)
-    return algorithm.per_update.event(round, unit, observer)
+    noise = algorithm.per_round.multiplier(*round.when) if algorithm.per_round is not None else math.inf
+    return _paid(algorithm.per_update.event(round, unit, observer), algorithm.per_update, noise, round.cohort)
+
+
+def _on_steps(round: Round, unit: Unit, observer: Observer) -> Event:
+    """The event of noise in the local steps, for one unit."""
+    assert round.per_step is not None
+    found, batch = round.per_step.event(round, unit, observer), round.records.batch
+    return _paid(found, round.per_record, round.per_step.multiplier(*round.when, batch), batch)
+
+
+def _paid(event: Event, clip: GradientClip | UpdateMechanism | None, noise: float, units: float) -> Event:
+    """The event, unless the clip also counts, at no cost."""
+    return COUNTED if clip is not None and count_is_free(clip, noise, units) else event
 
 
 def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, observer: Observer) -> Event:

@@ -16,9 +16,9 @@ from dataclasses import replace
 from shoal.algorithms.fed_cdp import FED_CDP
 from shoal.mechanisms.record_clipping import QuantileRecordClip
 
-QUANTILE_EXAMPLE = replace(
+QUANTILE_RECORD = replace(
     FED_CDP,
-    name="quantile-example",
+    name="quantile-record",
     paper="Andrew et al. (2021); comparator in Wei et al. (2023)",
     summary="noise in every local step, and a clip that follows a private quantile of the gradients' norms",
     claims="record level: what the accountant says",
@@ -28,4 +28,4 @@ QUANTILE_EXAMPLE = replace(
     published=None,
 )
 
-ALGORITHMS = (QUANTILE_EXAMPLE,)
+ALGORITHMS = (QUANTILE_RECORD,)

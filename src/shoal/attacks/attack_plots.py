@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 figures = optional("matplotlib.figure", "the picture of an attack")
 
-MOST = 10  # examples in a row
+MOST = 10  # records in a row
 
 
 def picture(outcome: Outcome) -> bytes:
@@ -73,15 +73,15 @@ def curve(rocs: dict[str, list[tuple[float, float]]]) -> bytes:
     return _png(figure)
 
 
-def _show(axes: Axes, example: Tensor) -> None:
-    values: Any = example.detach().float().cpu().numpy()
+def _show(axes: Axes, record: Tensor) -> None:
+    values: Any = record.detach().float().cpu().numpy()
     if values.ndim == 1:
         values = values[None, :].repeat(max(1, len(values) // 3), axis=0)
     elif values.shape[0] == 3:
         values = values.transpose(1, 2, 0)
     else:
         values = values.mean(0)
-    axes.imshow(values, cmap="gray", vmin=0, vmax=1, aspect="auto" if example.dim() == 1 else "equal")
+    axes.imshow(values, cmap="gray", vmin=0, vmax=1, aspect="auto" if record.dim() == 1 else "equal")
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_visible(False)

@@ -1,6 +1,6 @@
 """Infer labels from the gradient of the last layer, before any search (iDLG, CPL).
 
-With cross-entropy the gradient of row c is sum_b (p_bc - 1[y_b = c]) h_b/B. One example: where its features h are
+With cross-entropy the gradient of row c is sum_b (p_bc - 1[y_b = c]) h_b/B. One record: where its features h are
 positive (sigmoid, ReLU) only the row of its label is negative. A batch of B: row c sums to about
 s H (p_c - n_c/B), with n_c the number of labels c. The attacker knows the model, so that p and the features' sum H
 come from dummy inputs; s is 1, or what a clip made of it, and is found together with the n_c.

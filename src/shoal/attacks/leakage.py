@@ -131,7 +131,7 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
     Raises:
         ConfigError: Where the attacker would not see what it needs.
     """
-    _refuse_unseen(config, aim)
+    refuse_unseen(config, aim)
     dataset = data or load_data(config)
     device, streams = pick_device(config.engine.device), Streams(config.seed)
     victims = choose(dataset, aim, streams, device)
@@ -149,7 +149,7 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
     return Outcome(*names, recipe, aim, victims.x, found, quality, reached, seconds)
 
 
-def _refuse_unseen(config: Config, aim: Aim) -> None:
+def refuse_unseen(config: Config, aim: Aim) -> None:
     """Refuse to reconstruct what the attacker does not see."""
     if config.data.features != "none":
         raise ConfigError(

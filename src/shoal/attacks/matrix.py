@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.algorithms import algorithms
 from shoal.attacks.attack_recipes import Recipe
-from shoal.attacks.leakage import Aim, Outcome, attack
+from shoal.attacks.leakage import Aim, Outcome, attack, refuse_unseen
 from shoal.attacks.observe import Kind
 from shoal.config import configure
 from shoal.prepare import load_data
@@ -37,7 +37,7 @@ METHODS = (
     Method("Fed-SDP", "fed-sdp", ("per_update.at=server",), ("table3", "figure3")),
     Method("Fed-SDP at client", "fed-sdp", ("per_update.at=client",), ("table3", "figure3")),
     Method("quantile", "quantile", tables=("table3",)),
-    Method("quantile, records", "quantile-example", tables=("table3",)),
+    Method("quantile, records", "quantile-record", tables=("table3",)),
     Method("AdaClip", "adaclip", tables=("table3",)),
     Method("Fed-CDP C=1 sigma=2", "fed-cdp", ("per_record.clip_norm=1.0", "per_step.noise_multiplier=2.0")),
     Method("Fed-CDP C=4 sigma=6", "fed-cdp", ("per_record.clip_norm=4.0", "per_step.noise_multiplier=6.0")),
@@ -80,13 +80,16 @@ def matrix(
         The method and the outcome of each attack.
     """
     data = None
-    for method in columns or methods():
-        for kind in TYPES:
-            if on_cell is not None:
-                on_cell(method.label, kind)
-            config = configure(base | {"algorithm": method.algorithm}, [*method.changes, *changes])
-            data = data or load_data(config)
-            yield method, attack(config, recipe, _of_kind(aim, kind), data)
+    chosen = columns or methods()
+    configs = [configure(base | {"algorithm": each.algorithm}, [*each.changes, *changes]) for each in chosen]
+    cells = [(*each, _of_kind(aim, kind)) for each in zip(chosen, configs, strict=True) for kind in TYPES]
+    for _, config, aimed in cells:
+        refuse_unseen(config, aimed)
+    for method, config, aimed in cells:
+        if on_cell is not None:
+            on_cell(method.label, aimed.kind)
+        data = data or load_data(config)
+        yield method, attack(config, recipe, aimed, data)
 
 
 def _of_kind(aim: Aim, kind: Kind) -> Aim:

@@ -260,7 +260,7 @@ def _trained(
         refuse_budget(config.algorithm, simulator.setting, limit_of(config))
         rounds = affordable(config.algorithm, simulator.setting, limit_of(config))
         while simulator.done < rounds:
-            simulator.play(0)
+            simulator.run_round(0)
         test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
         simulator.evaluation.layout.load(module, simulator.model)

@@ -18,7 +18,7 @@ Replay = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """One row of unknowns a victim: its examples [B, ...], then, where labels are searched too, their logits."""
+    """One row of unknowns a victim: its records [B, ...], then, where labels are searched too, their logits."""
 
     recipe: Recipe
     shown: GradientMap
@@ -34,7 +34,7 @@ class Objective:
         """How many of a row's unknowns are features."""
         return self.batch * int(torch.Size(self.shape).numel())
 
-    def examples(self, rows: Tensor) -> Tensor:
+    def records(self, rows: Tensor) -> Tensor:
         """The records in rows of unknowns, [v, B, ...]."""
         return rows[:, : self.pixels].reshape(len(rows), self.batch, *self.shape)
 
@@ -48,7 +48,7 @@ class Objective:
     def evaluate(self, rows: Tensor, victims: Tensor, attempts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, slope and match (the value without the prior, relative to what was seen) of these victims' rows."""
         rows = rows.detach().requires_grad_()
-        x, y = self.examples(rows), self.probabilities(rows, victims, attempts)
+        x, y = self.records(rows), self.probabilities(rows, victims, attempts)
         seen = self.seen[victims]
         shown = self.replay(self.shown(x, y), seen)
         if self.recipe.match == "squared":

@@ -69,7 +69,7 @@ def label_hits(found: Tensor, true: Tensor) -> Tensor:
 
 
 def rmse(found: Tensor, truth: Tensor) -> Tensor:
-    """Over all pixels of an example, [V, B]."""
+    """Over all pixels of a record, [V, B]."""
     return (found - truth).square().flatten(2).mean(2).sqrt()
 
 
@@ -99,7 +99,7 @@ def _mean_of_others(truth: Tensor) -> Tensor:
 
 
 def _pairing(found: Tensor, truth: Tensor) -> Tensor:
-    """Which reconstruction goes with which example, [V, B], with the least error in all."""
+    """Which reconstruction goes with which record, [V, B], with the least error in all."""
     victims, batch = truth.shape[:2]
     if batch == 1:
         return torch.zeros(victims, 1, dtype=torch.int64, device=truth.device)

@@ -26,7 +26,7 @@ UNEXPLAINED = 1e-4  # with more left than this, another start is worth trying
 LEAST_GAIN = 0.95  # of the loss, over a recipe's patience
 
 Watch = Callable[[int, Tensor, Tensor], None]
-"""(iteration, which victims, their best examples): called as the search goes on."""
+"""(iteration, which victims, their best records): called as the search goes on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,4 +171,4 @@ class _Search:
         return torch.cat(parts)
 
     def _examples(self, rows: Tensor) -> Tensor:
-        return self._objective.examples(rows).clamp(0, 1)
+        return self._objective.records(rows).clamp(0, 1)

@@ -3,7 +3,7 @@
 VIOLATED           something was seen that cannot be if the claim is true
 consistent         nothing was, and a quarter of the noise would have been flagged
 too weak to tell   nothing was, but neither would a quarter of the noise have been
-no claim           there is nothing to hold the method to; what was measured is told
+no claim           there is nothing to hold the method to; the measurement is reported
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class _Played:
 def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = False) -> _Played:
     """Canaries, game and checks on one form of a method; which of them flag it.
 
-    In a `hurry` no game is played over rounds, which are slow, where the canaries have told already.
+    In a `hurry` no game is played over rounds, which are slow, where the canaries have shown it already.
     """
     case, claim = broken.case, broken.case.claim
     found = _Played()

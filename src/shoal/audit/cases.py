@@ -167,11 +167,7 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
     if where == "steps":
         small = replace(small, clients=Clients("all"), records=record.records.of_batch(BATCH))
         return small, Setting(1, rounds, sizes=(BATCH,))
-    small = replace(
-        small,
-        clients=record.clients.of_cohort(cohort),
-        records=record.records.of_batch(1),
-    )
+    small = replace(small, clients=record.clients.of_cohort(cohort), records=record.records.of_batch(1))
     if small.per_step is not None:
         small = replace(small, per_step=small.per_step.with_noise(NO_NOISE))
     if small.per_update is not None:

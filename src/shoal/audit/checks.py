@@ -26,7 +26,7 @@ from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import FARTHEST
 from shoal.random.streams import Streams
 from shoal.training.local_training import train
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 
 SLACK = 1e-4  # how exact float32 is, in a sum of a few records
@@ -169,7 +169,7 @@ def _step_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tupl
 
 
 def _update_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tuple[float, float]:
-    """One client of three has gone, or holds something else; the greatest move, in units of the clip."""
+    """One client of three has gone, or holds something else; the greatest move of several layers, in clips."""
     charged = replace(silent(broken.case.record), clients=Clients("all"))
     quiet = replace(silent(broken.played), clients=Clients("all"))
     worst = [0.0, 0.0]
@@ -178,10 +178,10 @@ def _update_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tu
         held = [[Row(float(size), int(random.integers(5)), int(random.choice([-1, 1])))] for size in sizes]
         found = []
         for clients in (held[:3], [*held[:2], [Row(0.0)]], [*held[:2], held[3]]):
-            sim = federation(quiet, clients, 5, broken.streams)
-            params, _, metrics = play_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 1))
+            sim = federation(quiet, clients, 5, broken.streams, layers=LAYERS)
+            params, _, metrics = run_round(sim.cohort, torch.zeros_like(sim.params), {}, RoundIndex(0, 1))
             found.append(params.double() * metrics["expected_clients"])
-        _, _, metrics = play_round(replace(sim.cohort, algorithm=charged), sim.params, {}, RoundIndex(0, 1))
+        _, _, metrics = run_round(replace(sim.cohort, algorithm=charged), sim.params, {}, RoundIndex(0, 1))
         unit = metrics.get("clip", 1.0)
         worst = [max(worst[0], float((found[0] - found[1]).norm()) / unit),
                  max(worst[1], float((found[0] - found[2]).norm()) / unit)]  # fmt: skip

@@ -19,7 +19,7 @@ from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, Case
 from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, steps_of, without
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
-from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer
 
@@ -99,7 +99,7 @@ def step_radius(record: Algorithm, streams: Streams, width: int = WIDTH) -> floa
 def sum_neighbours(
     case: Case, played: Algorithm, streams: Streams
 ) -> list[tuple[Trainer[SimulatedCohort], Algorithm]]:
-    """Two federations, each with how it is played: the last client comes or goes, or holds the opposite."""
+    """Two federations, each with its algorithm: the last client is removed, or its records are replaced."""
     count, clip = case.setting.clients, update_radius(case.record, streams)
     rounds = case.setting.rounds
 
@@ -116,7 +116,7 @@ def sum_neighbours(
         whole = made([[Row(0.5, 1)], [Row(1.0, 2)], [Row(1.0)]])
         return [(whole, without(played, 2)), (whole, played)]
     here, opposite = [Row(0.999 * clip)], [Row(FAR * clip, sign=-1)]
-    if played.clients.replaces:  # somebody else takes the place of whoever is not there
+    if played.clients.replaces:  # another client takes the place of one that is absent
         against = [opposite] * (count - 1)
         other = [*against, opposite] if case.unit == "record" else against
         return [(made(other), played), (made([*against, here]), played)]
@@ -129,7 +129,7 @@ def sum_neighbours(
 def update_radius(record: Algorithm, streams: Streams) -> float:
     """The clip of whole updates, 1 where there is none."""
     sim = federation(silent(record), [[Row(0.0)]] * 8, WIDTH, streams)
-    _, _, metrics = play_round(sim.cohort, sim.params, {}, RoundIndex(0, 1))
+    _, _, metrics = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 1))
     return metrics.get("clip") or 1.0
 
 

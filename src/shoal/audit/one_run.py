@@ -21,7 +21,7 @@ from shoal.audit.cases import Case
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.testbed import Row, federation, one_thread, steps_of, without
 from shoal.mechanisms.schedules import NO_NOISE
-from shoal.training.round import play_round
+from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 
 ALPHA = 0.01  # with the canaries of one run a smaller one has no power
@@ -98,7 +98,7 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
     with one_thread():
         for t in range(rounds):
             before = params
-            params, state, metrics = play_round(cohort, params, state, RoundIndex(t, rounds))
+            params, state, metrics = run_round(cohort, params, state, RoundIndex(t, rounds))
             moved = (params - before).double().numpy() / (metrics.get("clip") or 1.0)
             scores += moved[:count] - moved[count:]
     return scores

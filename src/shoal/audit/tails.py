@@ -5,8 +5,8 @@ with mean 1, whatever k: a sampler whose radii have too few bits ends early, or 
 `lattice`: radii that come from whole numbers of b bits lie on a lattice, u 2^b = 1/2, 3/2, ...; in the tail it is
 coarse enough to be seen through the rounding of the numbers. This one asks nothing of the sampler but numbers.
 
-A sampler of 31 bits, from which one step of two million parameters can be told from its neighbour (epsilon 4.9 where
-2 was claimed), fails both.
+A sampler of 31 bits, from which one step of two million parameters can be distinguished from its neighbour (epsilon
+4.9 where 2 was claimed), fails both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A record is x = s e_j with label 0 or 1, the model is linear and begins at 0: then a record's gradient is of norm
 s/sqrt 2 in coordinates of its own, and a label turned round turns the gradient round. So an audit chooses the worst
-records, and the method's real gradients, clips, noise and sampling do the rest.
+records, and the method's real gradients, clips, noise and sampling do the rest. Several layers side by side, whose
+outputs are added, have an equal share of each gradient: a bound that every layer may use up shows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shoal.mechanisms.schedules import NO_NOISE
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import train
-from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer, simulate
 
@@ -54,21 +55,33 @@ class Seen:
 
 
 def federation(
-    record: Algorithm, clients: Sequence[Holder], width: int, streams: Streams, *, rounds: int = 1
+    record: Algorithm, clients: Sequence[Holder], width: int, streams: Streams, *, rounds: int = 1, layers: int = 1
 ) -> Trainer[SimulatedCohort]:
-    """A simulation of these clients with a linear model of two classes that begins at 0."""
+    """A simulation of these clients with a linear model of two classes that begins at 0, in so many layers."""
     rows = sorted({row for held in clients for row in held}, key=lambda row: (row.place, row.norm, row.sign))
     numbers = {row: number for number, row in enumerate(rows)}
     x = torch.zeros(max(1, len(rows)), width)
     y = torch.zeros(len(x), dtype=torch.int64)
     for row, number in numbers.items():
-        x[number, row.place] = row.norm / HALF
+        x[number, row.place] = row.norm / HALF / layers**0.5
         y[number] = 0 if row.sign > 0 else 1
     indices = np.array([numbers[row] for held in clients for row in held], dtype=np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(held) for held in clients])])
-    model = nn.Linear(width, 2, bias=False)
-    nn.init.zeros_(model.weight)
-    return simulation(record, model, x, y, Partition(indices, offsets), streams, rounds)
+    return simulation(record, SideBySide(width, layers), x, y, Partition(indices, offsets), streams, rounds)
+
+
+class SideBySide(nn.Module):
+    """y = W_1 x + W_2 x + ..., all of which begin at 0."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, 2, bias=False) for _ in range(layers))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        return torch.stack([layer(x) for layer in self.layers]).sum(0)
 
 
 def simulation(
@@ -100,7 +113,7 @@ def rounds_of(trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int,
     with one_thread():
         for trial in range(trials):
             start = torch.zeros_like(trainer.params)
-            params, state, _ = play_round(cohort, start, {}, RoundIndex(0, trainer.rounds, first + trial))
+            params, state, _ = run_round(cohort, start, {}, RoundIndex(0, trainer.rounds, first + trial))
             vectors[trial] = params.double().numpy()
             if "clip" in state:
                 extras[trial] = float(state["clip"].log())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -22,11 +24,12 @@ Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
 Adjacency: TypeAlias = Literal["add-or-remove", "zero-out", "replace-one"]
 Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
 Participation: TypeAlias = Literal["hidden", "visible"]
+Shown: TypeAlias = "tuple[Answer, dict[str, Any]]"
+"""What a command computes: the answer, and what else to show with it."""
 
 Epsilon = Annotated[float, typer.Option(help="The budget's epsilon.")]
 Delta = Annotated[
-    float,
-    typer.Option(help="Any test for one unit has TPR <= e^epsilon FPR + delta. Choose it below 1/units."),
+    float, typer.Option(help="Any test for one unit has TPR <= e^epsilon FPR + delta. Choose it below 1/units.")
 ]
 Noise = Annotated[str, typer.Option(help="Noise multiplier, or a schedule such as linear:15:4.85.")]
 Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
@@ -36,14 +39,14 @@ Rate = Annotated[
 ClientRate = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Two levels: sampling rate of clients in a round.")
 ]
+Planned = Annotated[int | None, typer.Option(min=1, help="Planned rounds, over which a noise schedule is spread.")]
 LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: a client's local steps in a round.")]
 AccountantOption = Annotated[
     str, typer.Option(help="The accountant: pld, rdp, rdp-classic, zcdp, advanced, basic, or a plugin's.")
 ]
 SamplingOption = Annotated[Sampling, typer.Option(help="How units, or a client's records, are sampled.")]
 AdjacencyOption = Annotated[
-    Adjacency,
-    typer.Option(help="Adjacency: add-or-remove one unit, zero-out (it contributes nothing), replace-one."),
+    Adjacency, typer.Option(help="Adjacency: add-or-remove one unit, zero-out (it contributes nothing), replace-one.")
 ]
 UnitsOption = Annotated[
     int | None, typer.Option(min=1, help="The number of clients or records; warns of a delta above 1/UNITS.")
@@ -56,23 +59,23 @@ ParticipationOption = Annotated[
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step or round samples, and the accountant."""
+    """How a step or round samples, and the accountant: the options that all commands have."""
 
-    sampling: Sampling
-    rate: float
-    client_rate: float | None
-    local_steps: int
-    participation: Participation
-    accountant: str
-    adjacency: Adjacency
-    orders: Orders
-    units: int | None
+    sampling_rate: Rate = 1.0
+    client_rate: ClientRate = None
+    local_steps: LocalSteps = 1
+    sampling: SamplingOption = "poisson"
+    adjacency: AdjacencyOption = "add-or-remove"
+    participation: ParticipationOption = "visible"
+    accountant: AccountantOption = "pld"
+    orders: OrdersOption = "tf72"
+    units: UnitsOption = None
 
     def steps(self, noise: float, count: int) -> Event:
         """The event of `count` steps, or rounds, with the same noise."""
         from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel
 
-        rate = 1.0 if self.sampling == "none" else self.rate
+        rate = 1.0 if self.sampling == "none" else self.sampling_rate
         if self.client_rate is None:
             if self.local_steps != 1:
                 raise ConfigError(f"--local-steps {self.local_steps} needs --client-rate: it counts steps in a round")
@@ -92,7 +95,7 @@ class Setting:
             raise ConfigError("--sampling shuffled needs a constant --noise: the step that uses a unit is not known")
         return Compose(tuple(self.steps(schedule.value(t, planned), 1) for t in range(count)))
 
-    def epsilon(self, event: Event, delta: float) -> tuple[Answer, dict[str, Any]]:
+    def epsilon(self, event: Event, delta: float) -> Shown:
         """Epsilon, and a lower bound on it where the accountant has one."""
         from shoal.accounting import accountants
 
@@ -101,122 +104,69 @@ class Setting:
         return answer, {} if least is None else {"at_least": least}
 
 
-@app.command("epsilon")
-def epsilon_command(
-    noise: Noise,
-    delta: Delta,
-    steps: Steps = 1,
-    sampling_rate: Rate = 1.0,
-    client_rate: ClientRate = None,
-    local_steps: LocalSteps = 1,
-    sampling: SamplingOption = "poisson",
-    adjacency: AdjacencyOption = "add-or-remove",
-    participation: ParticipationOption = "visible",
-    accountant: AccountantOption = "pld",
-    orders: OrdersOption = "tf72",
-    units: UnitsOption = None,
-    as_json: Json = False,
-) -> None:
+def _command(compute: Callable[..., Shown]) -> Callable[..., Shown]:
+    """Adds a command that shows what `compute` finds, with its options, those of the setting and `--json`."""
+
+    @wraps(compute)
+    def command(as_json: bool, **options: Any) -> None:
+        setting = Setting(**{field.name: options.pop(field.name) for field in fields(Setting)})
+        _show(*compute(setting, **options), setting, as_json)
+
+    own = list(signature(compute, eval_str=True).parameters.values())[1:]
+    common = signature(Setting, eval_str=True).parameters.values()
+    as_json = Parameter("as_json", Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=Json)
+    options = [*own, *common, as_json]
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    app.command(compute.__name__)(command)
+    return compute
+
+
+@_command
+def epsilon(setting: Setting, noise: Noise, delta: Delta, steps: Steps = 1) -> Shown:
     """The epsilon of a number of noisy steps at a delta."""
-    setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
-    )
     answer, more = setting.epsilon(setting.scheduled(noise, steps, steps), delta)
-    if client_rate is not None and participation == "hidden":
+    if setting.client_rate is not None and setting.participation == "hidden":
         shown = replace(setting, participation="visible")
         seen, _ = shown.epsilon(shown.scheduled(noise, steps, steps), delta)
         more["epsilon_if_participation_shows"] = seen.epsilon
-    _show(answer, {"noise": _number(noise), "steps": steps, **more}, setting, as_json)
+    return answer, {"noise": _number(noise), "steps": steps, **more}
 
 
-@app.command("delta")
-def delta_command(
-    noise: Noise,
-    epsilon: Epsilon,
-    steps: Steps = 1,
-    sampling_rate: Rate = 1.0,
-    client_rate: ClientRate = None,
-    local_steps: LocalSteps = 1,
-    sampling: SamplingOption = "poisson",
-    adjacency: AdjacencyOption = "add-or-remove",
-    participation: ParticipationOption = "visible",
-    accountant: AccountantOption = "pld",
-    orders: OrdersOption = "tf72",
-    units: UnitsOption = None,
-    as_json: Json = False,
-) -> None:
+@_command
+def delta(setting: Setting, noise: Noise, epsilon: Epsilon, steps: Steps = 1) -> Shown:
     """The delta of a number of noisy steps at an epsilon."""
     from shoal.accounting import accountants
 
-    setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
-    )
     event = setting.scheduled(noise, steps, steps)
-    answer = accountants.delta(event, epsilon, accountant, adjacency, orders)
-    _show(answer, {"noise": _number(noise), "steps": steps}, setting, as_json)
+    answer = accountants.delta(event, epsilon, setting.accountant, setting.adjacency, setting.orders)
+    return answer, {"noise": _number(noise), "steps": steps}
 
 
-@app.command("noise")
-def noise_command(
-    epsilon: Epsilon,
-    delta: Delta,
-    steps: Steps = 1,
-    sampling_rate: Rate = 1.0,
-    client_rate: ClientRate = None,
-    local_steps: LocalSteps = 1,
-    sampling: SamplingOption = "poisson",
-    adjacency: AdjacencyOption = "add-or-remove",
-    participation: ParticipationOption = "visible",
-    accountant: AccountantOption = "pld",
-    orders: OrdersOption = "tf72",
-    units: UnitsOption = None,
-    as_json: Json = False,
-) -> None:
+@_command
+def noise(setting: Setting, epsilon: Epsilon, delta: Delta, steps: Steps = 1) -> Shown:
     """The least noise multiplier for which a number of steps keeps a budget."""
     from shoal.accounting import calibration
 
-    setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
-    )
-    budget = calibration.Budget(epsilon, delta, accountant, adjacency, orders)
+    budget = calibration.Budget(epsilon, delta, setting.accountant, setting.adjacency, setting.orders)
     found = calibration.noise(lambda value: setting.steps(value, steps), budget)
-    _show(found.answer, {"noise": found.value, "steps": steps}, setting, as_json)
+    return found.answer, {"noise": found.value, "steps": steps}
 
 
-@app.command("rounds")
-def rounds_command(
-    noise: Noise,
-    epsilon: Epsilon,
-    delta: Delta,
-    planned: Annotated[
-        int | None, typer.Option(min=1, help="Planned rounds, over which a noise schedule is spread.")
-    ] = None,
-    sampling_rate: Rate = 1.0,
-    client_rate: ClientRate = None,
-    local_steps: LocalSteps = 1,
-    sampling: SamplingOption = "poisson",
-    adjacency: AdjacencyOption = "add-or-remove",
-    participation: ParticipationOption = "visible",
-    accountant: AccountantOption = "pld",
-    orders: OrdersOption = "tf72",
-    units: UnitsOption = None,
-    as_json: Json = False,
-) -> None:
+@_command
+def rounds(setting: Setting, noise: Noise, epsilon: Epsilon, delta: Delta, planned: Planned = None) -> Shown:
     """The most steps, or rounds, that keep a budget with a given noise."""
     from shoal.accounting import calibration
 
-    setting = Setting(
-        sampling, sampling_rate, client_rate, local_steps, participation, accountant, adjacency, orders, units
-    )
     if _constant(noise) is None and planned is None:
         raise ConfigError(
             f"the schedule {noise} is spread over the rounds planned; add --planned, e.g. --planned 100"
         )
-    budget = calibration.Budget(epsilon, delta, accountant, adjacency, orders)
+    budget = calibration.Budget(epsilon, delta, setting.accountant, setting.adjacency, setting.orders)
     event_at: Callable[[int], Event] = lambda count: setting.scheduled(noise, count, planned or count)  # noqa: E731
     found = calibration.rounds(event_at, budget, planned or 10**9)
     count = int(found.value)
-    _show(found.answer, {"noise": _number(noise), "steps": count, "rounds": count}, setting, as_json)
+    return found.answer, {"noise": _number(noise), "steps": count, "rounds": count}
 
 
 def _constant(noise: str) -> float | None:
@@ -245,16 +195,8 @@ def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool)
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
-    for key in (
-        "epsilon",
-        "at_least",
-        "epsilon_if_participation_shows",
-        "delta",
-        "noise",
-        "steps",
-        "accountant",
-        "adjacency",
-    ):
+    keys = ("epsilon", "at_least", "epsilon_if_participation_shows", "delta", "noise", "steps", "accountant")
+    for key in (*keys, "adjacency"):
         if key in written:
             table.add_row(key.replace("_", " "), _text(key, written[key]))
     console = Console()

@@ -28,12 +28,10 @@ def command(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every registered method, on one page.")] = False,
     level: Annotated[
-        Literal["client", "record"] | None,
-        typer.Option(help="The unit; by default all that have a claim."),
+        Literal["client", "record"] | None, typer.Option(help="The unit; by default all that have a claim.")
     ] = None,
     claim: Annotated[
-        Literal["proven", "published"] | None,
-        typer.Option(help="Only proven claims, or only published ones."),
+        Literal["proven", "published"] | None, typer.Option(help="Only proven claims, or only published ones.")
     ] = None,
     epsilon: Annotated[float, typer.Option(help="The epsilon that the audit's small setting claims.")] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials; weaker bounds.")] = False,

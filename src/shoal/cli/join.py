@@ -30,8 +30,7 @@ def command(
     key: Annotated[Path | None, typer.Option(help="This site's private key, from `shoal keys site`.")] = None,
     ca: Annotated[Path | None, typer.Option(help="The coordinator's ca.pem: TLS.")] = None,
     peers: Annotated[
-        Path | None,
-        typer.Option(help="A folder with the other sites' NAME.pub: secure sums only with these."),
+        Path | None, typer.Option(help="A folder with the other sites' NAME.pub: secure sums only with these.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, even beyond loopback.")] = False,
     folder: Annotated[Path, typer.Option(help="Where this site keeps its own ledger.")] = Path("site"),

@@ -20,7 +20,7 @@ def command(
     ] = None,
     to: Annotated[Path | None, typer.Option(help="Where to write the page; by default a run's own folder.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    unit: Annotated[str, typer.Option(help="The unit of a comparison's epsilon: client or example.")] = "client",
+    unit: Annotated[str, typer.Option(help="The unit of a comparison's epsilon: client or record.")] = "client",
     observer: Annotated[str, typer.Option(help="Its observer: release, server or inside.")] = "release",
     runs: Runs = Path("runs"),
     as_json: Json = False,

@@ -81,12 +81,7 @@ class Watch:
             self._console.print(f"note: {note}", highlight=False)
         self._budget = config.budget
         self._task = self.progress.add_task(
-            "",
-            name=config.algorithm.name,
-            accuracy="-",
-            spent="",
-            total=trainer.rounds,
-            completed=trainer.done,
+            "", name=config.algorithm.name, accuracy="-", spent="", total=trainer.rounds, completed=trainer.done
         )
         self.progress.start()
 

@@ -26,12 +26,7 @@ from shoal.errors import DataError
 CLASSES = ("<=50K", ">50K")
 ROWS = 48_842
 MISSING = "?"
-NUMBERS = {
-    "age": 100,
-    "capital-gain": 99_999,
-    "capital-loss": 99_999,
-    "hours-per-week": 100,
-}  # greatest value
+NUMBERS = {"age": 100, "capital-gain": 99_999, "capital-loss": 99_999, "hours-per-week": 100}  # greatest value
 LEFT_OUT = ("fnlwgt", "education-num")
 COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),

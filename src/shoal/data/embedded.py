@@ -39,11 +39,7 @@ def read_cancer(scale: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     bunch = load_breast_cancer()
     low, high = np.array(CANCER_LOW), np.array(CANCER_HIGH)
     unit = np.clip((bunch.data - low) / (high - low), 0, 1)
-    return (
-        numbers(unit, bunch.data, scale).astype(np.float32),
-        bunch.target,
-        tuple(map(str, bunch.target_names)),
-    )
+    return (numbers(unit, bunch.data, scale).astype(np.float32), bunch.target, tuple(map(str, bunch.target_names)))
 
 
 def _digits(known: Known, scale: str, mirror: str | None) -> Dataset:

@@ -87,11 +87,7 @@ def make(path: str | Path) -> None:
         people = fetch_lfw_people(data_home=home, min_faces_per_person=20, color=True, n_retries=0)
     pixels = np.rint(people.images * 255).astype(np.uint8)
     small = [np.asarray(Image.fromarray(p).resize(SHAPE[1:3], Image.Resampling.BILINEAR)) for p in pixels]
-    arrays = {
-        "images": np.stack(small),
-        "labels": people.target.astype(np.int64),
-        "names": people.target_names,
-    }
+    arrays = {"images": np.stack(small), "labels": people.target.astype(np.int64), "names": people.target_names}
     with atomic(path) as stream:
         np.savez_compressed(stream, **arrays)
 

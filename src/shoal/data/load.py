@@ -63,13 +63,7 @@ def load(
         _refuse(of_tables, f"{path.name} holds arrays that are ready")
         return read_own_npz(path, classes=classes, test_fraction=test_fraction, scale=scale, name=path.stem)
     table = encode_table(
-        read_table(path),
-        str(path),
-        label=label,
-        client=client,
-        drop=drop,
-        ranges=ranges,
-        categories=categories,
+        read_table(path), str(path), label=label, client=client, drop=drop, ranges=ranges, categories=categories
     )
     return from_arrays(
         table.x,

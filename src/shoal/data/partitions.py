@@ -45,7 +45,7 @@ class Partition:
     def multiplicity(self) -> int:
         """The greatest number of clients on which one record sits.
 
-        Per-example guarantees compose that often: 1 means that clients are disjoint.
+        Per-record guarantees compose that often: 1 means that clients are disjoint.
         """
         return int(np.bincount(self.indices).max())
 

@@ -7,8 +7,10 @@ the others keep a coordinator from demanding more work or memory than a site has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from itertools import chain
 
 from torch import Tensor
 
@@ -74,7 +76,8 @@ class Bounds:
         self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are evaluated
         self.refuse_value("clients", "data.clients", terms.setting.clients)
         self.refuse_value("parameters", "the model's number of parameters", terms.parameters)
-        for name, key, value in _asked(terms.settings.algorithm, terms.setting.rounds):
+        algorithm, rounds = terms.settings.algorithm, terms.setting.rounds
+        for name, key, value in chain(_asked(algorithm, rounds), _clips(algorithm, rounds, terms.parameters)):
             self.refuse_value(name, key, value)
 
     def refuse_model(self, model: Tensor) -> None:
@@ -104,6 +107,18 @@ def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]
         for t in schedule.extremes(rounds):
             where = "" if schedule.shape == "constant" else f" in round {t + 1} of {rounds} ({text})"
             yield name, key + where, schedule.value(t, rounds)
+
+
+def _clips(algorithm: Algorithm, rounds: int, parameters: int) -> Iterator[tuple[str, str, float]]:
+    """The clips that the mechanisms apply, whatever settings they follow from."""
+    per_record, per_update = algorithm.per_record, algorithm.per_update
+    for t in algorithm.extreme_rounds(rounds):
+        where = f" in round {t + 1} of {rounds}"
+        if per_record is not None:
+            yield "clip", f"the clip of per_record{where}", per_record.least({}, t, rounds, parameters)
+        bound = per_update.public_bound(t, rounds) if per_update is not None else None
+        if bound is not None and bound < math.inf:
+            yield "clip", f"the clip of per_update{where}", bound
 
 
 def _shown(value: float) -> str:

@@ -19,7 +19,7 @@ from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.terms import population, refuse_cyclic
 from shoal.gradients import network
 from shoal.prepare import dataset_of, with_model
-from shoal.training.context import pick_device
+from shoal.training.context import pick_device, stand_ins
 from shoal.training.evaluation import Evaluation
 from shoal.training.trainer import Trainer
 from shoal.training.workers import Workers
@@ -79,10 +79,9 @@ def coordinator(
 
     device, per_record = pick_device(engine.device), config.algorithm.per_record is not None
     module = module.to(device)
-    net = network(
-        module, dataset.train_x[:3], dataset.train_y[:3], losses=dataset.task.losses, batched=engine.batched,
-        per_record=per_record,
-    )  # fmt: skip
+    sample, task = stand_ins(dataset.train_x), dataset.task
+    targets = task.example_targets(len(sample), dataset.train_y)
+    net = network(module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record)
     workers = Workers(device, engine.threads, side_by_side=net.batched)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")

@@ -38,6 +38,7 @@ from shoal.random.platform_checks import require_platform
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
+from shoal.training.engine_settings import Settings, cores
 from shoal.training.local_training import VELOCITY
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
@@ -45,7 +46,7 @@ from shoal.training.run_folder import write_whole
 
 Log = Callable[[str], None]
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
-INTERNAL_ERROR = "internal error at site {name}; see its log"
+INTERNAL_ERROR = "internal error at {site}; see its log"
 LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 
 
@@ -85,12 +86,12 @@ class Site:
         self.owner, self._log = owner, log
         self.ended: str | None = None
         self.refused: str | None = None
+        self._compared: str | None = None
         self._terms: Terms | None = None
         self._site_ledger: SiteLedger | None = None
         self._cohort: SimulatedCohort | None = None
         self._dataset: Dataset | None = None
         self._secure: SecureAggregationClient | None = None
-        self._number = -1
         self._state: State = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
 
@@ -112,12 +113,9 @@ class Site:
             self.refused = str(error) if kind == TERMS else None
             repeated = {key: message.values[key] for key in ("nonce",) if key in message.values}
             may_cross = isinstance(error, InvalidMessage | Refused | ConfigError) and not isinstance(error, Unfit)
-            return Payload(
-                {
-                    "refused": str(error)[:500] if may_cross else INTERNAL_ERROR.format(name=self.owner.name),
-                    **repeated,
-                }
-            )
+            site = "the site" if self._terms is None else f"site {self.owner.name}"  # unnamed until it agrees
+            refused = str(error)[:500] if may_cross else INTERNAL_ERROR.format(site=site)
+            return Payload({"refused": refused, **repeated})
 
     def close(self) -> None:
         """Close the site's ledger."""
@@ -131,9 +129,9 @@ class Site:
         terms = Terms.read(message.text("terms"), self.owner.plugins)
         if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
             raise InvalidMessage(f"there is no round {first}")
-        if self._terms is not None and self._terms.digest != terms.digest:
+        if self._compared not in (None, terms.digest):
             # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
-            raise Refused("this site agreed to other terms; it must join again to take part in another run")
+            raise Refused("this site has answered other terms; it must join again to take part in another run")
         if self._terms is None:
             self._accept(terms)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
@@ -164,14 +162,16 @@ class Site:
         only_two_sizes = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size in between
         if terms.setting.sizes != sizes or terms.setting.all_answer or only_two_sizes:
             raise Refused("the terms' site sizes differ from those of their configuration")
+        self._compared = terms.digest
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
         except (ShoalError, OSError) as error:
             raise Unfit(str(error)) from error
+        cohort = _own_cohort(terms, dataset)
         if self._settle(terms):
             self._open(terms, self.owner.requirements)
-        self._terms, self._dataset, self._cohort, self._secure = terms, dataset, None, secagg
+        self._terms, self._dataset, self._cohort, self._secure = terms, dataset, cohort, secagg
         self._state = self._kept_state(terms)
 
     def _open(self, terms: Terms, requirements: Requirements) -> SiteLedger:
@@ -233,38 +233,6 @@ class Site:
         steps = algorithm.local.steps or algorithm.records.steps(rows, algorithm.local.epochs)
         self.owner.bounds.refuse_value("steps", "local steps a round", steps)
 
-    def _own_cohort(self, terms: Terms, number: int) -> SimulatedCohort:
-        """This site as a cohort of one client, rebuilt when its number changes."""
-        if self._cohort is not None and self._number == number:
-            return self._cohort
-        assert self._dataset is not None
-        settings, rows, rounds = terms.settings, len(self._dataset.train_y), terms.setting.rounds
-        algorithm = settings.algorithm
-        module = build(settings.model, terms.shape, self._dataset.task.outputs)
-        self._dataset = fitted(module, self._dataset, algorithm)
-        for t in algorithm.different_rounds(rounds):
-            algorithm.refuse_unfit(t, rounds, terms.setting.clients)
-        cohort = SimulatedCohort.of(
-            algorithm,
-            module,
-            self._dataset,
-            Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
-            streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
-            settings=replace(settings.engine, device="cpu" if settings.engine.device == "cpu" else "auto"),
-            first=number,
-        )
-        layout = cohort.network.layout
-        if layout.size != terms.parameters:
-            raise Refused(
-                f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator"
-            )
-        if len(layout.layers) != terms.setting.layers:
-            raise Refused(
-                f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
-            )
-        self._cohort, self._number = cohort, number
-        return cohort
-
     def _train(self, message: Payload) -> Payload:
         """Charge the round, train, and return what may leave the site."""
         terms = self._agreed(message)
@@ -273,11 +241,10 @@ class Site:
             {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
             {"model": terms.parameters},
         )
-        cohort = self._own_cohort(terms, number)
+        assert self._cohort is not None
+        cohort = replace(self._cohort, client_data=replace(self._cohort.client_data, first=number))
         if terms.seed is None:
-            cohort = replace(
-                cohort, streams=SecureStreams()
-            )  # a round that is requested twice never reuses its noise
+            cohort = replace(cohort, streams=SecureStreams())  # a round requested twice never reuses its noise
         state, algorithm = self._carried(message), cohort.algorithm
         algorithm.refuse_unfit(index.t, index.total, terms.setting.clients)
         if self._secure is not None and algorithm.per_update is not None:
@@ -360,7 +327,7 @@ class Site:
         self, terms: Terms, cohort: SimulatedCohort, message: Payload, state: State, index: RoundIndex, number: int
     ) -> Payload:
         crossing, client = Crossing.of(cohort.algorithm), np.array([number])
-        params = message.vectors["model"].to(cohort.federation.device)
+        params = message.vectors["model"].to(cohort.client_data.device)
         per_update = cohort.algorithm.per_update
         (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, index), [client])
         self._keep_state(terms, state)
@@ -428,17 +395,49 @@ class Site:
         if not terms.settings.algorithm.local.remembers or not path.exists():
             return {}
         with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("run") != terms.run:
+            if (file.metadata() or {}).get("terms") != terms.digest:  # it may hold what another method left raw
                 return {}
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_state(self, terms: Terms, state: State) -> None:
         self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
         if self._state:
-            notes = {"run": terms.run, release.KEY: release.SITE}
+            notes = {"terms": terms.digest, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
+
+
+def _own_engine(asked: Settings) -> Settings:
+    """How this site runs: on its own device, with no more threads than it has cores, whatever the terms ask for."""
+    threads = None if asked.threads is None else min(asked.threads, cores())
+    return replace(asked, device="cpu" if asked.device == "cpu" else "auto", threads=threads)
 
 
 def _repeated(message: Payload) -> dict[str, Value]:
     """The values of a message that its answer repeats."""
     return {key: message.values[key] for key in REPEATED}
+
+
+def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
+    """A site as a cohort of one client; raise where it could not train what the terms describe."""
+    settings, rows, rounds = terms.settings, len(dataset.train_y), terms.setting.rounds
+    algorithm = settings.algorithm
+    module = build(settings.model, terms.shape, dataset.task.outputs)
+    dataset = fitted(module, dataset, algorithm)
+    for t in algorithm.different_rounds(rounds):
+        algorithm.refuse_unfit(t, rounds, terms.setting.clients)
+    cohort = SimulatedCohort.of(
+        algorithm,
+        module,
+        dataset,
+        Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
+        streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
+        settings=_own_engine(settings.engine),
+    )
+    layout = cohort.network.layout
+    if layout.size != terms.parameters:
+        raise Refused(f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator")
+    if len(layout.layers) != terms.setting.layers:
+        raise Refused(
+            f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
+        )
+    return cohort

@@ -128,10 +128,10 @@ class Validator:
         return below
 
     def _share(self, payload: Payload) -> float:
-        clip = self._algorithm.per_record
+        clip, records = self._algorithm.per_record, self._algorithm.records
         if clip is None or not clip.counts:
             return 0.0
-        share, most = payload.real("share"), clip.most_share()
+        share, most = payload.real("share"), clip.most_share(records.widest(self._most_records) / records.batch)
         if not abs(share) <= most:
             raise InvalidMessage(f"field 'share' must be from {-most:g} to {most:g}, got {share:g}")
         return share

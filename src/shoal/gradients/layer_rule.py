@@ -140,7 +140,7 @@ def _held(inputs: Tensor, grad: Tensor) -> Tensor:
 
 
 def kept_sum(kept: Tensor, factors: Tensor) -> Tensor:
-    """sum_b factors[k, b] kept[k, b], [K, P], of gradients kept for every example, [N, ...]."""
+    """sum_b factors[k, b] kept[k, b], [K, P], of gradients kept for every record, [N, ...]."""
     return weighed_sum(kept.view(*factors.shape, -1), factors)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import GradientClip, Layers, State, altered
-from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, StepMetrics
+from shoal.mechanisms.sanitiser import Gradients, LocalSteps, Sanitiser, Step, StepMetrics
 from shoal.mechanisms.schedules import require_scale
 from shoal.mechanisms.update_clipping import into_ball, row_norms, shrinking, weighed_sum
 from shoal.precision import all_digits
@@ -45,19 +45,14 @@ class AdaClip(GradientClip):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"per_record.{name} must be in [0, 1), got {getattr(self, name)}")
 
-    def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
-    ) -> Sanitiser:
-        """The sanitiser of a chunk of clients for the steps of round t."""
-        return AdaptiveCoordinates(self, noise, batch, draw("step noise", params), params)
+    def scales(self) -> dict[str, str | float]:
+        """The settings, by key, that are bounds on clips."""
+        return {"per_record.h1": self.h1, "per_record.h2": self.h2}
+
+    def sanitiser(self, steps: LocalSteps) -> Sanitiser:
+        """The sanitiser of a chunk of clients for the steps of a round."""
+        source = steps.draw("step noise", steps.params)
+        return AdaptiveCoordinates(self, steps.noise, steps.batch, source, steps.params)
 
     def least(self, state: State, t: int, total: int, size: int) -> float:
         """The smallest bound that round t may have."""

@@ -59,6 +59,8 @@ class Correlated(Gaussian):
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"per_round.momentum must be in [0, 1), got {self.momentum}")
 
+    event = Gaussian.event  # by its `coefficients`
+
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, on which the sum lies."""
         secure = isinstance(generator, SecureGenerator) and z > 0

@@ -21,16 +21,7 @@ from shoal.accounting.events import NOTHING, BySize, Event, OnClients, Repeat, T
 from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms import cyclic
-from shoal.mechanisms.mechanism import (
-    CYCLIC,
-    NO_NOISE,
-    RAW,
-    GradientClip,
-    Round,
-    RoundNoise,
-    State,
-    StepMechanism,
-)
+from shoal.mechanisms.mechanism import CYCLIC, NO_NOISE, RAW, GradientClip, Round, RoundNoise, State, StepMechanism
 from shoal.mechanisms.schedules import Schedule, parse
 from shoal.random.normals import add_normals
 from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discrete_on_grid, grid, on_grid, rounded_sum
@@ -93,8 +84,8 @@ class Gaussian(RoundNoise):
         if z == 0:
             return NO_NOISE
         rounding = self.rounding(round.setting.parameters) if round.setting.secure else 0.0
-        turn = round.clients.turns(round.setting.clients)
-        cost = cyclic.price(self, *round.when, turn, round.again, rounding)
+        cycle = round.clients.cycle_length(round.setting.clients)
+        cost = cyclic.price(self, *round.when, cycle, round.again, rounding)
         cost *= (z / round.counted(z)) ** 2
         copies = round.setting.multiplicity if unit == "record" else 1
         return events.Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
@@ -114,7 +105,7 @@ class StepNoise(StepMechanism):
 
     Wei et al. (2023) give three scales for it, with sigma = `noise_multiplier`, S the sensitivity and B the
     batch: on the mean of the batch N(0, (sigma S)^2) (`algorithm1`), on each record and then averaged
-    (`per-example`), or as DP-SGD does it, N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise
+    (`per-record`), or as DP-SGD does it, N(0, (sigma S)^2) on the sum (`dp-sgd`). The sum gets the same noise
     whatever the size of the batch that was drawn.
 
     Released models are assumed to reveal who took part: client sampling protects a record only where participation is
@@ -123,7 +114,7 @@ class StepNoise(StepMechanism):
     """
 
     noise_multiplier: str | float = 1.0
-    placement: Literal["dp-sgd", "per-example", "algorithm1"] = "dp-sgd"
+    placement: Literal["dp-sgd", "per-record", "algorithm1"] = "dp-sgd"
 
     def __post_init__(self) -> None:
         if min(parse(self.noise_multiplier).values(100)) < 0:
@@ -135,7 +126,7 @@ class StepNoise(StepMechanism):
 
     def multiplier(self, t: int, total: int, batch: float) -> float:
         """The noise multiplier of round t."""
-        times = {"dp-sgd": 1.0, "per-example": math.sqrt(batch), "algorithm1": batch}[self.placement]
+        times = {"dp-sgd": 1.0, "per-record": math.sqrt(batch), "algorithm1": batch}[self.placement]
         return times * multiplier("per_step.noise_multiplier", self.noise_multiplier, t, total)
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:

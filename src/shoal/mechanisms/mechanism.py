@@ -3,6 +3,7 @@
 Training, accounting, audits, attacks and a federation use this interface alone; none of them knows a mechanism's
 class. To write your own, derive a frozen dataclass from the base class of its boundary and implement what its
 docstring names; everything else has a default. Its fields are keys of the configuration (`per_update.clip_norm`).
+One that overrides what another does (`apply`, `add`, ...) must also say anew what that proves (`statements`).
 
     boundary        base class          ready to derive from
     clients         sampling.Clients
@@ -16,8 +17,9 @@ docstring names; everything else has a default. Its fields are keys of the confi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -27,15 +29,14 @@ from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
 from shoal.accounting.theorems import Adjacency, Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.sampling import Clients, Records
-from shoal.mechanisms.sanitiser import Sanitiser, Source
-from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse
+from shoal.mechanisms.sanitiser import Layers as Layers
+from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
+from shoal.mechanisms.sanitiser import State as State
+from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.statements import Stating
 from shoal.random.secure_streams import FINE, charged
 
-State = MutableMapping[str, Tensor]
-"""What is carried from round to round; the bound of an adaptive clip is under `clip`."""
-Layers = Mapping[str, slice]
-"""Where each layer's numbers lie in a flat vector, by the layer's name: together they are all of it."""
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
 Bound = float | Tensor
@@ -46,10 +47,11 @@ ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-o
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
+COUNTED = Unbounded("it counts what is within its clip, and the noise does not cover that")
 CYCLIC = Unbounded("cyclic participation is accounted only where the noise is on the sum")
 
 
-class Mechanism:
+class Mechanism(Stating):
     """The base of the mechanisms of all boundaries."""
 
     section: ClassVar[str]
@@ -64,8 +66,11 @@ class Mechanism:
         return replace(self, noise_multiplier=noise.written())  # type: ignore[type-var]
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """All that may change from round to round: its fields `clip_norm` and `noise_multiplier`."""
-        return tuple(parse(getattr(self, name)) for name in ("clip_norm", "noise_multiplier") if hasattr(self, name))
+        """All that may change from round to round: its noise, and its fields that are written as schedules."""
+        noise = self.noise_schedule()
+        values = [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
+        written = tuple(parse(value) for value in values if is_schedule(value))
+        return written if noise is None else (noise, *written)
 
     def scales(self) -> dict[str, str | float]:
         """The settings, by key, that a site's policy on clips bounds."""
@@ -79,7 +84,7 @@ class Mechanism:
         """Raise a ConfigError where its settings cannot be used in round t of `total`."""
 
 
-class GradientClip(Mechanism):
+class GradientClip(Mechanism, ABC):
     """Boundary `per_record`: what happens to one record's gradient inside its client.
 
     To write one that multiplies each layer of a gradient by a factor, derive from `record_clipping.FactorClip` and
@@ -88,57 +93,39 @@ class GradientClip(Mechanism):
     """
 
     section: ClassVar[str] = "per_record"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"sanitiser": ("unproven",), "sensitivity": ("unproven",)}
     unproven: ClassVar[str | None] = "it is not known how far one record can move a step"
     """Why nothing is proven by noise on what it clips; None where its bound holds and does not depend on the data."""
-    unproven_for_clients: ClassVar[str | None] = None
-    """Why noise on whole updates proves nothing beside this clip."""
     counts: ClassVar[bool] = False
     """Does each client report, with noise, which share of its gradients is within the bound?"""
 
-    def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
-    ) -> Sanitiser:
-        """The sanitiser that clips the gradients of a chunk of clients in the steps of round t, and adds their noise.
-
-        Args:
-            params: The clients' models, [K, P].
-            layers: The layers of the model.
-            noise: The noise on the sum of a batch, in units of the sensitivity.
-            batch: The public, expected batch size, by which sums are divided.
-            state: What is carried from round to round.
-            t: The round.
-            total: The planned number of rounds.
-            draw: Gives independent noise for each purpose.
-        """
-        raise NotImplementedError
+    @abstractmethod
+    def sanitiser(self, steps: LocalSteps) -> Sanitiser:
+        """The sanitiser that clips the gradients of these steps, and adds their noise."""
 
     def public_bound(self, state: State, t: int, total: int) -> float | None:
         """The bound of round t, the same for all records; None where there is no such number."""
         return None
 
+    @abstractmethod
     def least(self, state: State, t: int, total: int, size: int) -> float:
         """The bound of round t, or the smallest that it may be, for `size` parameters."""
-        raise NotImplementedError
 
     def excess(self, layers: int) -> float:
         """How far one record can move the sum, in units of what the noise is scaled to."""
         return 1.0
 
+    @abstractmethod
     def sensitivity_at_start(self, size: int, layers: int) -> float:
         """How far one record moves a batch's sum in the first step of a run, at most."""
-        raise NotImplementedError
 
     def update_noise(self, noise: float, batch: float) -> float:
         """The noise on gradients that, with the noise on counts, costs as much as `noise` alone."""
         return noise
+
+    def count_scale(self, batch: float) -> float:
+        """The noise on the count of a batch."""
+        return 0.0
 
     def count_rounding(self, batch: float) -> float:
         """By which share of 1/2 rounding lets one record move a count further (secure mode)."""
@@ -147,13 +134,17 @@ class GradientClip(Mechanism):
     def adapt(self, state: State, share: float) -> None:
         """Set the next round's bound, from the noisy share of gradients within this one."""
 
-    def most_share(self) -> float:
-        """How far from 0 an honest client's noisy share, less 1/2, can be."""
+    def most_share(self, widest: float) -> float:
+        """How far from 0 an honest client's noisy share, less 1/2, can be.
+
+        Args:
+            widest: The most records of a batch, in units of the expected batch.
+        """
         return 0.0
 
+    @abstractmethod
     def unclipped(self) -> Self:
         """The same mechanism without its clip, which an audit must flag."""
-        raise NotImplementedError
 
     def layers_forgotten(self) -> tuple[GradientClip, GradientClip] | None:
         """What is charged, and what is run, where M layers are clipped but one is counted; None if impossible."""
@@ -167,26 +158,30 @@ class GradientClip(Mechanism):
         """For one that proves nothing: the clip by a public bound that its paper's claim presumes."""
         return None
 
+    @abstractmethod
     def replay(self, vectors: Tensor, layers: Layers, t: int, total: int) -> Tensor:
         """Gradients [N, P] as the first step clips them, differentiable: what an attacker can compute."""
-        raise NotImplementedError
 
 
-class StepMechanism(Mechanism):
+class StepMechanism(Mechanism, ABC):
     """Boundary `per_step`: noise in every local step. Implement `noise_schedule`, `multiplier` and `event`."""
 
     section: ClassVar[str] = "per_step"
 
+    @abstractmethod
+    def noise_schedule(self) -> Schedule:
+        """The noise that its event counts, in units of the sensitivity."""
+
+    @abstractmethod
     def multiplier(self, t: int, total: int, batch: float) -> float:
         """The noise on a batch's sum in round t, in units of the sensitivity; `batch`: its public, expected size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What the local steps of a round cost one unit, as one observer sees them."""
-        raise NotImplementedError
 
 
-class UpdateMechanism(Mechanism):
+class UpdateMechanism(Mechanism, ABC):
     """Boundary `per_update`: what happens to a whole update before it leaves its client.
 
     To write a clip, derive from `update_clipping.Clipping` and implement `bound` (the largest norm of a clipped
@@ -195,6 +190,7 @@ class UpdateMechanism(Mechanism):
     """
 
     section: ClassVar[str] = "per_update"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"apply": ("unproven", "event")}
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
     unproven: ClassVar[str | None] = UNCLIPPED
@@ -212,6 +208,7 @@ class UpdateMechanism(Mechanism):
         """The bound of round t, where it is known before the first round; None where it depends on the data."""
         return None if self.needs_cohort_norms else self.bound({}, t, total, None)
 
+    @abstractmethod
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers
     ) -> Tensor:
@@ -226,7 +223,6 @@ class UpdateMechanism(Mechanism):
             draw: Gives the random generator of the client in a row.
             layers: The layers of the model.
         """
-        raise NotImplementedError
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What a round costs one unit, by noise on updates or on their sum: by default what `per_round` says."""
@@ -304,26 +300,31 @@ class UpdateMechanism(Mechanism):
         return shown
 
 
-class RoundNoise(Mechanism):
+class RoundNoise(Mechanism, ABC):
     """Boundary `per_round`: noise on the sum of updates. Implement `noise_schedule`, `multiplier`, `add`, `event`."""
 
     section: ClassVar[str] = "per_round"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"add": ("event",)}
     at: Literal["server", "shared"]
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False
     """Is the noise of different rounds correlated?"""
 
+    @abstractmethod
+    def noise_schedule(self) -> Schedule:
+        """The noise that its event counts, in units of the bound."""
+
+    @abstractmethod
     def multiplier(self, t: int, total: int) -> float:
         """The noise of round t, in units of the bound."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates with this round's noise of z x bound."""
-        raise NotImplementedError
 
+    @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What a round costs one unit, as one observer sees it."""
-        raise NotImplementedError
 
     def draws(self, round: Round) -> int:
         """How many noise vectors the event of a round counts."""
@@ -396,7 +397,7 @@ class Round:
         return (counted_on_grid if self.per_round is None else self.per_round.counted)(noise, count)
 
     def on_sum(self, unit: Unit, noise: float) -> Event:
-        """Noise on the sum of clipped updates, in units of the bound, the same amount whoever took part.
+        """Noise on the sum of clipped updates, in units of the bound, the same amount whichever clients took part.
 
         Amplified by the sampling: released models depend on the data only through the sum.
         """
@@ -423,14 +424,31 @@ class Round:
         return TwoLevel(self.rate, 1.0, 1, change, local="none", participation="visible")
 
 
+def count_is_free(clip: GradientClip | UpdateMechanism, noise: float, units: float) -> bool:
+    """Does a clip count, and the noise that is charged does not cover the count?
+
+    A unit moves the count by 1/2: update_noise^-2 + (2 count_scale)^-2 must be at most noise^-2.
+    """
+    if not clip.counts or noise == 0:
+        return False
+    try:
+        scale, other = clip.count_scale(units), clip.update_noise(noise, units)
+    except ConfigError:  # no round is run with such settings (Algorithm.refuse_unfit)
+        return False
+    return scale <= 0 or other <= 0 or other**-2 + (2 * scale) ** -2 > noise**-2 * (1 + 1e-9)
+
+
 def counted_on_grid(noise: float, count_rounding: float) -> float:
     """The part of discrete noise that counts, on a grid of 2^12 steps or more to the clip or to the noise."""
     return charged(noise, min(noise, 1.0) * 2.0**FINE) / (1 + count_rounding)
 
 
 def altered(value: Any, **methods: Any) -> Any:
-    """A copy of a dataclass instance with other methods."""
-    made: Any = object.__new__(type(type(value).__name__, (type(value),), methods))
+    """A copy of a dataclass instance with other methods, and the same statements: what an audit must flag."""
+    kind = type(type(value).__name__, (type(value),), {})
+    for name, method in methods.items():
+        setattr(kind, name, method)
+    made: Any = object.__new__(kind)
     made.__dict__.update(value.__dict__)
     return made
 

@@ -10,6 +10,7 @@ the data without noise proves nothing.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.mechanisms.mechanism import Bound, GradientClip, Layers, State, altered
-from shoal.mechanisms.sanitiser import Gradients, Sanitiser, Source, Step, StepMetrics
+from shoal.mechanisms.sanitiser import Gradients, LocalSteps, Sanitiser, Step, StepMetrics
 from shoal.mechanisms.schedules import require_scales, scale_in
 from shoal.mechanisms.update_clipping import Quantile, shrinking
 from shoal.random.noise_source import Normals, Product
@@ -33,10 +34,11 @@ class FactorClip(GradientClip):
 
     unproven: ClassVar[str | None] = None
 
+    @abstractmethod
     def bound(self, state: State, t: int, total: int) -> float:
         """What noise is scaled to in round t: how far one record may move the sum of a batch, but for `excess`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
         """What each record's gradient is multiplied by, at most 1.
 
@@ -48,7 +50,6 @@ class FactorClip(GradientClip):
         Returns:
             [layers, K, B], or [1, K, B] where all layers share a factor.
         """
-        raise NotImplementedError
 
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
         """What the noise is scaled to, for each client: [K]."""
@@ -62,10 +63,6 @@ class FactorClip(GradientClip):
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * mask).sum(1)
 
-    def count_scale(self, batch: float) -> float:
-        """The noise on the count of a batch."""
-        return 0.0
-
     def public_bound(self, state: State, t: int, total: int) -> float:
         """The bound of round t, which is the same for all records."""
         return self.bound(state, t, total)
@@ -78,27 +75,17 @@ class FactorClip(GradientClip):
         """The sensitivity of a batch sum in the first step of a run."""
         return self.bound({}, 0, 1) * self.excess(layers)
 
-    def sanitiser(
-        self,
-        params: Tensor,
-        layers: Layers,
-        noise: float,
-        batch: int,
-        state: State,
-        t: int,
-        total: int,
-        draw: Source,
-    ) -> Sanitiser:
-        """The sanitiser of a chunk of clients for the steps of round t."""
-        noise = self.update_noise(noise, batch)
+    def sanitiser(self, steps: LocalSteps) -> Sanitiser:
+        """The sanitiser of a chunk of clients for the steps of a round."""
+        params, noise = steps.params, self.update_noise(steps.noise, steps.batch)
         return ClippedByFactors(
             self,
-            layers,
-            params.new_tensor(self.bound(state, t, total)),
+            steps.layers,
+            params.new_tensor(self.bound(steps.state, steps.t, steps.total)),
             params.new_tensor(noise) if noise else None,
-            batch,
-            draw("step noise", params),
-            draw("step count", params[:, :1]) if self.counts else None,
+            steps.batch,
+            steps.draw("step noise", params),
+            steps.draw("step count", params[:, :1]) if self.counts else None,
             torch.zeros_like(params) if noise else None,
             StepMetrics.nothing(params),
         )
@@ -197,9 +184,6 @@ class QuantileRecordClip(Quantile, RecordClipping):
 
     layers: Scope = "flat"
     section: ClassVar[str] = "per_record"
-    unproven_for_clients: ClassVar[str | None] = (
-        "the clip of gradients follows counts whose noise is scaled for one record"
-    )
 
     def bound(self, state: State, t: int, total: int) -> float:
         """The bound that the last round left behind."""
@@ -209,9 +193,9 @@ class QuantileRecordClip(Quantile, RecordClipping):
         """Set the next round's bound, from the mean noisy share."""
         self.move(state, share)
 
-    def most_share(self) -> float:
-        """Half, plus ten standard deviations of the count noise."""
-        return 0.5 + 10 * self.count_noise_multiplier
+    def most_share(self, widest: float) -> float:
+        """Half of the widest batch, plus ten standard deviations of the count noise."""
+        return 0.5 * widest + 10 * self.count_noise_multiplier
 
 
 @dataclass

@@ -5,35 +5,48 @@ fixed-size sampling only under replace-one. So each scheme is one class, which d
 
 The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
 `replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass derived from `Clients` or
-`Records` whose field `sampling` has a new word for its default; it must implement `draw`. By default it is charged as
-if nothing were sampled, which is never too little.
+`Records` whose field `sampling` has a new word for its default; it must implement `draw` (of records: `drawn`). By
+default it is charged as if nothing were sampled, which is never too little.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.accounting.events import Event, Sampled, TwoLevel, Unbounded, Use, passes
 from shoal.accounting.theorems import Unit
-from shoal.errors import ConfigError, nearest
+from shoal.errors import ConfigError, PluginError, nearest
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.statements import Stating
 
 MOST_STEPS = 1_000_000
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
 ONE_FOR_ANOTHER = "clients keep their momentum: who is in a fixed-size sample shows in later updates of others"
+WIDER = 1e-30
+"""The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
 Indices = npt.NDArray[np.int64]
 
 
-class _Scheme:
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _required(method: Method) -> Method:
+    """An abstract method; mypy must not see that, as it would refuse `Clients("poisson")`, which is a subclass."""
+    return abstractmethod(method)
+
+
+class _Scheme(Stating, ABC):
     """A dataclass whose class is the one registered for the word in its field `sampling`."""
 
     sampling: str
@@ -41,8 +54,13 @@ class _Scheme:
     section: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        if "schemes" not in cls.__dict__ and (word := cls.__dict__.get("sampling")):
-            cls.schemes[word] = cls
+        super().__init_subclass__()
+        if "schemes" in vars(cls) or not (word := vars(cls).get("sampling")):
+            return
+        taken = cls.schemes.get(word)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"{cls.section}.sampling '{word}' is {taken.__name__}: {cls.__name__} needs another word")
+        cls.schemes[word] = cls
 
     def __new__(cls, sampling: str | None = None, *args: Any, **settings: Any) -> Self:
         word = cls.sampling if sampling is None else sampling
@@ -73,6 +91,7 @@ class Clients(_Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",)}
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
     cyclic: ClassVar[bool] = False
@@ -102,11 +121,12 @@ class Clients(_Scheme):
         """The largest cohort size; 0 where all clients take part, however many there are."""
         return max(parse(self.cohort).values(total))
 
+    @_required
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """The clients of round t, in ascending order; there may be none."""
         raise NotImplementedError
 
-    def turns(self, clients: int) -> int:
+    def cycle_length(self, clients: int) -> int:
         """The least number of rounds after which a client takes part again."""
         return 1
 
@@ -115,7 +135,7 @@ class Clients(_Scheme):
         return 1.0
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
-        """What is charged for noise on the sum of a round, the same amount whoever takes part.
+        """What is charged for noise on the sum of a round, the same amount whichever clients take part.
 
         Args:
             event: What is charged where all clients take part.
@@ -125,8 +145,11 @@ class Clients(_Scheme):
         return event
 
     def shows(self, rate: float, unit: Unit) -> bool:
-        """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?"""
-        return rate < 1 or unit == "client"
+        """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
+
+        By default yes: the noise is then not taken as that of `expected` clients either.
+        """
+        return True
 
     def of_cohort(self, cohort: float) -> Clients:
         """The same with cohorts of this size."""
@@ -187,6 +210,10 @@ class PoissonClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """The size of a cohort is random, unless all take part."""
+        return rate < 1 or unit == "client"
+
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
         return replace(self, sampling="all")
@@ -210,6 +237,10 @@ class AllClients(Clients):
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """All clients."""
         return np.arange(clients)
+
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """All take part, and one that contributes nothing adds no noise."""
+        return unit == "client"
 
     def greatest(self, total: int) -> float:
         """0: all clients take part, however many there are."""
@@ -239,16 +270,16 @@ class CyclicClients(Clients):
     def expected(self, t: int, total: int, clients: int) -> float:
         """The mean size of a cohort over one cycle."""
         super().expected(t, total, clients)
-        return clients / self.turns(clients)
+        return clients / self.cycle_length(clients)
 
-    def turns(self, clients: int) -> int:
+    def cycle_length(self, clients: int) -> int:
         """How many rounds one cycle over all clients takes."""
         return math.ceil(clients / max(1, int(parse(self.cohort).value(0, 1))))
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """Every n-th client, from the round's place in the cycle on."""
-        turns = self.turns(clients)
-        return np.arange(t % turns, clients, turns)
+        cycle = self.cycle_length(clients)
+        return np.arange(t % cycle, clients, cycle)
 
 
 @dataclass(frozen=True)
@@ -267,6 +298,7 @@ class Records(_Scheme):
 
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("event",), "drawn": ("event",)}
     varies: ClassVar[bool] = False
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
@@ -299,15 +331,26 @@ class Records(_Scheme):
         """How many of so many records a batch holds at most: a public number."""
         return self.batch
 
+    def wider(self) -> float:
+        """The probability, at most, that a batch holds more than its `widest`."""
+        return 0.0
+
     def steps(self, records: int, epochs: int) -> int:
         """Steps that `epochs` passes over so many records take."""
         return epochs * math.ceil(records / self.batch)
 
     def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """`steps` batches of positions in 0..records-1, one per row, padded with -1."""
-        return np.full((steps, 1), -1) if records == 0 else self._drawn(generator, records, steps)
+        if records == 0:
+            return np.full((steps, 1), -1)
+        rows = self.drawn(generator, records, steps)
+        if len(rows) > steps or not (self.repeats or _distinct(rows)):
+            raise PluginError(f"records.sampling {self.sampling} drew a record or a step more often than is charged")
+        return rows
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    @_required
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """What `draw` gives where there are records."""
         raise NotImplementedError
 
     def most(self, sizes: Sequence[int]) -> int:
@@ -367,12 +410,17 @@ class PoissonRecords(Records):
         """How many local steps the epochs take."""
         return super().steps(records, epochs) if self.rate is None else epochs * math.ceil(1 / self.rate - 1e-9)
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """Each record independently, in each step."""
         return _rows(generator.random((steps, records)) < self.share(records))
 
     def widest(self, records: int) -> int:
-        """Exceeded with probability 1e-30."""
+        """How many of so many records a batch holds at most, but for the probability `wider`."""
         return _widest(records, self.share(records))
+
+    def wider(self) -> float:
+        """The probability, at most, that a batch holds more than its `widest`."""
+        return WIDER
 
     def most(self, sizes: Sequence[int]) -> int:
         """The most records that a batch may hold."""
@@ -390,7 +438,8 @@ class RecordsWithReplacement(Records):
     sampling: str = "with-replacement"
     repeats: ClassVar[bool] = True
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """Each place of a batch independently."""
         return generator.integers(records, size=(steps, self.batch))
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
@@ -407,7 +456,8 @@ class ShuffledRecords(Records):
 
     sampling: str = "shuffled"
 
-    def _drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """Pass after pass over the records, in batches."""
         per_epoch = math.ceil(records / self.batch)
         width = min(self.batch, records)
         epochs = math.ceil(steps / per_epoch)
@@ -446,7 +496,7 @@ class RecordsInOrder(ShuffledRecords):
 def _widest(records: int, share: float) -> int:
     from scipy.stats import binom
 
-    return int(np.argmax(binom.sf(np.arange(records + 1), records, share) <= 1e-30))
+    return bisect_left(range(records), True, key=lambda most: bool(binom.sf(most, records, share) <= WIDER))
 
 
 def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
@@ -455,6 +505,12 @@ def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
     order = np.argsort(~chosen, axis=1, kind="stable")[:, :width]
     kept: Indices = np.where(np.take_along_axis(chosen, order, axis=1), order, -1)
     return kept
+
+
+def _distinct(rows: Indices) -> bool:
+    """Is every record at most once in each row?"""
+    ordered = np.sort(rows, axis=1)
+    return not ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()
 
 
 def _worst(uses: list[Use]) -> tuple[float, int]:

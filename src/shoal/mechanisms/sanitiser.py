@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +10,37 @@ from torch import Tensor
 
 from shoal.random.noise_source import Normals, Product
 
+State = MutableMapping[str, Tensor]
+"""What is carried from round to round; the bound of an adaptive clip is under `clip`."""
+Layers = Mapping[str, slice]
+"""Where each layer's numbers lie in a flat vector, by the layer's name: together they are all of it."""
 Source = Callable[[str, Tensor], Normals]
 """Independent noise for a purpose (`step noise`, `step count`) and vectors like these, [K, P]."""
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The steps of a chunk of clients in one round, for which a sanitiser is made.
+
+    Attributes:
+        params: The clients' models, [K, P].
+        layers: The layers of the model.
+        noise: The noise on the sum of a batch, in units of the sensitivity.
+        batch: The public, expected batch size, by which sums are divided.
+        state: What is carried from round to round.
+        t: The round.
+        total: The planned number of rounds.
+        draw: Gives independent noise for each purpose.
+    """
+
+    params: Tensor
+    layers: Layers
+    noise: float
+    batch: int
+    state: State
+    t: int
+    total: int
+    draw: Source
 
 
 class Step(Protocol):

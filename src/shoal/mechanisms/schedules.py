@@ -145,6 +145,11 @@ def parse(text: str | float | int | Schedule) -> Schedule:
     return Schedule(shape, numbers)
 
 
+def is_schedule(value: object) -> bool:
+    """Is it a word such as `linear:15:4.85`?"""
+    return isinstance(value, str) and value.partition(":")[0] in _SHAPES
+
+
 def _refuse_numbers(shape: str, numbers: tuple[float, ...], text: object) -> None:
     named = dict(zip(_SHAPES[shape][1].split(":")[1:], numbers, strict=True))
     if shape == "exponential" and min(numbers) <= 0:

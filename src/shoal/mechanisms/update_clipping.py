@@ -8,6 +8,7 @@ nothing, nor does a missing one: `unproven` then says why. `apply` gives what th
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
@@ -58,6 +59,10 @@ class Clipping(UpdateMechanism):
     """
 
     unproven: ClassVar[str | None] = None
+
+    @abstractmethod
+    def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
+        """The bound of round t; `norms`: the cohort's, where it needs them."""
 
     def apply(
         self, updates: Tensor, norms: Tensor, bound: float, t: int, total: int, draw: Draw, layers: Layers

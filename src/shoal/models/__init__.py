@@ -5,14 +5,4 @@ from shoal.models.check import check, mixing_layers, replace_batchnorm
 from shoal.models.entry import Network
 from shoal.models.networks import NETWORKS, auto, names
 
-__all__ = [
-    "NETWORKS",
-    "Network",
-    "auto",
-    "build",
-    "check",
-    "count",
-    "mixing_layers",
-    "names",
-    "replace_batchnorm",
-]
+__all__ = ["NETWORKS", "Network", "auto", "build", "check", "count", "mixing_layers", "names", "replace_batchnorm"]

@@ -17,6 +17,14 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def convolutions(kernel: int, *channels: int) -> nn.Sequential:
+    """Convolutions with `same` padding, pooling and ReLU behind each: convolutions(5, 1, 32, 64)."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in pairwise(channels):
+        layers += [nn.Conv2d(n_in, n_out, kernel, padding=kernel // 2), nn.MaxPool2d(2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
 def linear(shape: Shape, classes: int) -> nn.Module:
     """Softmax regression. It starts at zero: the loss is convex, and a random start would only be noise."""
     layer = nn.Linear(size(shape), classes)
@@ -32,15 +40,7 @@ def digits_mlp(shape: Shape, classes: int) -> nn.Module:
 
 def digits_cnn(shape: Shape, classes: int) -> nn.Module:
     """Two 3x3 convolutions with pooling and one linear layer: 6,090 parameters on 8x8 digits."""
-    trunk = nn.Sequential(
-        nn.Conv2d(shape[0], 16, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
+    trunk = convolutions(3, shape[0], 16, 32)
     return nn.Sequential(*trunk, nn.Linear(flat(trunk, shape), classes))
 
 

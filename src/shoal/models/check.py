@@ -1,6 +1,6 @@
-"""Does a model fit the data and the privacy asked for? Under example-level DP examples must not mix.
+"""Does a model fit the data and the privacy asked for? Under record-level DP records must not mix.
 
-A gradient can be clipped per example only where one example's output depends on that example alone. Layers
+A gradient can be clipped per record only where one record's output depends on that record alone. Layers
 that take statistics over the batch (BatchNorm) break that, and their running statistics leave without noise.
 """
 
@@ -21,7 +21,7 @@ from shoal.models.build import count, seeded
 from shoal.models.entry import Shape
 from shoal.tasks import Classification, Task
 
-EXAMPLES = 3
+RECORDS = 3
 
 
 def check(
@@ -38,10 +38,10 @@ def check(
 
     Args:
         model: The model, which is left as it was.
-        input_shape: The shape of one example.
+        input_shape: The shape of one record.
         task: What it is trained for; a number stands for a classification into so many classes.
-        record_level: Whether record-level DP is asked for: no example may have a say in another's output.
-        noisy_updates: Whether updates get noise (client-level DP): examples may mix, but running statistics would get
+        record_level: Whether record-level DP is asked for: no record may have a say in another's output.
+        noisy_updates: Whether updates get noise (client-level DP): records may mix, but running statistics would get
             noise as well.
         targets: A few targets, of which only the shape and the type matter; class labels if not given.
         tokens: Whether records are whole numbers.
@@ -58,15 +58,15 @@ def check(
     if count(model) == 0:
         raise ModelError(f"model {name} has no parameters to train")
     if record_level:
-        _refuse_mixing_layers(model, "mixes the examples of a batch, so that record-level privacy cannot hold")
+        _refuse_mixing_layers(model, "mixes the records of a batch, so that record-level privacy cannot hold")
     elif noisy_updates:
         _refuse_mixing_layers(model, "keeps running statistics, which noise would spoil (a variance below 0)")
     batch, changed = _batches(model, input_shape, tokens)
     output = _run(model, batch, input_shape).output
     if isinstance(task, int):
         task = Classification(classes=tuple(map(str, range(task))))
-    like = torch.zeros(EXAMPLES, dtype=torch.int64) if targets is None else targets
-    task.check_outputs(name, output, task.example_targets(EXAMPLES, like))
+    like = torch.zeros(RECORDS, dtype=torch.int64) if targets is None else targets
+    task.check_outputs(name, output, task.example_targets(RECORDS, like))
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
     if record_level or noisy_updates:
@@ -78,7 +78,7 @@ def check(
 
 def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
     """Whether a model takes whole numbers as they are, as one with an embedding does."""
-    batch = torch.zeros(EXAMPLES, *input_shape, dtype=torch.int64)
+    batch = torch.zeros(RECORDS, *input_shape, dtype=torch.int64)
     try:
         _run(model, batch, input_shape)
     except ModelError:
@@ -92,7 +92,7 @@ def mixing_layers(model: nn.Module) -> list[str]:
 
 
 def replace_batchnorm(model: nn.Module) -> nn.Module:
-    """A copy of the model with GroupNorm in place of BatchNorm: the mend for example-level DP.
+    """A copy of the model with GroupNorm in place of BatchNorm, for record-level DP.
 
     Scale and shift are kept. InstanceNorm stays, without its running statistics.
     """
@@ -154,7 +154,7 @@ def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = F
             output = model(batch)
         except Exception as error:
             raise ModelError(
-                f"model {type(model).__name__} cannot take examples of shape {tuple(shape)}: "
+                f"model {type(model).__name__} cannot take records of shape {tuple(shape)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
     if not isinstance(output, torch.Tensor):
@@ -163,39 +163,39 @@ def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = F
 
 
 def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
-    """The safety net for layers that nobody knows: change one example and look at the others.
+    """The safety net for layers that nobody knows: change one record and look at the others.
 
     The weights are shaken first, since a last layer that starts at zero would hide everything before it.
     """
     others = [0, 2]
     if not torch.allclose(before.output[others], after.output[others], rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ModelError(
-            f"model {type(model).__name__} mixes the examples of a batch (one example's output changes with "
+            f"model {type(model).__name__} mixes the records of a batch (one record's output changes with "
             "another's input), so that record-level privacy cannot hold; make each output depend on its own "
             "input only"
         )
 
 
 def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> None:
-    """What a layer writes down of the examples goes past every clip, to the next client and into the model."""
+    """What a layer writes down of the records goes past every clip, to the next client and into the model."""
     for name, buffer in before.buffers.items():
         if not torch.equal(buffer, after.buffers[name]):
             raise ModelError(
-                f"model {type(model).__name__} keeps statistics of the examples in its buffer '{name}', "
+                f"model {type(model).__name__} keeps statistics of the records in its buffer '{name}', "
                 "which would leave without noise; privacy needs a model without them"
             )
 
 
 def _batches(model: nn.Module, shape: Shape, tokens: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A few fixed examples, and the same with the middle one changed."""
-    numbers = EXAMPLES * math.prod(shape)
+    """A few fixed records, and the same with the middle one changed."""
+    numbers = RECORDS * math.prod(shape)
     words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     if words or tokens:
         most = min(words, default=2)
-        batch = (torch.arange(numbers) % most).view(EXAMPLES, *shape)
+        batch = (torch.arange(numbers) % most).view(RECORDS, *shape)
         middle = (batch[1] + 1) % most
     else:
-        batch = _pattern(numbers).view(EXAMPLES, *shape).to(next(model.parameters()).dtype)
+        batch = _pattern(numbers).view(RECORDS, *shape).to(next(model.parameters()).dtype)
         middle = 3 - 5 * batch[1]
     return batch, torch.stack([batch[0], middle, batch[2]])
 

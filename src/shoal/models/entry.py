@@ -32,11 +32,11 @@ class Network:
 
 
 def size(shape: Shape) -> int:
-    """How many numbers one example holds."""
+    """How many numbers one record holds."""
     return math.prod(shape)
 
 
 @torch.no_grad()
 def flat(trunk: nn.Module, shape: Shape) -> int:
-    """How many numbers of one example leave the trunk, for the linear layer that follows it."""
+    """How many numbers of one record leave the trunk, for the linear layer that follows it."""
     return size(tuple(trunk(torch.zeros(1, *shape)).shape[1:]))

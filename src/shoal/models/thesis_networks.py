@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from shoal.models.basic_networks import mlp
+from shoal.models.basic_networks import convolutions, mlp
 from shoal.models.entry import Network, Shape, flat, size
 
 
@@ -20,15 +20,7 @@ def thesis_mlp(shape: Shape, classes: int) -> nn.Module:
 
 def thesis_cnn(shape: Shape, classes: int) -> nn.Module:
     """5x5x32, pool, 5x5x64, pool, 512, 10, with `same` padding and biases."""
-    trunk = nn.Sequential(
-        nn.Conv2d(shape[0], 32, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
+    trunk = convolutions(5, shape[0], 32, 64)
     return nn.Sequential(*trunk, nn.Linear(flat(trunk, shape), 512), nn.ReLU(), nn.Linear(512, classes))
 
 

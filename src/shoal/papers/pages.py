@@ -31,15 +31,7 @@ from shoal.papers.render import HEADINGS, cells, curves, markdown_line
 from shoal.papers.running import SEEDS
 from shoal.papers.table import Line, Table
 
-DOTS = {
-    REPRODUCED: "🟢",
-    EXCEEDED: "🟢",
-    WITH: "🟡",
-    NOT: "🔴",
-    CONTRADICTED: "⛔",
-    FAILED: "⚠️",
-    NOT_RUN: "⚪",
-}
+DOTS = {REPRODUCED: "🟢", EXCEEDED: "🟢", WITH: "🟡", NOT: "🔴", CONTRADICTED: "⛔", FAILED: "⚠️", NOT_RUN: "⚪"}
 BLOCK = re.compile(r"(<!-- (compare|overview) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHORT = re.compile(
     r"<!-- compare (\S+) -->\n(?:(?!<!-- end -->).)*<!-- end -->\s+\*\*In short:\*\* (.+?)(?:\n\n|\Z)", re.DOTALL

@@ -33,7 +33,7 @@ ALGORITHMS = {
     "Fed-CDP": "fed-cdp",
     "Fed-alphaCDP": "fed-alpha-cdp",
     "Fed-alphaCDP[sigma]": "fed-alpha-cdp-sigma",
-    "quantile": "quantile-example",
+    "quantile": "quantile-record",
     "AdaClip": "adaclip",
 }
 FOUR = ("non-private", "Fed-SDP", "Fed-CDP", "Fed-alphaCDP")

@@ -38,10 +38,7 @@ def plots_of(run: Run) -> list[Plot]:
         build(
             "accuracy",
             "Accuracy on held-out data",
-            [
-                (own, column(lines, "accuracy"), 1, False),
-                (PLAIN, column(run.baseline, "accuracy"), 0, True),
-            ],
+            [(own, column(lines, "accuracy"), 1, False), (PLAIN, column(run.baseline, "accuracy"), 0, True)],
             format="share",
         ),
         _epsilon(run),
@@ -80,10 +77,7 @@ def plots_of(run: Run) -> list[Plot]:
         build(
             "steps",
             "Clip norm and noise of a local step",
-            [
-                ("clip norm", column(lines, "record_clip"), 1, False),
-                ("noise", column(lines, "step_noise"), 2, False),
-            ],
+            [("clip norm", column(lines, "record_clip"), 1, False), ("noise", column(lines, "step_noise"), 2, False)],
             note="The clip norm of a record's gradient, and the standard deviation of the noise on a batch's sum.",
             may_log=True,
         ),

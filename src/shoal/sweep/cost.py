@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.accounting import calibration, hash_chain, selection
+from shoal.accounting import calibration, selection
 from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, of_research, prove
-from shoal.accounting.events import Compose, Event, Unbounded, apart, from_json
+from shoal.accounting.events import Compose, Event, Unbounded, apart
+from shoal.accounting.ledger import FILE, Record
 from shoal.algorithms.charges import PAIRS, whole_run
 from shoal.config import Config, configure
-from shoal.errors import ConfigError
+from shoal.errors import LedgerError
 from shoal.mechanisms.mechanism import ADJACENCIES
-from shoal.renamed import current
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.plan import Plan
 
@@ -37,24 +37,13 @@ OTHER_ROWS = (
 
 def charged(run: Path) -> dict[Pair, Event]:
     """Everything that a run's ledger was charged, finished or not."""
-    events: dict[Pair, list[Event]] = {pair: [] for pair in PAIRS}
-
-    def take(line: hash_chain.Line) -> None:
-        if line.kind != "intent":
-            return
-        charges = {(charge["unit"], charge["observer"]): charge["event"] for charge in current(line.body["charges"])}
-        for pair, found in events.items():
-            found.append(from_json(charges[pair]) if pair in charges else Unbounded("a ledger lacks a charge"))
-
     try:
-        with (run / "ledger.jsonl").open("rb") as file:
-            found, _ = hash_chain.read(file, take)
-        broken = None if found.whole else f"the ledger of {run.name} is broken: {found.because}"
-    except (OSError, KeyError, TypeError, ConfigError) as error:
-        broken = f"the ledger of {run.name} cannot be read: {error}"
-    if broken:
-        return dict.fromkeys(PAIRS, Unbounded(broken))
-    return {pair: Compose(tuple(each)) for pair, each in events.items()}
+        found, record = Record.read(run / FILE)
+    except LedgerError as error:
+        return dict.fromkeys(PAIRS, Unbounded(f"the ledger of {run.name} cannot be read: {error}"))
+    if not found.whole:
+        return dict.fromkeys(PAIRS, Unbounded(f"the ledger of {run.name} is broken: {found.because}"))
+    return {pair: record.charged_event(*pair) for pair in PAIRS}
 
 
 def runs_of(sweep: Path, plan: Plan) -> list[Path]:

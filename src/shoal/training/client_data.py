@@ -25,9 +25,9 @@ class ClientData:
     first: int = 0
 
     @classmethod
-    def of(cls, dataset: Dataset, partition: Partition, device: torch.device, first: int = 0) -> ClientData:
+    def of(cls, dataset: Dataset, partition: Partition, device: torch.device) -> ClientData:
         """The clients of a partition, with their records on this device."""
-        return cls(dataset, partition, device, dataset.train_x.to(device), dataset.train_y.to(device), first)
+        return cls(dataset, partition, device, dataset.train_x.to(device), dataset.train_y.to(device))
 
     def __len__(self) -> int:
         return len(self.partition)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
 from shoal.data.dataset import Dataset
@@ -28,7 +29,7 @@ class TrainingContext:
 
     algorithm: Algorithm
     network: Network
-    federation: ClientData
+    client_data: ClientData
     chunker: Chunker
     workers: Workers
     streams: Streams
@@ -45,7 +46,6 @@ class TrainingContext:
         *,
         streams: Streams,
         settings: Settings,
-        first: int = 0,
     ) -> Self:
         """These clients, on the device that the settings name; the module is moved there.
 
@@ -56,12 +56,13 @@ class TrainingContext:
             partition: Who holds which of them.
             streams: Where every random number comes from.
             settings: Device, memory, threads and speed-ups.
-            first: The number of the first of these clients, which names their random streams.
         """
-        device = pick_device(settings.device)
+        ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
+        device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
-        federation = ClientData.of(dataset, partition, device, first)
-        sample, targets, per_record = federation.x[:3], federation.y[:3], algorithm.per_record is not None
+        client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
+        sample = stand_ins(client_data.x)
+        targets = dataset.task.example_targets(len(sample), client_data.y)
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
             kernels=settings.kernels,
@@ -70,7 +71,13 @@ class TrainingContext:
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.batched and can_record else None
-        return cls(algorithm, net, federation, chunker, workers, streams, graphs, settings.kernels)
+        return cls(algorithm, net, client_data, chunker, workers, streams, graphs, settings.kernels)
+
+
+def stand_ins(x: Tensor) -> Tensor:
+    """Three inputs like these, but of nobody: how gradients are computed must not depend on the records."""
+    numbers = torch.arange(3 * math.prod(x.shape[1:]), device=x.device).view(3, *x.shape[1:])
+    return (numbers.double().sin() + 1).to(x.dtype)  # from 0 to 2, so that a model may take them for words
 
 
 def pick_device(name: str) -> torch.device:

@@ -88,7 +88,7 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     sampler, local = context.algorithm.records, context.algorithm.local
     drawn, own = [], []
     for client in clients.tolist():
-        records = context.federation.records(client)
+        records = context.client_data.records(client)
         own.append(records[0] if len(records) else 0)
         steps = local.steps or sampler.steps(len(records), local.epochs)
         generator = context.streams.generator("examples", index.t, index.attempt, client)
@@ -98,7 +98,7 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     if context.streams.mode == "secure" and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one more record would change the last digits
         # of every gradient, and with them which way a ReLU goes.
-        width = max(width, *(sampler.widest(len(context.federation.records(k))) for k in clients.tolist()))
+        width = max(width, *(sampler.widest(len(context.client_data.records(k))) for k in clients.tolist()))
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
@@ -129,7 +129,7 @@ def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -
     if context.network.batched:
         yield
         return
-    device = context.federation.device
+    device = context.client_data.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(context.streams.number("dropout", index.t, index.attempt, int(clients[0])))
         yield
@@ -145,7 +145,7 @@ def _first(
     clipping = sanitiser(context, client_params, clients, index, state)
     lr = local.rate(index.t, index.total)
     return LocalSteps(
-        context.network, context.federation, params, client_params, velocity, clipping, lr, local.momentum
+        context.network, context.client_data, params, client_params, velocity, clipping, lr, local.momentum
     )
 
 
@@ -162,7 +162,7 @@ class LocalSteps:
     """SGD of K clients from one model [P], each with its own parameters (and velocity), [K, P]."""
 
     network: Network
-    federation: ClientData
+    client_data: ClientData
     params: Tensor
     client_params: Tensor
     velocity: Tensor | None
@@ -186,14 +186,14 @@ class LocalSteps:
         """
         assert self.sanitiser is not None
         for records, mask, weights, active in zip(*inputs, strict=True):
-            tape = self.network.backward(self.client_params, *self.federation.rows(records), weights)
+            tape = self.network.backward(self.client_params, *self.client_data.rows(records), weights)
             without = Without(tape, self.sanitiser.non_finite(tape))  # type: ignore[arg-type]
             self._move(without, mask * ~without.dropped, active)
         return self
 
     def step(self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor) -> None:
         """One step of SGD for every client."""
-        self._move(self.network.backward(self.client_params, *self.federation.rows(records), weights), mask, active)
+        self._move(self.network.backward(self.client_params, *self.client_data.rows(records), weights), mask, active)
 
     def _move(self, tape: Tape, mask: Tensor, active: Tensor) -> None:
         """w <- w - lr g; with momentum v <- momentum v + g, w <- w - lr v, for the clients that have a step left."""

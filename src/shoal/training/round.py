@@ -1,6 +1,6 @@
 """One round of federated learning, from top to bottom as the papers write it.
 
-Each step is a boundary that a value crosses; the algorithm says what happens there. `play_round` is the server's
+Each step is a boundary that a value crosses; the algorithm says what happens there. `run_round` is the server's
 half. `SimulatedCohort` runs the clients' half in this process; in a real federation the sites run it.
 """
 
@@ -29,7 +29,7 @@ from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import StepMetrics
 
 
-def play_round(
+def run_round(
     cohort: Cohort, params: Tensor, state: State, index: RoundIndex
 ) -> tuple[Tensor, State, dict[str, Any]]:
     """Run round t, which must have been charged before.
@@ -49,7 +49,7 @@ def play_round(
 
     # clients: who takes part, and how many are expected to, which is public
     count = cohort.population.clients
-    clients = algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count)
+    clients = np.unique(algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count))
     expected = algorithm.clients.expected(t, rounds, count)
 
     # records, local, per_record, per_step: each client trains on its own records
@@ -111,7 +111,7 @@ class SimulatedCohort(TrainingContext, Cohort):
         per_update, secure = self.algorithm.per_update, self.streams.mode == "secure"
         each = partial(self.workers.map, steady=secure and self.population.clients > 1)
         learn: Callable[[Any], Updates] = partial(self.updates, params=params, state=state, index=index)
-        chunks: Iterable[Any] = self.chunker.chunks(clients, self.federation.sizes(clients), one_by_one=secure)
+        chunks: Iterable[Any] = self.chunker.chunks(clients, self.client_data.sizes(clients), one_by_one=secure)
         norms = None
         if per_update is not None and per_update.needs_cohort_norms:  # its bound depends on the whole cohort's norms
             chunks, learn = list(each(learn, chunks)), lambda trained: trained
@@ -134,7 +134,7 @@ class SimulatedCohort(TrainingContext, Cohort):
         raw = part.updates.sum(0)
         weights = np.ones(len(part.clients))
         if self.algorithm.aggregate.weights == "size":
-            weights = self.federation.sizes(part.clients)
+            weights = self.client_data.sizes(part.clients)
         if self.algorithm.per_update is None and (weights == weights[0]).all():
             update = raw * float(weights[0])
         else:
@@ -175,12 +175,12 @@ class SimulatedCohort(TrainingContext, Cohort):
     @cached_property
     def population(self) -> Population:
         """The public facts about the clients."""
-        return Population.of(self.federation.partition)
+        return Population.of(self.client_data.partition)
 
     @property
     def partition(self) -> Partition:
         """Who holds which records."""
-        return self.federation.partition
+        return self.client_data.partition
 
     def close(self) -> None:
         """Shut the threads down."""

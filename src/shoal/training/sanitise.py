@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.mechanisms.record_clipping import ClippedByFactors
-from shoal.mechanisms.sanitiser import Sanitiser, StepMetrics
+from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser, StepMetrics
 from shoal.random.noise_source import Normals
 from shoal.random.normals import normals
 from shoal.training.context import TrainingContext
@@ -36,7 +36,8 @@ def sanitiser(
         return normals(context.streams, purpose, numbers, clients.tolist(), like, spread, fused, context.kernels)
 
     noise = per_step.multiplier(*when, batch) if per_step is not None else 0.0
-    return per_record.sanitiser(params, context.network.layout.named_layers, noise, batch, state, *when, draw)
+    layers = context.network.layout.named_layers
+    return per_record.sanitiser(LocalSteps(params, layers, noise, batch, state, *when, draw))
 
 
 def step_noise(algorithm: Algorithm, state: dict[str, Tensor], index: RoundIndex, size: int) -> float:

@@ -27,7 +27,7 @@ from shoal.training.cohort import Cohort, State
 from shoal.training.engine_settings import Settings
 from shoal.training.evaluation import Evaluation
 from shoal.training.local_training import VELOCITY
-from shoal.training.round import SimulatedCohort, play_round
+from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT, RunFolder
 from shoal.training.server import given_out
@@ -85,7 +85,7 @@ class Trainer(Generic[AnyCohort]):
             attempt = spending.intend(self.done + 1, last)
             proven, lines = spending.spent(), []
             while self.done < last:
-                lines.append(self.play(attempt if fresh else 0) | {"proven": proven})
+                lines.append(self.run_round(attempt if fresh else 0) | {"proven": proven})
                 if on_round:
                     on_round(lines[-1])
             folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a crash
@@ -96,11 +96,11 @@ class Trainer(Generic[AnyCohort]):
         self.cohort.end(why, self.done)
         return why
 
-    def play(self, attempt: int) -> dict[str, Any]:
+    def run_round(self, attempt: int) -> dict[str, Any]:
         """Run the next round, which must have been charged before; returns its metrics."""
         start = time.perf_counter()
         index = RoundIndex(self.done, self.rounds, attempt)
-        self.params, self.state, metrics = play_round(self.cohort, self.params, self.state, index)
+        self.params, self.state, metrics = run_round(self.cohort, self.params, self.state, index)
         self.done += 1
         line: dict[str, Any] = {"round": self.done}
         if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:

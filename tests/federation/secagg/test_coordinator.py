@@ -25,6 +25,7 @@ from shoal.federation.keys import make_site, public_pem, read_public, read_site_
 from shoal.federation.messages import Payload
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.masks import from_vector
+from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.serve import coordinator
 from shoal.federation.site import Owner, Site
@@ -383,3 +384,11 @@ def test_a_simulation_of_it_adds_the_noise_to_the_sum(tmp_path):
     one = shoal.run(given, runs=tmp_path)
     other = shoal.run(given | {"per_round.at": "server"}, runs=tmp_path)
     assert farthest(one, other) == 0
+
+
+def test_the_sum_of_many_sites_is_exact_before_the_noise():
+    """From 2^24 on float32 has even numbers only: a site that moves the sum by 1 step would move it by 2, or by 0."""
+    plan = Plan(cohort=10**4, threshold=6000, colluding=0, parameters=2, bound=1.0, noise=0.0, count_noise=None)
+    numbers = np.array([2**24 + 1, -(2**24) - 3])
+    total = SecureCohort._summed(None, plan, numbers, 10**4, torch.zeros(2))
+    assert (total.update / plan.step).tolist() == numbers.tolist()

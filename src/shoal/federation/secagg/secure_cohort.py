@@ -64,8 +64,11 @@ class SecureCohort(RemoteCohort):
         return total
 
     def _summed(self, plan: Plan, numbers: Whole, clients: int, params: Tensor) -> Sum:
-        """The sum in the trainer's units; `below` is recovered from the centred count of +1/2 and -1/2."""
-        update = torch.from_numpy(numbers[: plan.parameters] * plan.step).to(params)
+        """The sum in the trainer's units; `below` is recovered from the centred count of +1/2 and -1/2.
+
+        In float64, which represents every sum: rounding before the noise would let one site move it by more.
+        """
+        update = torch.from_numpy(numbers[: plan.parameters] * plan.step).to(params.device)
         below = float(numbers[-1]) * COUNT_STEP + clients / 2 if plan.count_noise is not None else 0.0
         return Sum(update, weight=clients, clients=clients, below=below)
 
