@@ -5,10 +5,11 @@
 
 A cell is task/model/epsilon/seed, or task/pooled: what a central model without privacy reaches. A line is appended as
 soon as a cell ends, and cells that are in the file already are not run again. `--cells` is a regular expression for
-whole names, `--list` prints them. `--set key=value` changes a setting of every cell, for trials: give another `--out`.
+whole names, `--list` prints them. `--set key=value` changes a setting of every cell, for trials; give another `--out`
+then. The training of heart and of ratings without privacy draws nothing at random, so one seed is enough.
 
-The private cells are the presets in examples/, but for what `TUNED` says. Models that begin with Milton are trained on
-it first (examples/milton.toml), once for each network; the result is kept in the user's cache.
+The private cells are the presets in examples/, but for what `TUNED` says. Models that begin with Milton are trained
+on it first (examples/milton.toml), once for each network; the result is kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegressionCV
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV
 
 import shoal
 from shoal import config
@@ -102,7 +104,8 @@ def pooled(data: shoal.Dataset) -> dict[str, Any]:
     """A central model on all records together: logistic regression, or biases of people, things and facts."""
     if isinstance(data.task, Regression):
         return {"figures": {"rmse": _pooled_ratings(data, data.task)}, "proven": []}
-    fit = LogisticRegressionCV(Cs=10, cv=5, scoring="roc_auc", max_iter=5000)
+    strengths = {"C": np.logspace(-3, 2, 11)}  # chosen on the training records
+    fit = GridSearchCV(LogisticRegression(max_iter=5000), strengths, scoring="roc_auc", cv=5)
     fit.fit(data.train_x.numpy(), data.train_y.numpy())
     scores = fit.decision_function(data.test_x.numpy())
     return {"figures": {"auroc": float(roc_auc_score(data.test_y.numpy(), scores))}, "proven": []}
@@ -138,6 +141,8 @@ def cells(device: str) -> Iterator[tuple[str, Cell]]:
         for seed in SEEDS:
             for model in models:
                 for epsilon in EPSILONS:
+                    if epsilon == "none" and task != "shakespeare" and seed > 0:
+                        continue
                     chosen = partial(settings, task, model, epsilon, seed, device)
                     yield f"{task}/{model}/{epsilon}/{seed}", partial(federated, chosen)
 
