@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,6 +38,17 @@ class FileState:
 
 States = tuple[tuple[FileState, ...], tuple[str, ...]]
 """The state of each file, and notes on all of them."""
+
+
+def state_of(path: str, where: Path | None, read: Callable[[], object]) -> States:
+    """The state of one file that is checked by reading it."""
+    if where is None:
+        return (FileState(path, MISSING),), ()
+    try:
+        read()
+    except DataError as error:
+        return (FileState(path, DAMAGED, str(where), str(error)),), ()
+    return (FileState(path, VERIFIED, str(where)),), ()
 
 
 def file_states(known: Known) -> States:
@@ -138,13 +150,8 @@ class Known:
 
 def _file_state(file: File) -> FileState:
     path = locate(file)
-    if path is None:
-        return FileState(file.path, MISSING)
-    try:
-        content(file, path)
-    except DataError as error:
-        return FileState(file.path, DAMAGED, str(path), str(error))
-    return FileState(file.path, VERIFIED, str(path))
+    (state,), _ = state_of(file.path, path, lambda: path and content(file, path))
+    return state
 
 
 def _own() -> dict[str, Known]:

