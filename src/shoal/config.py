@@ -130,7 +130,8 @@ class Config:
 
     `seed` determines the partition, the initial model and all else that is random; with `noise_seed` what is drawn
     during training (clients, batches, noise) comes from that seed instead, so that runs on the same clients share no
-    noise. With `random` = secure it comes from the system's entropy, and no run can be repeated. `mechanisms`: the
+    noise. With `random` = secure it comes from the system's entropy, and no run can be repeated. `init`: the file of
+    weights that the model begins with, which must not come from the data that are protected. `mechanisms`: the
     boundaries at which another mechanism than the algorithm's was chosen, with its name (`per_record.mechanism`).
     `schema`: what the columns of a table are (see shoal.data.schema).
     """
@@ -143,6 +144,7 @@ class Config:
     data: DataSection
     budget: BudgetSection
     engine: Settings
+    init: str | None = None
     noise_seed: int | None = None
     random: Literal["research", "secure"] = "research"
     log: Literal["none", "tensorboard"] = "none"
@@ -157,6 +159,7 @@ MOST_ROUNDS = 1_000_000
 _TOP: dict[str, tuple[Any, Any]] = {
     "algorithm": (str, "fedavg"),
     "model": (str, "auto"),
+    "init": (str | None, None),
     "rounds": (int, 30),
     "seed": (int, 0),
     "baseline": (bool, False),

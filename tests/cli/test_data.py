@@ -54,9 +54,10 @@ def shoal_data(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_list_names_all_seven_and_says_what_is_missing(folder: Path) -> None:
+def test_list_names_all_and_says_what_is_missing(folder: Path) -> None:
     listed = {entry["name"]: entry for entry in shoal_data("list")["datasets"]}
-    assert set(listed) == set(KNOWN) == {"digits", "cancer", "mnist", "fashion-mnist", "cifar10", "adult", "lfw"}
+    assert set(listed) == set(KNOWN)
+    assert set(listed) >= {"digits", "cancer", "mnist", "fashion-mnist", "cifar10", "adult", "lfw", "heart", "milton"}
     assert {name for name, entry in listed.items() if entry["state"] == "embedded"} == {"digits", "cancer"}
     assert listed["mnist"]["state"] == "missing"
     assert (listed["mnist"]["shape"], listed["mnist"]["train_rows"]) == ([1, 28, 28], 60_000)

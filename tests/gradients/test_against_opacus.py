@@ -9,8 +9,8 @@ from torch import nn
 from shoal.gradients import network
 from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.update_clipping import MARGIN
-from shoal.models import NETWORKS, build
-from support.layers import home
+from shoal.models import build
+from support.layers import OF_NUMBERS, home
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def of_opacus(module, x, y):
     return each, torch.cat([parameter.summed_grad.flatten() for parameter in module.parameters()])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", OF_NUMBERS)
 def test_norms_and_clipped_sums_are_opacus(name):
     torch.manual_seed(0)
     shape = home(name)

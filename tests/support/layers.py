@@ -7,6 +7,7 @@ from torch import nn
 
 from shoal.models import NETWORKS
 
+OF_NUMBERS = [name for name in NETWORKS if not NETWORKS[name].tokens]
 MNIST, SCATTER = (1, 28, 28), (81, 7, 7)
 
 

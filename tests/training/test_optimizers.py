@@ -44,7 +44,7 @@ def by_torch(sim, client, local, optimizer, module=None):
     """The update of one client by a plain loop: the loss has the proximal term, torch clips its gradient."""
     module = copy.deepcopy(module or network()).train()
     before = copy.deepcopy(module)
-    chosen, federation = optimizer(module.parameters()), sim.cohort.federation
+    chosen, federation = optimizer(module.parameters()), sim.cohort.client_data
     for batch in planned(sim.cohort, np.array([client]), FIRST).batches[:, 0]:
         rows = torch.from_numpy(batch[batch >= 0])
         chosen.zero_grad()
@@ -115,7 +115,7 @@ def test_a_client_that_keeps_its_state_goes_on_where_it_was(case):
     sim, client = clients_of(replace(local, keep_momentum=True)), np.array([1])
     params, state = sim.params, {}
     module = network()
-    chosen, federation = optimizer(module.parameters()), sim.cohort.federation
+    chosen, federation = optimizer(module.parameters()), sim.cohort.client_data
     for t in range(2):
         index = RoundIndex(t, 3)
         update, _ = train(sim.cohort, params, client, index, state)

@@ -1,4 +1,4 @@
-"""Data sets and their split over clients: the seven of the papers, and the user's own."""
+"""Data sets and their split over clients: the seven of the papers, four with real clients, and the user's own."""
 
 from shoal.data.arrays import from_arrays, from_clients
 from shoal.data.dataset import Dataset

@@ -46,6 +46,7 @@ class Dataset:
         test_owners: The owner of each test row, where that is known.
         known_task: The task, where the data bring one or the configuration has named it.
         features: The names of a row's numbers, where it comes from a table.
+        linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Dataset:
     test_owners: np.ndarray | None = None
     known_task: Task | None = None
     features: tuple[str, ...] = ()
+    linked: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,9 +20,10 @@ from shoal.data.sources import File, content, locate, obtain
 from shoal.data.split import held_out
 from shoal.errors import DataError
 from shoal.registry import Registry
+from shoal.tasks import Task
 
 EMBEDDED, VERIFIED, MISSING, DAMAGED = "embedded", "verified", "missing", "damaged"
-MODULES = ("embedded", "mnist", "cifar10", "adult", "lfw")
+MODULES = ("embedded", "mnist", "cifar10", "adult", "lfw", "heart", "insteval", "movielens", "shakespeare")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,17 @@ States = tuple[tuple[FileState, ...], tuple[str, ...]]
 """The state of each file, and notes on all of them."""
 
 
+def state_of(path: str, where: Path | None, read: Callable[[], object]) -> States:
+    """The state of one file that is checked by reading it."""
+    if where is None:
+        return (FileState(path, MISSING),), ()
+    try:
+        read()
+    except DataError as error:
+        return (FileState(path, DAMAGED, str(where), str(error)),), ()
+    return (FileState(path, VERIFIED, str(where)),), ()
+
+
 def file_states(known: Known) -> States:
     """Every file of a data set, hashed where it is there; nothing is downloaded."""
     return tuple(map(_file_state, known.files)), ()
@@ -52,7 +65,7 @@ class Known:
         shape: Of one record, without the batch axis.
         train_rows: How many records there are to train on.
         test_rows: How many are held out.
-        class_count: How many classes there are.
+        class_count: How many classes (or tokens) there are; 0: the targets are numbers.
         source: Who made it.
         licence: On what terms it may be used.
         read: Makes the data set, given this record, a scale (unit, standard or raw) and a mirror (or None).
@@ -108,16 +121,37 @@ class Known:
             classes=classes,
         )
 
+    def with_owners(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        owners: np.ndarray,
+        owner_names: tuple[str, ...],
+        classes: tuple[str, ...] = (),
+        task: Task | None = None,
+        linked: bool = False,
+    ) -> Dataset:
+        """A data set whose records have owners: the fixed split, each owner in proportion."""
+        train, test = held_out(owners, self.test_rows)
+        return Dataset(
+            name=self.name,
+            train_x=x[train],
+            train_y=y[train],
+            test_x=x[test],
+            test_y=y[test],
+            classes=classes,
+            owners=owners[train],
+            test_owners=owners[test],
+            owner_names=owner_names,
+            known_task=task,
+            linked=linked,
+        )
+
 
 def _file_state(file: File) -> FileState:
     path = locate(file)
-    if path is None:
-        return FileState(file.path, MISSING)
-    try:
-        content(file, path)
-    except DataError as error:
-        return FileState(file.path, DAMAGED, str(path), str(error))
-    return FileState(file.path, VERIFIED, str(path))
+    (state,), _ = state_of(file.path, path, lambda: path and content(file, path))
+    return state
 
 
 def _own() -> dict[str, Known]:

@@ -34,11 +34,14 @@ ARCHIVE_LIMIT = 256 << 20
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: its path below the data folder, what it must hold, where it is published."""
+    """One file of a data set: its path below the data folder, what it must hold, where it is published.
+
+    Without a `sha256` there is more than one published form, and `size` is the most that it may hold.
+    """
 
     path: str
     size: int
-    sha256: str
+    sha256: str | None
     mirrors: tuple[str, ...] = ()
     also: tuple[str, ...] = ()  # other paths below the data folder where people keep it
 
@@ -235,7 +238,7 @@ def _read(stream: IO[bytes], packed: bool, limit: int) -> bytearray:
 def _wrong(file: File, data: bytearray) -> str | None:
     """What is wrong with the content of a file, if anything."""
     digest = hashlib.sha256(data).hexdigest()
-    if digest == file.sha256:
+    if file.sha256 in (None, digest):
         return None
     return f"wrong checksum (content of {len(data):,} bytes, SHA-256 {digest}; expected {file.size:,}, {file.sha256})"
 

@@ -19,7 +19,7 @@ class Network:
 
     `make(input_shape, classes)` may rely on what the entry demands: with `least` the input is a picture
     (channels, height, width) whose sides are at least that long; with `features` it is what those public
-    features give; with neither any shape is taken and flattened.
+    features give; with `tokens` it is whole numbers; with none of them any shape is taken and flattened.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Network:
     make: Make
     least: int | None = None
     features: str | None = None
+    tokens: bool = False
 
 
 def size(shape: Shape) -> int:

@@ -8,7 +8,9 @@ from shoal.models import (
     basic_networks,
     geyer_network,
     pfl_networks,
+    ratings_network,
     scattering_networks,
+    text_networks,
     thesis_networks,
     wei_networks,
 )
@@ -25,6 +27,8 @@ def _own() -> dict[str, Network]:
         scattering_networks,
         wei_networks,
         attack_networks,
+        ratings_network,
+        text_networks,
     )
     return {network.name: network for family in families for network in family.NETWORKS}
 

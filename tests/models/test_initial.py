@@ -1,0 +1,73 @@
+"""A run may begin from saved weights."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import shoal
+from shoal.errors import ModelError
+from shoal.models import build
+from shoal.models.initial import load_initial
+
+
+@pytest.fixture
+def model():
+    return build("digits-mlp", (64,), 10, seed=1)
+
+
+def test_all_weights_are_taken(model, tmp_path):
+    other = build("digits-mlp", (64,), 10, seed=2)
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    assert load_initial(model, tmp_path / "model.safetensors") == []
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_run_may_be_named_instead_of_its_file(model, tmp_path):
+    save_file({"3.bias": torch.ones(10)}, tmp_path / "model.safetensors")
+    load_initial(model, tmp_path)
+    assert torch.equal(model[3].bias, torch.ones(10))
+
+
+def test_a_last_layer_of_another_size_stays_as_it_was(model, tmp_path):
+    other, before = build("digits-mlp", (64,), 5, seed=2), model[3].weight.clone()
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    assert load_initial(model, tmp_path) == ["3.weight", "3.bias"]
+    assert torch.equal(model[1].weight, other[1].weight)
+    assert torch.equal(model[3].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"a": torch.ones(1)}, "has no weight that fits the model; it holds a"),
+        ({"1.weight": torch.full((64, 64), torch.nan)}, "'1.weight' holds NaN or Inf"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused(model, tmp_path, saved, said):
+    save_file(saved, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=said):
+        load_initial(model, tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(model, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    for path in (tmp_path, tmp_path / "other.safetensors"):
+        with pytest.raises(ModelError, match=r"cannot be read.*a run's folder"):
+            load_initial(model, path)
+
+
+def test_a_frozen_layer_is_taken_as_well(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    save_file({"0.bias": torch.ones(2)}, tmp_path / "model.safetensors")
+    load_initial(model, tmp_path)
+    assert torch.equal(model[0].bias, torch.ones(2))
+
+
+def test_a_run_begins_from_them(model, tmp_path):
+    save_file(model.state_dict(), tmp_path / "public.safetensors")
+    run = {"model": "digits-mlp", "init": str(tmp_path / "public.safetensors"), "rounds": 1, "local.lr": 0.0}
+    result = shoal.run(run | {"data.clients": 2, "clients.sampling": "all"}, runs=tmp_path)
+    assert all(torch.equal(held, result.model[name]) for name, held in model.state_dict().items())
+    assert "public.safetensors" in (result.run / "config.toml").read_text()
