@@ -39,7 +39,7 @@ class Evaluation:
     def metrics(self, params: Tensor) -> dict[str, float | None]:
         """The task's headline figure and the mean loss; None where one is not finite."""
         predictions, loss = self._predicted(params)
-        return _finite(self.dataset.task.cheap_figures(predictions, self._targets) | {"loss": loss})
+        return finite(self.dataset.task.cheap_figures(predictions, self._targets) | {"loss": loss})
 
     def figures(self, params: Tensor) -> dict[str, Any]:
         """All figures, over all held-out rows and by client, beside those of the trivial prediction."""
@@ -49,8 +49,8 @@ class Evaluation:
             "headline": task.headline,
             "higher_is_better": task.higher_is_better,
             "trivial_answer": task.trivial_answer,
-            "figures": _finite(task.all_figures(predictions, self._targets)),
-            "trivial": _finite(task.trivial_figures(self._targets)),
+            "figures": finite(task.all_figures(predictions, self._targets)),
+            "trivial": finite(task.trivial_figures(self._targets)),
             "figures_by_client": self._by_client(predictions),
         }
 
@@ -62,7 +62,7 @@ class Evaluation:
         order = np.argsort(owners, kind="stable")
         cuts = np.flatnonzero(np.diff(owners[order])) + 1
         for rows in np.split(order, cuts):
-            figures = _finite(task.all_figures(predictions[rows], self._targets[rows]))
+            figures = finite(task.all_figures(predictions[rows], self._targets[rows]))
             name = self.dataset.owner_names[owners[rows[0]]]
             found.append({"client": name, "records": len(rows), "figures": figures})
         return found
@@ -86,24 +86,31 @@ class Evaluation:
         self.module.eval()
         task = self.dataset.task
 
-        def part(start: int) -> tuple[Tensor, float]:
-            rows = slice(start, start + ROWS)
+        def part(rows: slice) -> tuple[Tensor, float]:
             x, y = self.x[rows], self.y[rows]
             with torch.inference_mode():
-                outputs = _outputs(self.module, x)
+                outputs = outputs_of(self.module, x)
                 predictions = task.predictions(outputs, y)
                 return torch.nan_to_num(predictions).cpu(), float(task.losses(outputs, y).sum())
 
-        parts = list(self.workers.map(part, range(0, len(self.y), ROWS)))
+        parts = list(self.workers.map(part, in_parts(len(self.y))))
         return torch.cat([found for found, _ in parts]).numpy(), sum(loss for _, loss in parts) / len(self.y)
 
 
-def _finite(figures: Figures) -> dict[str, float | None]:
+def finite(figures: Figures) -> dict[str, float | None]:
+    """Figures, None for one that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
-def _outputs(module: nn.Module, x: Tensor) -> Tensor:
-    """Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
+def in_parts(rows: int) -> list[slice]:
+    """The rows that are evaluated at once."""
+    return [slice(start, start + ROWS) for start in range(0, rows, ROWS)]
+
+
+def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
+    """The outputs for these records.
+
+    Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
 
     A single channel has both orders, and PyTorch assumes the other one unless its strides say otherwise.
     """

@@ -131,8 +131,15 @@ class Trainer(Generic[AnyCohort]):
         return given_out(self.cohort.algorithm.server, self.params, self.state)
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """The released model, by the names of the network's parameters."""
+        """The released parameters, by their names in the network; frozen ones are not among them."""
         return self.evaluation.layout.views(self.model)
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The whole model by the names of its `state_dict`: released parameters, frozen ones, buffers."""
+        module = self.evaluation.module
+        self.evaluation.layout.load(module, self.model)
+        state = module.state_dict().items()
+        return {name: tensor.detach().clone() for name, tensor in state if isinstance(tensor, Tensor)}
 
     def evaluate(self) -> dict[str, float | None]:
         """The task's headline figure and the loss, on the held-out rows."""
