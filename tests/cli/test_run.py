@@ -28,14 +28,6 @@ SMALL = ["-c", "algorithm=fedavg", "-c", "model=linear", "-c", "data.clients=20"
 PATIENCE = 600  # seconds, for what hangs: a busy machine takes its time
 FILES = {"config.toml", "metrics.jsonl", "environment.txt", "ledger.jsonl", "checkpoint"}
 FILES |= {"model.safetensors", "model.json"}
-    "config.toml",
-    "metrics.jsonl",
-    "model.safetensors",
-    "model.json",
-    "environment.txt",
-    "ledger.jsonl",
-    "checkpoint",
-}
 
 
 CTRL_C_IN_ROUND_3 = """
