@@ -63,12 +63,13 @@ def dataset_of(config: Config, data: Any) -> Dataset:
 def with_task(dataset: Dataset, settings: TaskSettings, allowed: Collection[str] | None = None) -> Dataset:
     """The data set with the task that the configuration asks for; classes named by numbers may become numbers."""
     if settings.kind == Regression.kind and dataset.train_y.dtype == torch.int64:
-        dataset = _as_numbers(dataset)
+        dataset = as_numbers(dataset)
     task = choose(settings, dataset.train_y, dataset.classes, dataset.known_task, allowed)
     return replace(dataset, known_task=task)
 
 
-def _as_numbers(dataset: Dataset) -> Dataset:
+def as_numbers(dataset: Dataset) -> Dataset:
+    """The data set with the numbers that its classes are named by as targets."""
     try:
         values = torch.tensor([float(name) for name in dataset.classes])
     except ValueError as error:

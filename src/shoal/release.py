@@ -13,6 +13,8 @@ KEY = "release"
 MODEL = "covered by the claims in the run's ledger"
 SEEDED = f"{MODEL}, as long as nobody learns the seed, from which all noise follows (random=research)"
 UNPROVEN = "not for release: nothing is proven about this model"
+DESCRIPTION = "may be released with the model where clients' sizes are public: epsilon follows from them"
+FROM_DATA = "not for release: ranges or categories in it were read from the data"
 CONFIG = "may be released where clients' sizes are public: calibrated noise follows from them"
 SEED = "not for release: the seed gives away all noise of the run (random=research)"
 ENVIRONMENT = "may be released: it describes the machine only"
@@ -38,6 +40,12 @@ def of_model(proven: Iterable[Mapping[str, Any]], random: str) -> str:
     if all(claim.get("epsilon") is None for claim in proven):
         return UNPROVEN
     return MODEL if random == "secure" else SEEDED
+
+
+def of_description(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool) -> str:
+    """The label of the description beside the model; `from_data`: ranges or categories were read from the data."""
+    model = of_model(proven, random)
+    return model if model == UNPROVEN else FROM_DATA if from_data else DESCRIPTION
 
 
 def of_config(random: str) -> str:

@@ -16,11 +16,13 @@ from shoal.cli import (
     attack,
     audit,
     data,
+    export,
     init,
     join,
     keys,
     ledger,
     papers,
+    predict,
     report,
     run,
     runs,
@@ -38,6 +40,8 @@ app = typer.Typer(
 app.command("init")(init.command)
 app.command("run")(run.command)
 app.command("sweep")(sweep.command)
+app.command("predict")(predict.command)
+app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("algorithms")(algorithms.command)
 app.command("attack")(attack.command)

@@ -82,7 +82,7 @@ def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the b
     found = read_run(one(run, runs))
     if as_json:
         ledger = found.ledger.to_json() if found.ledger else None
-        print_json(summary(found) | {"config": found.config, "ledger": ledger})
+        print_json(summary(found) | {"config": found.config, "ledger": ledger, "model": _model(found)})
         return
     console = Console(emoji=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -162,7 +162,30 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("started", run.started.strftime("%Y-%m-%d %H:%M:%S")),
         ("ledger", ledger),
         ("page", str(run.path / "report.html")),
+        ("model", _model_words(run)),
     ]
+
+
+def _model(run: Run) -> dict[str, Any] | None:
+    """What the saved model is; None where the run has none."""
+    from shoal.models.bundle import DESCRIPTION, WEIGHTS, read_bundle
+
+    try:
+        bundle = read_bundle(run.path)
+    except RunError:
+        return None
+    files = [str(run.path / name) for name in (WEIGHTS, DESCRIPTION) if (run.path / name).is_file()]
+    about = {"model": bundle.model, "task": bundle.task.get("kind"), "input_shape": bundle.input_shape}
+    return about | {"note": bundle.note, "release": bundle.release, "versions": bundle.versions, "files": files}
+
+
+def _model_words(run: Run) -> str:
+    found = _model(run)
+    if found is None:
+        return "none that can be read; a run saves it when it ends"
+    shape = " x ".join(map(str, found["input_shape"]))
+    use = f" ({found['note']})" if found["note"] else f"; use it: shoal predict {run.name} FILE"
+    return f"{found['model']} for {found['task']}, records of {shape}: {', '.join(found['files'])}{use}"
 
 
 def _day(text: str | None) -> date | None:

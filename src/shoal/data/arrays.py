@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import NOT_FINITE, Dataset, first_bad_row
-from shoal.data.readers import read_npz
-from shoal.data.scaling import check_scale
+from shoal.data.readers import read_npy, read_npz
+from shoal.data.scaling import STANDARD, check_scale
+from shoal.data.scaling import pictures as scaled_pictures
 from shoal.data.sequences import Padding, are_sequences, by_name
 from shoal.data.split import held_out
 from shoal.errors import ConfigError, DataError, nearest
 from shoal.inputs import Inputs, take
 from shoal.inputs import count as count_of
-from shoal.tasks import Task
+from shoal.tasks import Classification, MultiLabel, Regression, Task
 
 Array = Any  # a numpy array, a torch tensor, or nested sequences of numbers
 CHANNELS = (1, 3, 4)
@@ -207,6 +208,62 @@ def _grouped(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         else:
             found[key] = array
     return found
+
+
+def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Records to predict, and their targets if they are there: a .npy, or a .npz with x, y or test_x, test_y."""
+    if path.suffix == ".npy":
+        return read_npy(path), None
+    arrays = read_npz(path, str(path))
+    found = next((key for key in ("x", "test_x") if key in arrays), None)
+    if found is None:
+        raise DataError(f"{path}: lacks the array 'x', has {', '.join(sorted(arrays)) or 'none'}")
+    return arrays[found], arrays.get(found.replace("x", "y"))
+
+
+def new_records(
+    x: Array, y: Array | None, where: str, *, scale: str, name: str, classes: Sequence[str], task: Task
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Records to predict as a model for these data takes them, and their targets where they are known.
+
+    Args:
+        x: Records, as `from_arrays` takes them.
+        y: Their targets.
+        where: What messages call them.
+        scale: As for `from_arrays`.
+        name: The data set whose public constants scale pixels.
+        classes: The names of classes.
+        task: The task, which checks the targets.
+
+    Raises:
+        DataError: They are malformed.
+    """
+    array = _array(x, f"{where}, x")
+    if array.dtype != np.uint8:
+        found = _features(array, where, "unit")
+    elif scale == "standard" and name in STANDARD:
+        found = scaled_pictures(_channels_first(array, where), scale, name=name)
+    else:
+        found = _features(array, where, scale)
+    if y is None:
+        return found, None
+    targets = torch.from_numpy(_known_targets(_array(y, f"{where}, y"), len(found), tuple(classes), task, where))
+    task.check_targets(targets, where)
+    return found, targets
+
+
+def _known_targets(values: np.ndarray, rows: int, classes: tuple[str, ...], task: Task, where: str) -> np.ndarray:
+    """Targets of records to predict; classes by their names or, where these are no numbers, by their places."""
+    if isinstance(task, Classification):
+        labels = _label_array(values, rows, where)
+        named = labels.astype(np.str_)
+        return _given_codes(named if np.isin(named, classes).all() else labels, classes, where).astype(np.int64)
+    if len(values) != rows:
+        raise DataError(f"{where}: {rows} rows but {len(values)} targets")
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{where}: targets are of type {values.dtype}, expected numbers")
+    real = isinstance(task, Regression | MultiLabel) or values.dtype.kind == "f"
+    return values.astype(np.float32 if real else np.int64)
 
 
 def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:

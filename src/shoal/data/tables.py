@@ -12,6 +12,7 @@ it is read from the data, the data set's notes say so.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ import numpy as np
 
 from shoal.data.cells import by_name, decoded
 from shoal.data.columns import CATEGORY_LIMIT
-from shoal.data.table_files import MANY, SIZE_LIMIT
+from shoal.data.table_files import MANY, SIZE_LIMIT, missing_columns
 from shoal.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
@@ -98,6 +99,54 @@ def encode_table(
     y = _plain(table[label], f"{where}: label column '{label}'")
     owners = None if client is None else _plain(table[client], f"{where}: client column '{client}'")
     return Encoded(np.concatenate(blocks, axis=1), y, owners, tuple(features), tuple(notes))
+
+
+def encode_again(table: pa.Table, where: str, features: Sequence[str], label: str | None) -> Encoded:
+    """New rows as `encode_table` made features of earlier ones; the label where it is there and can be read.
+
+    Raises:
+        DataError: Columns are missing, all of which are named, or hold what cannot be read.
+    """
+    columns = _columns_of(features, table.column_names)
+    if lacks := missing_columns(list(columns), table.column_names):
+        raise DataError(f"{where}: {lacks}")
+    held = {name: _held(table[name], f"{where}: column '{name}'") for name in columns}
+    _refuse_gaps(where, {name: held[name] for name, values in columns.items() if not values})
+    blocks, unknown = [], Counter[str]()
+    for name, values in columns.items():
+        here = f"{where}: column '{name}'"
+        if values:
+            block, _, _ = _one_hot(held[name].cast("string"), here, name, values)
+            unknown[name] = int((block.sum(1) == 0).sum())
+        elif _is_text(held[name]):
+            raise DataError(f"{here} holds text, but the model was trained on numbers there")
+        else:
+            block = _number(held[name], here, None)
+        blocks.append(block)
+    counts = ", ".join(f"{name} {count:,}" for name, count in (+unknown).most_common(5))
+    notes = [f"values in no known category, taken as none of them: {counts}"] if counts else []
+    y = None
+    if label in table.column_names:
+        try:
+            y = _plain(table[label], f"{where}: label column '{label}'")
+        except DataError as error:
+            notes.append(f"no figures: {error}")
+    return Encoded(np.concatenate(blocks, axis=1), y, None, tuple(features), tuple(notes))
+
+
+def _columns_of(features: Sequence[str], there: Sequence[str]) -> dict[str, list[str]]:
+    """The columns that features were made of, each with its categories; none for numbers."""
+    found: dict[str, list[str]] = {}
+    names = set(there)
+    for feature in features:
+        parts = feature.split("=")
+        splits = [("=".join(parts[:at]), "=".join(parts[at:])) for at in range(1, len(parts))]
+        if feature in names or not splits:
+            found[feature] = []
+        else:
+            name, value = next((split for split in splits if split[0] in names), splits[0])
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def _refuse_gaps(where: str, columns: Mapping[str, pa.ChunkedArray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError, DataError
 from shoal.tasks.settings import TaskSettings
-from shoal.tasks.task import Figures, Task, needs
+from shoal.tasks.task import Columns, Figures, Task, needs, probabilities
 
 BINS = 15
 """Of the calibration error."""
@@ -87,6 +88,11 @@ class Classification(Task):
             return outputs.double().softmax(1)
         positive = outputs.double().reshape(-1).sigmoid()
         return torch.stack([1 - positive, positive], 1)
+
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """The likeliest class, and the probability of each."""
+        found = self.predictions(outputs, outputs).numpy()
+        return {"class": np.array(self.classes)[found.argmax(1)]} | probabilities(self.classes, found)
 
     def cheap_figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """The accuracy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.tasks.settings import TaskSettings
-from shoal.tasks.task import Figures, Task, needs
+from shoal.tasks.task import Columns, Figures, Task, needs, numbered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,10 @@ class Regression(Task):
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """In the units of the targets, and of their shape."""
         return (outputs.reshape(targets.shape) * (self.high - self.low) + self.low).clamp(self.low, self.high)
+
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """The number, or several."""
+        return numbered("prediction", self.predictions(outputs, outputs.new_empty(len(outputs), self.width)))
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """MAE, RMSE and R2 in the units of the targets."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal.tasks.settings import TaskSettings
 
 Figures = dict[str, float]
+Columns = dict[str, np.ndarray]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -80,6 +81,15 @@ class Task(ABC):
     def trivial(self, targets: np.ndarray) -> np.ndarray:
         """The best constant prediction for these targets: a model that is no better has learnt nothing."""
 
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """What a user of the model reads, one value a record in each column; here the outputs as they are.
+
+        Args:
+            outputs: The model's outputs.
+            names: The names of classes, labels or tokens, where the data have them.
+        """
+        return numbered("output", outputs)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each record, [N]."""
         if self.own_loss is None:
@@ -127,3 +137,16 @@ def needs(found: Tensor, where: str, wanted: str, fits: bool) -> None:
     """Raise a DataError that says what targets are needed, unless they fit."""
     if not fits:
         raise DataError(f"{where}: {wanted}, got {found.dtype} {tuple(found.shape)}")
+
+
+def numbered(name: str, values: Tensor) -> Columns:
+    """One column, or `name_1`, `name_2`, ... for several numbers a record."""
+    flat = values.reshape(len(values), -1).numpy()
+    if flat.shape[1] == 1:
+        return {name: flat[:, 0]}
+    return {f"{name}_{place}": column for place, column in enumerate(flat.T, 1)}
+
+
+def probabilities(names: Sequence[str], values: np.ndarray) -> Columns:
+    """One column a class or label."""
+    return {f"probability_{name}": values[:, place] for place, name in enumerate(names)}

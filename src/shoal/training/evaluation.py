@@ -68,7 +68,7 @@ class Evaluation:
     def metrics(self, params: Tensor, personal: Mapping[int, Tensor] = NO_ONE) -> dict[str, float | None]:
         """The task's headline figure and the mean loss; None where one is not finite."""
         predictions, loss = self._predicted(params, personal)
-        return _finite(self.dataset.task.cheap_figures(predictions, self._targets) | {"loss": loss})
+        return finite(self.dataset.task.cheap_figures(predictions, self._targets) | {"loss": loss})
 
     def figures(self, params: Tensor, personal: Mapping[int, Tensor] = NO_ONE) -> dict[str, Any]:
         """All figures, over all held-out rows and by client, beside those of the trivial prediction."""
@@ -78,8 +78,8 @@ class Evaluation:
             "headline": task.headline,
             "higher_is_better": task.higher_is_better,
             "trivial_answer": task.trivial_answer,
-            "figures": _finite(task.all_figures(predictions, self._targets)),
-            "trivial": _finite(task.trivial_figures(self._targets)),
+            "figures": finite(task.all_figures(predictions, self._targets)),
+            "trivial": finite(task.trivial_figures(self._targets)),
             "figures_by_client": self._by_client(predictions),
         }
 
@@ -92,7 +92,7 @@ class Evaluation:
         cuts = np.flatnonzero(np.diff(owners[order])) + 1
         figures_of = task.all_figures if len(cuts) < IN_FULL else task.cheap_figures
         for rows in np.split(order, cuts):
-            figures = _finite(figures_of(predictions[rows], self._targets[rows]))
+            figures = finite(figures_of(predictions[rows], self._targets[rows]))
             name = self.dataset.owner_names[owners[rows[0]]]
             found.append({"client": name, "records": len(rows), "figures": figures})
         return found
@@ -130,24 +130,31 @@ class Evaluation:
         self.layout.load(self.module, torch.cat([params, own.to(params)]))
         task = self.dataset.task
 
-        def part(start: int) -> tuple[Tensor, float]:
-            rows = slice(start, start + ROWS)
+        def part(rows: slice) -> tuple[Tensor, float]:
             with torch.inference_mode():
-                outputs = _outputs(self.module, take(x, rows))
+                outputs = outputs_of(self.module, take(x, rows))
                 predictions = task.predictions(outputs, y[rows])
                 return torch.nan_to_num(predictions).cpu(), float(task.losses(outputs, y[rows]).sum())
 
         with evaluating(self.module):
-            parts = list(self.workers.map(part, range(0, len(y), ROWS)))
+            parts = list(self.workers.map(part, in_parts(len(y))))
         return torch.cat([found for found, _ in parts]).numpy(), sum(loss for _, loss in parts)
 
 
-def _finite(figures: Figures) -> dict[str, float | None]:
+def finite(figures: Figures) -> dict[str, float | None]:
+    """Figures, None for one that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
-def _outputs(module: nn.Module, x: Inputs) -> Tensor:
-    """Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
+def in_parts(rows: int) -> list[slice]:
+    """The rows that are evaluated at once."""
+    return [slice(start, start + ROWS) for start in range(0, rows, ROWS)]
+
+
+def outputs_of(module: nn.Module, x: Inputs) -> Tensor:
+    """The outputs for these records.
+
+    Images are passed in channels-last order, the fastest for convolutions and pooling, where the model takes it.
 
     A single channel has both orders, and PyTorch assumes the other one unless its strides say otherwise.
     """
