@@ -66,13 +66,16 @@ def check(
     if isinstance(task, int):
         task = Classification(classes=tuple(map(str, range(task))))
     like = torch.zeros(RECORDS, dtype=torch.int64) if targets is None else targets
-    task.check_outputs(name, output, task.example_targets(RECORDS, like))
+    like = task.example_targets(RECORDS, like)
+    task.check_outputs(name, output, like)
+    _losses(task, output, like)
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
     if record_level or noisy_updates:
         before, after = (_run(model, each, input_shape, shake=True) for each in (batch, changed))
         if record_level:
             _refuse_mixing(model, before, after)
+            _refuse_mixing_loss(task, before.output, after.output, like)
         _refuse_statistics(model, before, after)
 
 
@@ -174,6 +177,32 @@ def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
             "another's input), so that record-level privacy cannot hold; make each output depend on its own "
             "input only"
         )
+
+
+def _refuse_mixing_loss(task: Task, output: torch.Tensor, changed: torch.Tensor, targets: torch.Tensor) -> None:
+    """Change one record's output and target and look at the losses of the others."""
+    changed = torch.stack([output[0], changed[1], output[2]])
+    for y in (targets, targets[[1, 0, 1]]):
+        before, after = _losses(task, output, y), _losses(task, changed, y[:1].expand_as(y))
+        if not before.isfinite().all():
+            raise ModelError("the loss of made-up records is not finite, so that it may mix records unseen")
+        if not torch.allclose(before[[0, 2]], after[[0, 2]]):
+            raise ModelError(
+                "task.loss mixes the records of a batch (one record's loss changes with another's output or target), "
+                "so that record-level privacy cannot hold; compute each loss from its own record only"
+            )
+
+
+def _losses(task: Task, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    try:
+        return task.losses(output, targets)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"task.loss cannot take outputs of shape {tuple(output.shape)} and targets of shape "
+            f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> None:

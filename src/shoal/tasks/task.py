@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.errors import DataError, ModelError
@@ -119,8 +120,10 @@ class Task(ABC):
             )
 
     def example_targets(self, records: int, targets: Tensor) -> Tensor:
-        """Targets of the shape and type of these for a few made-up records."""
-        return targets.new_zeros((records, *targets.shape[1:]))
+        """Targets of the shape and type of these for a few made-up records, two values in turn."""
+        turns = torch.arange(records, device=targets.device) % 2
+        values = 0.25 + 0.5 * turns if targets.is_floating_point() else turns
+        return values.to(targets.dtype).view(-1, *[1] * (targets.dim() - 1)).expand(records, *targets.shape[1:])
 
 
 def needs(found: Tensor, where: str, wanted: str, fits: bool) -> None:
