@@ -20,7 +20,7 @@ from shoal.data.known import KNOWN
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.models import build, check
-from shoal.models.check import takes_tokens
+from shoal.models.check import refuse_tokens, takes_tokens
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.tasks import Regression, TaskSettings, choose
@@ -96,6 +96,8 @@ def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset
         module, shape, dataset.task, record_level=record_level, noisy_updates=noisy, targets=dataset.train_y,
         tokens=tokens,
     )  # fmt: skip
+    if tokens:
+        refuse_tokens(module, dataset.train_x, dataset.test_x)
     return dataset
 
 

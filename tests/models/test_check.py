@@ -192,3 +192,20 @@ def test_a_loss_that_fails_is_named_before_training():
     for loss in (lambda outputs, targets: outputs @ targets, lambda outputs, targets: 0.5):
         with pytest.raises(ModelError, match=r"task\.loss cannot take outputs of shape \(3, 2\)"):
             check(nn.Linear(4, 2), (4,), Own(own_loss=loss), record_level=False)
+
+
+class Typed(nn.Module):
+    """Words with a type, of which there is one, as in RoBERTa; their mean over the batch is taken away."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.types, self.layer = nn.Embedding(6, 4), nn.Embedding(1, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        words = (self.words(x) + self.types(torch.zeros_like(x))).mean(1)
+        return self.layer(words - words.mean(0))
+
+
+def test_an_embedding_of_one_word_does_not_hide_that_records_mix():
+    with pytest.raises(ModelError, match="mixes the records"):
+        check(Typed(), (5,), 2, record_level=True, tokens=True)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ModelError
 
 CLIENT_LEVEL = {
     "algorithm": "geyer-private",
@@ -121,6 +121,17 @@ def test_next_token_learns_with_whole_numbers_as_inputs(config, model, tmp_path)
     assert result.task == "next-token"
     assert result.score > 2 * result.trivial["accuracy"]
     assert result.figures["perplexity"] < result.trivial["perplexity"]
+
+
+@pytest.mark.parametrize("token", [-1, 6])
+def test_tokens_that_the_model_does_not_take_are_named_before_training(token, tmp_path):
+    sequence = np.zeros((240, 6), np.int64)
+    sequence[7, 3] = token
+    data = shoal.from_arrays(sequence, np.zeros_like(sequence), client=OWNERS, classes=list("abcdef"))
+    ends = f"{min(token, 0)} to {max(token, 0)}"
+    with pytest.raises(ModelError, match=f"whole numbers from {ends}: model Tokens cannot take records of shape"):
+        trained(CLIENT_LEVEL, data, Tokens(), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @LEVELS

@@ -89,6 +89,19 @@ def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
     return True
 
 
+def refuse_tokens(model: nn.Module, *parts: torch.Tensor) -> None:
+    """Raise a ModelError where records [N, ...] have whole numbers that the model does not take.
+
+    The least and the greatest at each place are tried: beyond an embedding, training would stop in the middle.
+    """
+    ends = [end for part in parts for end in (part.amin(0), part.amax(0))]
+    least, greatest = min(int(end.min()) for end in ends), max(int(end.max()) for end in ends)
+    try:
+        _run(model, torch.stack(ends), parts[0].shape[1:])
+    except ModelError as error:
+        raise ModelError(f"the data have whole numbers from {least} to {greatest}: {error}") from error
+
+
 def mixing_layers(model: nn.Module) -> list[str]:
     """The paths of the layers that are known to take statistics over the batch."""
     return [name for name, layer in model.named_modules(remove_duplicate=False) if _mixes(layer)]
@@ -220,7 +233,7 @@ def _batches(model: nn.Module, shape: Shape, tokens: bool) -> tuple[torch.Tensor
     numbers = RECORDS * math.prod(shape)
     words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     if words or tokens:
-        most = min(words, default=2)
+        most = min((each for each in words if each > 1), default=2)  # one word alone could not change
         batch = (torch.arange(numbers) % most).view(RECORDS, *shape)
         middle = (batch[1] + 1) % most
     else:
