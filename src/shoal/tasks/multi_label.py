@@ -54,8 +54,8 @@ class MultiLabel(Task):
             raise DataError(f"{where}: multi-label targets must be 0 or 1")
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The probability of each label, [N, labels]."""
-        return outputs.sigmoid()
+        """The probability of each label, [N, labels]. 0 for NaN."""
+        return outputs.sigmoid().nan_to_num()
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """Means over labels; those that all records or none have cannot be ranked, and are left out there."""

@@ -17,6 +17,8 @@ from shoal.tasks import Figures
 from shoal.training.workers import Workers
 
 ROWS = 250  # evaluated at once
+OUTPUTS = 2**25
+"""Numbers that the model may give at once, 128 MiB: of a large vocabulary fewer rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +87,17 @@ class Evaluation:
         self.layout.load(self.module, params)
         self.module.eval()
         task = self.dataset.task
+        count = max(1, min(ROWS, OUTPUTS // math.prod(task.output_shape(self.y[:1]))))
 
         def part(start: int) -> tuple[Tensor, float]:
-            rows = slice(start, start + ROWS)
+            rows = slice(start, start + count)
             x, y = self.x[rows], self.y[rows]
             with torch.inference_mode():
                 outputs = _outputs(self.module, x)
                 predictions = task.predictions(outputs, y)
-                return torch.nan_to_num(predictions).cpu(), float(task.losses(outputs, y).sum())
+                return predictions.cpu(), float(task.losses(outputs, y).sum())
 
-        parts = list(self.workers.map(part, range(0, len(self.y), ROWS)))
+        parts = list(self.workers.map(part, range(0, len(self.y), count)))
         return torch.cat([found for found, _ in parts]).numpy(), sum(loss for _, loss in parts) / len(self.y)
 
 
