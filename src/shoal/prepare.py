@@ -21,7 +21,7 @@ from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
 from shoal.inputs import parts, single
 from shoal.models import build, check
-from shoal.models.check import takes_tokens
+from shoal.models.check import refuse_tokens, takes_tokens
 from shoal.models.initial import load_initial
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
@@ -109,6 +109,8 @@ def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset
         module, shape, dataset.task, record_level=record_level, noisy_updates=noisy, targets=dataset.train_y,
         tokens=tokens,
     )  # fmt: skip
+    if tokens:
+        refuse_tokens(module, dataset.train_x, dataset.test_x)
     return dataset
 
 

@@ -231,7 +231,8 @@ class EmbeddingRule(Rule):
         return gram_squares(same.to(grad.dtype), grad, 1), None
 
     def _places(self, x: Tensor, clients: int) -> Tensor:
-        """The row of every word in all clients' tables, one below the other."""
+        """The row of every word in all clients' tables, one below the other: a word beyond its own is another's."""
+        torch._assert_async(((x >= 0) & (x < self.weight.shape[0])).all(), "index out of range of an nn.Embedding")
         client = torch.arange(clients, device=x.device).repeat_interleave(len(x) // clients)
         return x + self.weight.shape[0] * client.view(-1, *[1] * (x.dim() - 1))
 

@@ -139,7 +139,7 @@ def _agree(
     layout = Layout.of(module)
     start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
     params = torch.stack([start, 0.9 * start])
-    y = targets.cpu().expand(2, *targets.shape)
+    y = torch.stack([targets, targets[:1].expand_as(targets)]).cpu()
     weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(2, len(targets))
     found: list[list[Tensor]] = []
     for way in (BatchedNetwork(module, layout, losses=losses), slow(module, losses)):

@@ -172,7 +172,7 @@ def rebuild(bundle: Bundle, weights: Mapping[str, Tensor], outputs: int, model: 
 
 def resolved(name: str, shape: InputShape) -> str:
     """The name of a network as it can be built again: what `auto` and short forms stand for."""
-    return name if ":" in name else network(name, shape).name
+    return name if ":" in name or isinstance(shape, dict) else network(name, shape).name
 
 
 def _built(wanted: Any, shape: InputShape, outputs: int) -> nn.Module:

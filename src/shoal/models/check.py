@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.calling import call, in_training
 from shoal.errors import ModelError
-from shoal.inputs import Inputs, InputShape, Shape
+from shoal.inputs import Inputs, InputShape, Shape, each, joined, parts, shape_of
 from shoal.models.build import count, seeded
 from shoal.tasks import Classification, Task
 
@@ -68,13 +69,16 @@ def check(
     if isinstance(task, int):
         task = Classification(classes=tuple(map(str, range(task))))
     like = torch.zeros(RECORDS, dtype=torch.int64) if targets is None else targets
-    task.check_outputs(name, output, task.example_targets(RECORDS, like))
+    like = task.example_targets(RECORDS, like)
+    task.check_outputs(name, output, like)
+    _losses(task, output, like)
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
     if record_level or noisy_updates:
         before, after = (_run(model, each, input_shape, shake=True) for each in (batch, changed))
         if record_level:
             _refuse_mixing(model, before, after)
+            _refuse_mixing_loss(task, before.output, after.output, like)
         _refuse_statistics(model, before, after)
 
 
@@ -86,6 +90,21 @@ def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
     except ModelError:
         return False
     return True
+
+
+def refuse_tokens(model: nn.Module, *data: Inputs) -> None:
+    """Raise a ModelError where records [N, ...] have whole numbers that the model does not take.
+
+    The least and the greatest at each place are tried: beyond an embedding, training would stop in the middle.
+    """
+    ends = [each(x, lambda part: torch.stack([part.amin(0), part.amax(0)])) for x in data]
+    batch = reduce(joined, ends)
+    whole = [part for part in parts(batch).values() if not part.is_floating_point()]
+    least, greatest = min(int(part.min()) for part in whole), max(int(part.max()) for part in whole)
+    try:
+        _run(model, batch, shape_of(batch))
+    except ModelError as error:
+        raise ModelError(f"the data have whole numbers from {least} to {greatest}: {error}") from error
 
 
 def mixing_layers(model: nn.Module) -> list[str]:
@@ -179,6 +198,32 @@ def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
         )
 
 
+def _refuse_mixing_loss(task: Task, output: torch.Tensor, changed: torch.Tensor, targets: torch.Tensor) -> None:
+    """Change one record's output and target and look at the losses of the others."""
+    changed = torch.stack([output[0], changed[1], output[2]])
+    for y in (targets, targets[[1, 0, 1]]):
+        before, after = _losses(task, output, y), _losses(task, changed, y[:1].expand_as(y))
+        if not before.isfinite().all():
+            raise ModelError("the loss of made-up records is not finite, so that it may mix records unseen")
+        if not torch.allclose(before[[0, 2]], after[[0, 2]]):
+            raise ModelError(
+                "task.loss mixes the records of a batch (one record's loss changes with another's output or target), "
+                "so that record-level privacy cannot hold; compute each loss from its own record only"
+            )
+
+
+def _losses(task: Task, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    try:
+        return task.losses(output, targets)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"task.loss cannot take outputs of shape {tuple(output.shape)} and targets of shape "
+            f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> None:
     """What a layer writes down of the records goes past every clip, to the next client and into the model."""
     for name, buffer in before.buffers.items():
@@ -200,7 +245,7 @@ def _batches(model: nn.Module, shape: InputShape, tokens: bool | Collection[str]
     numbers = RECORDS * math.prod(shape)
     words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     if words or tokens:
-        most = min(words, default=2)
+        most = min((each for each in words if each > 1), default=2)  # one word alone could not change
         batch = (torch.arange(numbers) % most).view(RECORDS, *shape)
         middle = (batch[1] + 1) % most
     else:

@@ -58,7 +58,8 @@ class Classification(Task):
         """The class weights on the device of the outputs, where they stay: a CUDA graph cannot copy them there."""
         place = outputs.device, outputs.dtype
         if place not in self._weights:
-            self._weights[place] = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
+            with torch.inference_mode(False):  # what evaluation makes here, training must be able to use
+                self._weights[place] = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
         return self._weights[place]
 
     def _one_logit(self, outputs: Tensor) -> bool:
@@ -83,10 +84,10 @@ class Classification(Task):
             raise DataError(f"{where}: labels run from {low} to {high}, but there are {len(self.classes)} classes")
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The probability of each class, [N, classes], in float64: in float32 large logits would tie."""
+        """The probability of each class, [N, classes], in float64: in float32 large logits would tie. 0 for NaN."""
         if not self._one_logit(outputs):
-            return outputs.double().softmax(1)
-        positive = outputs.double().reshape(-1).sigmoid()
+            return outputs.double().softmax(1).nan_to_num()
+        positive = outputs.double().reshape(-1).sigmoid().nan_to_num()
         return torch.stack([1 - positive, positive], 1)
 
     def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:

@@ -55,8 +55,8 @@ class MultiLabel(Task):
             raise DataError(f"{where}: multi-label targets must be 0 or 1")
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The probability of each label, [N, labels]."""
-        return outputs.sigmoid()
+        """The probability of each label, [N, labels]. 0 for NaN."""
+        return outputs.sigmoid().nan_to_num()
 
     def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
         """0 or 1 for each label, and its probability."""

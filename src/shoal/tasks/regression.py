@@ -64,6 +64,10 @@ class Regression(Task):
         if not (self.width == 1 and outputs.shape == (len(targets),)):
             super().check_outputs(name, outputs, targets)
 
+    def example_targets(self, records: int, targets: Tensor) -> Tensor:
+        """Inside the range."""
+        return self.low + (self.high - self.low) * super().example_targets(records, targets)
+
     def check_targets(self, targets: Tensor, where: str) -> None:
         """Finite numbers."""
         fits = targets.dtype == torch.float32 and targets.dim() in (1, 2) and bool(targets.isfinite().all())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.errors import DataError, ModelError
@@ -108,7 +111,7 @@ class Task(ABC):
 
     def all_figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """The task's figures and the user's."""
-        own = {name: float(metric(predictions, targets)) for name, metric in self.own_metrics.items()}
+        own = {name: _figure(name, metric, predictions, targets) for name, metric in self.own_metrics.items()}
         return self.figures(predictions, targets) | own
 
     def trivial_figures(self, targets: np.ndarray) -> Figures:
@@ -129,8 +132,19 @@ class Task(ABC):
             )
 
     def example_targets(self, records: int, targets: Tensor) -> Tensor:
-        """Targets of the shape and type of these for a few made-up records."""
-        return targets.new_zeros((records, *targets.shape[1:]))
+        """Targets of the shape and type of these for a few made-up records, two values in turn."""
+        turns = torch.arange(records, device=targets.device) % 2
+        values = 0.25 + 0.5 * turns if targets.is_floating_point() else turns
+        return values.to(targets.dtype).view(-1, *[1] * (targets.dim() - 1)).expand(records, *targets.shape[1:])
+
+
+def _figure(name: str, metric: Metric, predictions: np.ndarray, targets: np.ndarray) -> float:
+    """A figure of the user's, NaN where it cannot be computed: the training that came before it is not lost."""
+    try:
+        return float(metric(predictions, targets))
+    except Exception as error:
+        warnings.warn(f"task.metrics '{name}' failed: {type(error).__name__}: {error}", stacklevel=2)
+        return math.nan
 
 
 def needs(found: Tensor, where: str, wanted: str, fits: bool) -> None:

@@ -22,6 +22,8 @@ from shoal.training.workers import Workers
 ROWS = 250  # evaluated at once
 IN_FULL = 100  # clients at most, each with all figures; of more the headline alone: scikit-learn takes its time
 NO_ONE: Mapping[int, Tensor] = {}
+OUTPUTS = 2**25
+"""Numbers that the model may give at once, 128 MiB: of a large vocabulary fewer rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,15 +131,16 @@ class Evaluation:
         """The predictions for some rows with these personal layers, and the sum of their losses."""
         self.layout.load(self.module, torch.cat([params, own.to(params)]))
         task = self.dataset.task
+        count = max(1, min(ROWS, OUTPUTS // math.prod(task.output_shape(self.y[:1]))))
 
         def part(rows: slice) -> tuple[Tensor, float]:
             with torch.inference_mode():
                 outputs = outputs_of(self.module, take(x, rows))
                 predictions = task.predictions(outputs, y[rows])
-                return torch.nan_to_num(predictions).cpu(), float(task.losses(outputs, y[rows]).sum())
+                return predictions.cpu(), float(task.losses(outputs, y[rows]).sum())
 
         with evaluating(self.module):
-            parts = list(self.workers.map(part, in_parts(len(y))))
+            parts = list(self.workers.map(part, in_parts(len(y), count)))
         return torch.cat([found for found, _ in parts]).numpy(), sum(loss for _, loss in parts)
 
 
@@ -146,9 +149,9 @@ def finite(figures: Figures) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
-def in_parts(rows: int) -> list[slice]:
+def in_parts(rows: int, most: int = ROWS) -> list[slice]:
     """The rows that are evaluated at once."""
-    return [slice(start, start + ROWS) for start in range(0, rows, ROWS)]
+    return [slice(start, start + most) for start in range(0, rows, most)]
 
 
 def outputs_of(module: nn.Module, x: Inputs) -> Tensor:
