@@ -66,7 +66,7 @@ class Schema:
         if not self.inputs:
             raise ConfigError("schema.columns has no column to learn from: give one of kind number, category or text")
         for name, column in self.columns.items():
-            if len(name.splitlines()) > 1:
+            if "".join(name.splitlines()) != name:
                 raise ConfigError(f"schema.columns {name!r}: a column's name cannot hold a line break")
             column.check(f"schema.columns.{name}")
         self._check_roles()

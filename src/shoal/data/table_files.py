@@ -111,7 +111,7 @@ def refuse_wide(path: Path, columns: int) -> None:
 
 def refuse_names(path: Path, names: Sequence[str]) -> None:
     """Raise a DataError where two columns have one name, or a name has several lines."""
-    if broken := next((name for name in names if len(name.splitlines()) > 1), None):
+    if broken := next((name for name in names if "".join(name.splitlines()) != name), None):
         raise DataError(f"{path}: the name of column {broken!r} holds a line break; rename it")
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         shown = ", ".join(map(repr, twice[:MANY])) + (f" and {len(twice) - MANY} more" if twice[MANY:] else "")
