@@ -186,6 +186,8 @@ def main() -> None:
     parser.add_argument("--speed", type=Path, help="lines that benchmarks/attacks_speed.py printed")
     options = parser.parse_args()
     read = [json.loads(line) for line in options.cells.read_text(encoding="utf-8").splitlines()]
+    for line in read:
+        line["cell"] = line["cell"].replace("noise .0", "noise 0.0")  # as cells were called before
     lines: dict[str, Line] = {line["cell"]: line for line in read}
     if any(cell.startswith("table1/") for cell in lines):
         picture1(lines, options.folder / "attacks-table1.png")

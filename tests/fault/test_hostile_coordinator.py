@@ -98,7 +98,7 @@ def test_a_great_parameter_does_not_swallow_the_noise(tmp_path):
         return [float(answer.vectors["update"][640]) for answer in found]
 
     low, high = 1e-3, 1.0
-    for _ in range(25):
+    for _ in range(15):
         rate = math.sqrt(low * high)
         low, high = (low, rate) if moved(rate, 0.0, requirements=Requirements())[0] else (rate, high)
     assert high < 0.1, "so that noise alone, 8 high/200, is far from half a 16th"

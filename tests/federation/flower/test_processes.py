@@ -239,11 +239,11 @@ class Slow(Site):
 
 
 class Blob(Site):
-    """A site that answers rounds with 1 GiB; in pieces that are all the same, or all different."""
+    """A site that answers rounds with 256 MiB; in pieces that are all the same, or all different."""
 
     def answer(self, kind, message):
         answer = super().answer(kind, message)
-        update = torch.arange(2**28, dtype=torch.float32) if self.owner.name == "varied" else torch.zeros(2**28)
+        update = torch.arange(2**26, dtype=torch.float32) if self.owner.name == "varied" else torch.zeros(2**26)
         return Payload(answer.values, {"update": update}) if kind == ROUND else answer
 
 
@@ -275,7 +275,7 @@ def test_a_round_does_not_wait_for_a_slow_site_which_may_answer_the_next(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["varied", "uniform"])
-def test_a_gibibyte_in_the_place_of_an_update_counts_as_zero(tmp_path, name):
+def test_256_mebibytes_in_the_place_of_an_update_counts_as_zero(tmp_path, name):
     result = with_one(Blob, name, tmp_path, rounds=1, deadline=PATIENCE)
     assert [line["clients"] for line in result.metrics] == [2]
     assert reports(result) == [(name, "bad")]
