@@ -96,7 +96,7 @@ def test_terms_whose_schema_was_exchanged_are_refused(tmp_path):
 def test_a_site_may_insist_on_its_own_schema(tmp_path):
     own = Schema.of(SCHEMA | {"columns": COLUMNS | {"age": {"kind": "number", "range": [0, 120]}}})
     refuse_other(Schema.of(SCHEMA | {"client_column": "site", "unconfirmed": ["age"]}), Schema.of(SCHEMA))
-    with pytest.raises(Refused, match=r"is not this site's \(--schema\): age differ"):
+    with pytest.raises(Refused, match=r"is not this site's \(--schema\): it differs in age"):
         refuse_other(own, Schema.of(SCHEMA))
     with pytest.raises(Refused, match="has no schema"):
         refuse_other(own, None)
