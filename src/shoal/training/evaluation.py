@@ -58,7 +58,7 @@ class Evaluation:
         }
 
     def _by_client(self, predictions: np.ndarray) -> list[dict[str, Any]]:
-        """The figures of each client's held-out rows, where that is known; of many clients the headline alone."""
+        """The figures of each client's held-out rows, where their owner is known; of many clients the headline alone."""
         task, owners, found = self.dataset.task, self.dataset.test_owners, []
         if owners is None:
             return []
