@@ -3,10 +3,14 @@
 import subprocess
 import sys
 import tomllib
+from hashlib import sha256
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from shoal.extras import EXTRAS
+from shoal.models.bundle import Bundle
 from support.paths import ROOT
 
 BLOCKED = (*EXTRAS, "flwr", "tensorboard", "opacus", "prv_accountant")
@@ -37,20 +41,33 @@ def test_the_default_experiment_runs_without_any_extra(tmp_path):
     assert "<svg" in page.read_text(encoding="utf-8")
 
 
+def saved_model(folder):
+    """A model as a run saves it."""
+    folder.mkdir()
+    content = save({"1.weight": torch.zeros(2, 3), "1.bias": torch.zeros(2)})
+    (folder / "model.safetensors").write_bytes(content)
+    task = {"kind": "classification", "classes": ["a", "b"]}
+    about = Bundle(release="", model="linear", input_shape=(3,), task=task, weights=sha256(content).hexdigest())
+    (folder / "model.json").write_text(about.to_json(), encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (["run", "-c", "data.name=mine.csv"], "tables"),
+        (["run", "-c", "data.name=mine.csv", "-c", "algorithm=fedavg"], "tables"),
+        (["init", "mine.csv"], "tables"),
         (["run", "-c", "data.features=scattering"], "scattering"),
         (["attack", "--iterations", "1"], "plots"),
         (["audit", "--algorithm", "dp-sgd", "--quick"], "plots"),
         (["run", "-c", "log=tensorboard"], "tensorboard"),
         (["serve"], "deploy"),
+        (["export", "model"], "export"),
     ],
 )
 def test_what_needs_an_extra_names_it_in_one_line(tmp_path, arguments, extra):
     (tmp_path / "mine.csv").write_text("a,label\n1,0\n2,1\n", encoding="utf-8")
+    saved_model(tmp_path / "model")
     done = shoal(tmp_path, *arguments)
     assert done.returncode == 2
     assert f"pip install 'shoal[{extra}]'" in done.stderr

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shoal.api import Result, run
     from shoal.data import Dataset, from_arrays, from_clients, load
     from shoal.errors import ShoalError
+    from shoal.saved_model import load_model
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ _HOME = {
     "list_algorithms": "shoal.algorithms:algorithms",
     "Dataset": "shoal.data:Dataset",
     "load": "shoal.data:load",
+    "load_model": "shoal.saved_model:load_model",
     "from_arrays": "shoal.data:from_arrays",
     "from_clients": "shoal.data:from_clients",
     "ShoalError": "shoal.errors:ShoalError",
@@ -38,6 +40,7 @@ __all__ = [
     "from_clients",
     "list_algorithms",
     "load",
+    "load_model",
     "run",
 ]
 

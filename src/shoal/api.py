@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -148,8 +149,9 @@ def run(
         settings = replace(settings, engine=replace(settings.engine, device=device))
     settings, trainer = prepare(settings, data, model)
     return carry_out(
-        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round
-    )
+        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
+        passed=model is not None and not isinstance(model, str) and not _importable(model),
+    )  # fmt: skip
 
 
 def settings_of(
@@ -187,8 +189,12 @@ def carry_out(
     runs: str | Path,
     on_start: OnStart | None,
     on_round: OnRound | None,
+    passed: bool = False,
 ) -> Result:
-    """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share."""
+    """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
+
+    `passed`: the model was passed in Python, and no name can build it again.
+    """
     from shoal.accounting.ledger import Ledger
     from shoal.report import tensorboard
     from shoal.report.recorder import Recorder
@@ -213,7 +219,7 @@ def carry_out(
                 raise Interrupted(folder.path, trainer.done, trainer.rounds)
             by_client = _by_client(trainer, spending)
             proven = _ended(ledger, spending, stopped, by_client)
-            result = _released(config, trainer, folder, stopped, proven)
+            result = _released(config, trainer, folder, stopped, proven, passed)
             plain = _without_privacy(trainer) if config.baseline else []
             result.baseline = plain[-1][result.headline] if plain else None
             result.seconds = round(time.perf_counter() - started, 3)
@@ -263,23 +269,32 @@ def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[
     return found
 
 
-def _released(config: Config, trainer: Trainer[Any], folder: RunFolder, stopped: str, proven: Claims) -> Result:
-    """Write the model; returns the result."""
-    mode, metrics, tensors = trainer.cohort.streams.mode, folder.metrics(), trainer.model_tensors()
+def _released(
+    config: Config, trainer: Trainer[Any], folder: RunFolder, stopped: str, proven: Claims, passed: bool
+) -> Result:
+    """Write the model and its description; returns the result."""
+    from shoal.models.bundle import DESCRIPTION, WEIGHTS
+    from shoal.saved_model import describe
+
+    mode, metrics = trainer.cohort.streams.mode, folder.metrics()
     notes = {"round": str(trainer.done), release.KEY: release.of_model(proven, mode)}
-    folder.write_tensors("model.safetensors", tensors, notes)
+    folder.write_tensors(WEIGHTS, trainer.model_state(), notes)
+    description = describe(config, trainer, proven, folder.digest(WEIGHTS), passed)
+    folder.write_text(DESCRIPTION, description.to_json())
+    if own := trainer.personal_tensors():
+        folder.write_tensors("personal.safetensors", own, {"round": str(trainer.done), release.KEY: release.PERSONAL})
     return Result(
         run=folder.path,
         algorithm=config.algorithm.name,
         dataset=config.data.name,
         rounds=trainer.done,
         stopped=stopped,
-        **trainer.evaluation.figures(trainer.model),
+        **trainer.evaluation.figures(trainer.model, trainer.personal),
         random=mode,
         proven=proven,
         published=[claim.to_json() for claim in _published(config, trainer)],
         warnings=_warnings(proven, config.budget.delta, trainer),
-        model=tensors,
+        model=trainer.model_tensors(),
         metrics=metrics,
     )
 
@@ -338,7 +353,7 @@ def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
 
 def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
     """Other facts for the report: sizes and, of a classification, classes and the confusion matrix."""
-    dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model)
+    dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model, trainer.personal)
     held = dataset.train_y.numpy()[_held(trainer)]
     of_classes = (
         {}
@@ -355,7 +370,7 @@ def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
         "parameters": trainer.params.numel(),
         "train_rows": len(held),
         "test_rows": len(dataset.test_y),
-        "notes": list(dataset.notes),
+        "notes": trainer.notes,
     }
 
 
@@ -367,15 +382,13 @@ def _held(trainer: Trainer[Any]) -> np.ndarray:
 
 def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
     """What a record of each client costs, the worst first, where it depends on the client's size."""
-    parts, names = trainer.cohort.partition, trainer.evaluation.dataset.owner_names
+    parts, names = trainer.cohort.partition, trainer.client_names
     if parts is None:
         return {}
     sizes = [int(size) for size in parts.sizes]
     rows = spending.by_client(sizes)
-    named = len(names) == len(sizes) and not parts.simulated
     clients = [
-        {"client": names[client] if named else str(client + 1), "records": sizes[client], "epsilon": claim.epsilon}
-        for client, claim in rows
+        {"client": names[client], "records": sizes[client], "epsilon": claim.epsilon} for client, claim in rows
     ]
     if not clients:
         return {}
@@ -468,3 +481,10 @@ def _settings(
 def _name_of(model: Any) -> str:
     kind = model if isinstance(model, type) else type(model)
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _importable(model: Any) -> bool:
+    """Can a class be imported by its name? A module is an instance, and what is in a script has no name elsewhere."""
+    if not isinstance(model, type) or model.__module__ == "__main__":
+        return False
+    return getattr(sys.modules.get(model.__module__), model.__qualname__, None) is model

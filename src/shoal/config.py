@@ -6,23 +6,25 @@ The sections are the boundaries of the chosen algorithm (`clients`, `records`, `
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from shoal.algorithms import algorithm as find_algorithm
 from shoal.algorithms import mechanism as find_mechanism
 from shoal.algorithms.base import BOUNDARIES, Algorithm
+from shoal.checked import checked
+from shoal.data.schema import Schema
+from shoal.data.schema_keys import take_schema
 from shoal.errors import ConfigError, nearest
 from shoal.renamed import current_keys, current_section, refuse_twice
 from shoal.tasks import TaskSettings
+from shoal.toml_text import toml_key, toml_word
 from shoal.training.engine_settings import Settings
 
 
@@ -131,6 +133,7 @@ class Config:
     noise. With `random` = secure it comes from the system's entropy, and no run can be repeated. `init`: the file of
     weights that the model begins with, which must not come from the data that are protected. `mechanisms`: the
     boundaries at which another mechanism than the algorithm's was chosen, with its name (`per_record.mechanism`).
+    `schema`: what the columns of a table are (see shoal.data.schema).
     """
 
     algorithm: Algorithm
@@ -148,6 +151,7 @@ class Config:
     federation: FederationSection = FederationSection()
     task: TaskSettings = field(default_factory=TaskSettings)
     mechanisms: tuple[tuple[str, str], ...] = ()
+    schema: Schema | None = None
 
 
 MOST_ROUNDS = 1_000_000
@@ -208,6 +212,7 @@ def configure(
         ShoalError: A key or value cannot be used.
     """
     given, written, in_file = _given(source, overrides)
+    schema = take_schema(given)
     algorithm = _algorithm(given, allowed)
     chosen, sections = _sections(given, algorithm, allowed)
     refuse_twice(in_file, _known(sections))
@@ -215,10 +220,11 @@ def configure(
     top, changes = _by_section(given, sections, algorithm)
     built = {name: _changed(name, section, changes.get(name, {})) for name, section in sections.items()}
     _refuse_contradictions(top, given)
+    _refuse_other_task(built["task"], schema)
     if chosen:
         algorithm = replace(algorithm, published=None)  # the paper's recipe does not speak of them
     algorithm = replace(algorithm, **{name: built.pop(name) for name in BOUNDARIES})
-    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()))
+    return Config(algorithm, **top, **built, mechanisms=tuple(chosen.items()), schema=schema)
 
 
 def _given(
@@ -233,6 +239,7 @@ def _given(
         read[key] = value
     written = {current_section(key): key for key in read}
     given = {current_section(key): value for key, value in read.items()}
+    _refuse_bare_table(given)
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given
@@ -242,7 +249,7 @@ def _given(
 def _algorithm(given: dict[str, Any], allowed: Collection[str] | None) -> Algorithm:
     """The algorithm; its key is taken out of `given`."""
     named = given.pop("algorithm", _TOP["algorithm"][1])
-    return find_algorithm(named if isinstance(named, Algorithm) else _checked("algorithm", named, str), allowed)
+    return find_algorithm(named if isinstance(named, Algorithm) else checked("algorithm", named, str), allowed)
 
 
 def _sections(
@@ -252,7 +259,7 @@ def _sections(
     chosen = {name: given.pop(key) for name in BOUNDARIES if (key := f"{name}.mechanism") in given}
     sections = _SECTIONS | {name: getattr(algorithm, name) for name in BOUNDARIES}
     for name, other in chosen.items():
-        sections[name] = find_mechanism(_checked(f"{name}.mechanism", other, str), name, allowed)
+        sections[name] = find_mechanism(checked(f"{name}.mechanism", other, str), name, allowed)
     return chosen, sections
 
 
@@ -270,7 +277,7 @@ def _by_section(
         if section:
             changes.setdefault(section, {})[name] = value
         else:
-            top[name] = _checked(name, value, _TOP[name][0])
+            top[name] = checked(name, value, _TOP[name][0])
     return top, changes
 
 
@@ -314,35 +321,59 @@ def to_dict(config: Config) -> dict[str, Any]:
         result[name]["mechanism"] = mechanism
     if config.algorithm.records.rate is not None:
         del result["records"]["batch"]  # it follows from the rate
+    if config.schema is not None:
+        result["schema"] = config.schema.to_mapping()
     return result
 
 
 def to_toml(config: Config) -> str:
     """The configuration as a TOML file that `read_toml` reads back."""
     tables = to_dict(config)
-    lines = [f"{key} = {_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {toml_word(value)}" for key, value in tables.items() if not isinstance(value, dict)]
     for name, table in tables.items():
         if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_word(value)}" for key, value in table.items())]
+            held = {key: value for key, value in table.items() if not isinstance(value, dict)}
+            lines += ["", f"[{name}]", *(f"{key} = {toml_word(value)}" for key, value in held.items())]
+            for key in table.keys() - held.keys():
+                inner = (f"{toml_key(each)} = {toml_word(value)}" for each, value in table[key].items())
+                lines += ["", f"[{name}.{key}]", *inner]
     return "\n".join(lines) + "\n"
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML requires it escaped
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_word, value))}]"
-    return repr(value)
-
-
 def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections as dotted keys; what is flat already stays so, and `schema.columns` is one value."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and "." not in key:
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value
     return flat
+
+
+def _refuse_bare_table(given: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for a table of which nothing is known but its name: any method would be a guess."""
+    name, chosen = given.get("data.name"), {key.partition(".")[0] for key in given}
+    if chosen & {"algorithm", "budget", "schema", *BOUNDARIES}:
+        return
+    if not isinstance(name, str) or Path(name).suffix not in (".csv", ".parquet") or not Path(name).is_file():
+        return
+    flags = {"--label": given.get("data.label"), "--client-column": given.get("data.client_column")}
+    words = ["shoal", "init", name, *(word for pair in flags.items() if pair[1] for word in map(str, pair))]
+    raise ConfigError(
+        f"data.name {name} is a table without a schema, method or budget: `{shlex.join(words)}` writes them to "
+        f"experiment.toml; then `shoal run experiment.toml`"
+    )
+
+
+def _refuse_other_task(task: TaskSettings, schema: Schema | None) -> None:
+    """Raise a ConfigError where the sections `task` and `schema` contradict each other."""
+    if schema is None:
+        return
+    if task.kind in ("classification", "multi-label", "regression", "next-token") and task.kind != schema.task:
+        raise ConfigError(f"task.kind {task.kind} and schema.task {schema.task} contradict each other: leave one out")
+    if task.range is not None and task.range != schema.range:
+        raise ConfigError("task.range would be ignored, since schema.range is the label's range; leave it out")
 
 
 def override(word: str) -> tuple[str, Any]:
@@ -380,39 +411,8 @@ def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
     if not changes and not new:
         return section
     kinds = get_type_hints(section if new else type(section))
-    checked = {key: _checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
+    values = {key: checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
     try:
-        return section(**checked) if new else replace(section, **checked)
+        return section(**values) if new else replace(section, **values)
     except TypeError as error:  # a setting without a default is missing
         raise ConfigError(f"{name}.mechanism {section.__name__}: {error}") from None
-
-
-def _checked(key: str, value: Any, kind: Any) -> Any:
-    held = tuple(value) if isinstance(value, list) else value  # as records hold it
-    try:
-        checked = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(held)
-    except ValidationError as error:
-        raise ConfigError(f"{key} cannot be {_short(value)}: {_reason(error, value)}") from None
-    if isinstance(checked, int) and abs(checked) >= 2**63:
-        raise ConfigError(f"{key} cannot be {_short(value)}: numbers must fit into 63 bits")
-    if isinstance(checked, str) and any("\ud800" <= letter <= "\udfff" for letter in checked):
-        raise ConfigError(f"{key} cannot be {_short(value)}: it is not UTF-8")
-    return checked
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no number of more than 4,300 digits
-        return "so long a number"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _reason(error: ValidationError, value: Any) -> str:
-    first = error.errors()[0]
-    choices = first.get("ctx", {}).get("expected", "")
-    if first["type"] == "literal_error":
-        words = [word.strip().strip("'") for word in choices.replace(" or ", ",").split(",")]
-        return f"it is one of {', '.join(words)}{nearest(str(value), words) if str(value) else ''}"
-    reasons = [item["msg"].removeprefix("Input should be ") for item in error.errors()]
-    return f"it should be {' or '.join(dict.fromkeys(reasons))}"

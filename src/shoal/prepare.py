@@ -17,10 +17,11 @@ from shoal.config import Config, DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
+from shoal.inputs import parts, single
 from shoal.models import build, check
-from shoal.models.check import takes_tokens
+from shoal.models.check import refuse_tokens, takes_tokens
 from shoal.models.initial import load_initial
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
@@ -62,12 +63,13 @@ def dataset_of(config: Config, data: Any) -> Dataset:
 def with_task(dataset: Dataset, settings: TaskSettings, allowed: Collection[str] | None = None) -> Dataset:
     """The data set with the task that the configuration asks for; classes named by numbers may become numbers."""
     if settings.kind == Regression.kind and dataset.train_y.dtype == torch.int64:
-        dataset = _as_numbers(dataset)
+        dataset = as_numbers(dataset)
     task = choose(settings, dataset.train_y, dataset.classes, dataset.known_task, allowed)
     return replace(dataset, known_task=task)
 
 
-def _as_numbers(dataset: Dataset) -> Dataset:
+def as_numbers(dataset: Dataset) -> Dataset:
+    """The data set with the numbers that its classes are named by as targets."""
     try:
         values = torch.tensor([float(name) for name in dataset.classes])
     except ValueError as error:
@@ -90,10 +92,13 @@ def with_model(
 
 def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset:
     """The data set as the model takes it: whole numbers become floats where it does not; checks that both fit."""
-    shape = dataset.input_shape
-    tokens = dataset.train_x.dtype == torch.int64 and takes_tokens(module, shape)
-    if not tokens and dataset.train_x.dtype == torch.int64:
-        dataset = replace(dataset, train_x=dataset.train_x.float(), test_x=dataset.test_x.float())
+    shape, whole = dataset.input_shape, [n for n, x in parts(dataset.train_x).items() if x.dtype == torch.int64]
+    tokens: bool | list[str] = whole
+    if isinstance(shape, tuple):
+        tokens = bool(whole) and takes_tokens(module, shape)
+        if whole and not tokens:
+            train_x, test_x = (single(x, DataError, "").float() for x in (dataset.train_x, dataset.test_x))
+            dataset = replace(dataset, train_x=train_x, test_x=test_x)
     record_level, noisy = algorithm.per_record is not None, algorithm.draws_noise
     if record_level and dataset.linked:
         raise ConfigError(
@@ -104,6 +109,8 @@ def fitted(module: nn.Module, dataset: Dataset, algorithm: Algorithm) -> Dataset
         module, shape, dataset.task, record_level=record_level, noisy_updates=noisy, targets=dataset.train_y,
         tokens=tokens,
     )  # fmt: skip
+    if tokens:
+        refuse_tokens(module, dataset.train_x, dataset.test_x)
     return dataset
 
 
@@ -143,7 +150,8 @@ def _calibrated(config: Config, population: Population, module: nn.Module) -> Co
     if not config.budget.calibrate:
         return config
     limit = limit_of(config)
-    setting = population.setting(config.rounds, Layout.of(module), config.random == "secure")
+    layout = Layout.of(module, config.algorithm.local.personal)
+    setting = population.setting(config.rounds, layout, config.random == "secure")
     budget = limit.budget()
     assert budget is not None  # calibrate without an epsilon was refused
     algorithm = calibrated(config.algorithm, setting, budget, limit.unit, limit.observer)
@@ -158,6 +166,7 @@ def load_data(config: Config) -> Dataset:
         scale=section.scale,
         label=section.label,
         client=section.client_column,
+        schema=config.schema,
         test_fraction=section.test_fraction,
     )
 
@@ -167,7 +176,8 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
     if name == "none":
         return dataset
     folder = cache_folder() / "features"
-    train_x, test_x = (cached(name, x, folder) for x in (dataset.train_x, dataset.test_x))
+    of_pictures = (single(x, DataError, f"features '{name}'") for x in (dataset.train_x, dataset.test_x))
+    train_x, test_x = (cached(name, x, folder) for x in of_pictures)
     return replace(dataset, train_x=train_x, test_x=test_x, rows=dataset.digest())
 
 

@@ -1,7 +1,7 @@
 """Whether a file may be released: stated in each file that Shoal writes, under the key `release`.
 
 An (epsilon, delta) covers the model, and nothing else. What was computed from records without noise is not for
-release, however harmless it looks: accuracies, class counts, norms, shares of clipped updates.
+release, however harmless it looks: figures of any kind, class counts, norms, shares of clipped updates.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ KEY = "release"
 MODEL = "covered by the claims in the run's ledger"
 SEEDED = f"{MODEL}, as long as nobody learns the seed, from which all noise follows (random=research)"
 UNPROVEN = "not for release: nothing is proven about this model"
+DESCRIPTION = "may be released with the model where clients' sizes are public: epsilon follows from them"
+FROM_DATA = "not for release: ranges or categories in it were read from the data"
 CONFIG = "may be released where clients' sizes are public: calibrated noise follows from them"
 SEED = "not for release: the seed gives away all noise of the run (random=research)"
 ENVIRONMENT = "may be released: it describes the machine only"
 METRICS = "not for release: computed from records without noise"
-RESULT = "not for release: accuracy, confusion and class counts were computed from records without noise"
-CHECKPOINT = "not for release: besides the model it holds the run's state, such as noise and clients' momentum"
+RESULT = "not for release: figures, confusion and class counts were computed from records without noise"
+CHECKPOINT = "not for release: besides the model it holds the run's state, such as noise and what clients keep"
+PERSONAL = "not for release: each client's own layers, learnt from its records and for its use alone"
 DATA_KEY = "not for release: with it guesses about training rows can be tested against the digest in the ledger"
 LEDGER = "may be released where clients' sizes are public: sampling rates reveal them"
 BY_CLIENT = "not for release unless clients' sizes are public: it reveals them"
 PAGE = "not for release: it shows figures that were computed from records without noise"
 SWEEP = "not for release: which cells were tried, and their seeds"
-LOG = "not for release: it states the accuracy, which was computed from records without noise"
+LOG = "not for release: it states figures that were computed from records without noise"
 SITES = "not for release: who takes part, and how they behaved"
 SITE = "not for release: it belongs to this site, and reveals how many records are here, or what was learnt from them"
 TERMS = "may be released: what the federation asks of every site"
@@ -37,6 +40,12 @@ def of_model(proven: Iterable[Mapping[str, Any]], random: str) -> str:
     if all(claim.get("epsilon") is None for claim in proven):
         return UNPROVEN
     return MODEL if random == "secure" else SEEDED
+
+
+def of_description(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool) -> str:
+    """The label of the description beside the model; `from_data`: ranges or categories were read from the data."""
+    model = of_model(proven, random)
+    return model if model == UNPROVEN else FROM_DATA if from_data else DESCRIPTION
 
 
 def of_config(random: str) -> str:

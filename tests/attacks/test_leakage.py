@@ -20,6 +20,8 @@ from shoal.errors import ConfigError, DataError, ModelError
 from shoal.models import build
 from shoal.prepare import with_noise
 from shoal.random.streams import Streams
+from shoal.tasks import TaskSettings
+from support.tiny import numbers
 
 STREAMS = Streams(3)
 SHAPE = (1, 8, 8)
@@ -113,6 +115,10 @@ def test_every_method_can_be_observed_by_every_type_and_dummies_are_replayed_ali
     """With noise x 0 the true records, replayed by the attacker, show exactly what was seen."""
     changes = _without_noise(algorithm(name))
     method = config(name, *changes).algorithm
+    if method.local.personal:
+        with pytest.raises(ConfigError, match=r"local.personal 1: no attack here knows personal layers"):
+            observe(method, 0, module, victims_of(digits, 3, 2), STREAMS)
+        return
     for kind in (0, 1, 2):
         victims = victims_of(digits, 3, 1 if kind == 2 else 2)
         seen = observe(method, kind, module, victims, STREAMS, rounds=10)
@@ -285,6 +291,24 @@ def test_data_outside_the_unit_box_and_models_that_mix_are_refused(digits):
     mixing = replace(config("fedavg"), model=Mixing)
     with pytest.raises(ModelError, match="without BatchNorm"):
         attack(mixing, recipe("cpl"), Aim(2, 4), digits)
+
+
+def test_tasks_losses_and_models_that_a_reconstruction_does_not_replay_are_refused(digits):
+    with pytest.raises(ConfigError, match=r"task\.kind is regression, and attacks are for classification alone"):
+        attack(config("fedavg"), recipe("cpl"), Aim(2, 4), numbers())
+    weighted = replace(config("fedavg"), task=TaskSettings(class_weights=(1.0,) * 10))
+    with pytest.raises(ConfigError, match=r"leave task\.class_weights out"):
+        attack(weighted, recipe("cpl"), Aim(2, 4), digits)
+
+    class OneLogit(torch.nn.Sequential):
+        def __init__(self):
+            super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 1))
+
+    two = digits.train_y < 2, digits.test_y < 2
+    few = replace(digits, train_x=digits.train_x[two[0]], train_y=digits.train_y[two[0]], classes=("0", "1"),
+                  test_x=digits.test_x[two[1]], test_y=digits.test_y[two[1]])  # fmt: skip
+    with pytest.raises(ModelError, match="one logit for two classes"):
+        attack(replace(config("fedavg"), model=OneLogit), recipe("cpl"), Aim(2, 4), few)
 
 
 def test_the_same_seed_chooses_the_same_victims_for_every_method(digits):

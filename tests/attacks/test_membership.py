@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import shoal
-from shoal.attacks.membership import Membership, Roc, confidence, likelihood_ratios, membership
+from shoal.attacks.membership import Membership, Roc, _losses, confidence, likelihood_ratios, membership
 from shoal.config import configure
 from shoal.errors import ConfigError
 from shoal.random.streams import Streams
-from support.tiny import PRIVATE, dataset
+from support.tiny import PRIVATE, dataset, numbers
 
 STREAMS = Streams(11)
 GENERATOR = STREAMS.generator
@@ -151,6 +151,42 @@ def test_models_that_learnt_next_to_nothing_draw_a_warning(train, guessed, warne
     found = Membership("fedavg", "digits", 4, 60, 1, train, train, guessed, roc, roc, 0.0)
     assert ("barely better than guessing" in found.warning) == warned
     assert found.facts()["warning"] == found.warning
+
+
+@pytest.mark.parametrize("task", ["auto", "regression", "multi-label", "next-token", "own"])
+def test_what_is_no_classification_is_refused_by_name(task):
+    named = "regression" if task == "auto" else task
+    with pytest.raises(ConfigError, match=f"task.kind is {named}, and attacks are for classification alone"):
+        membership(settings(f"task.kind={task}"), models=4, data=numbers())
+
+
+class OneLogit(torch.nn.Linear):
+    """The logit of the second of two classes; as two scores it would be (0, logit)."""
+
+    def __init__(self):
+        super().__init__(4, 1)
+
+
+def test_a_model_of_one_logit_is_attacked_by_the_probability_of_its_class():
+    module, data = OneLogit(), dataset()
+    two = torch.nn.Linear(4, 2)
+    with torch.no_grad():
+        two.weight.copy_(torch.cat([0 * module.weight, module.weight]))
+        two.bias.copy_(torch.cat([0 * module.bias, module.bias]))
+    losses, hits = _losses(module, data.task, data.train_x, data.train_y)
+    logits = two(data.train_x).detach().double()
+    expected = torch.nn.functional.cross_entropy(logits, data.train_y, reduction="none")
+    assert losses == pytest.approx(expected.numpy(), rel=1e-6)
+    assert (hits == (logits.argmax(1) == data.train_y).numpy()).all()
+    config = settings("rounds=1", "data.partition=iid", f"model={OneLogit.__module__}:OneLogit")
+    assert membership(config, models=4, records=40, data=data).records == 40
+
+
+def test_whole_numbers_are_attacked_as_they_were_trained():
+    data = dataset()
+    whole = replace(data, train_x=data.train_x.mul(4).long(), test_x=data.test_x.mul(4).long())
+    config = settings("rounds=1", "data.partition=iid")
+    assert membership(config, models=4, records=40, data=whole).records == 40
 
 
 def test_too_few_models_or_records_are_refused():

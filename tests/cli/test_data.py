@@ -136,6 +136,31 @@ def test_an_import_replaces_nothing_unless_told(folder: Path, table: Path) -> No
     assert load("people").input_shape == (2,)
 
 
+def test_imported_copies_are_for_their_owner_alone(folder: Path, table: Path) -> None:
+    (folder / "imported").mkdir(parents=True, mode=0o755)
+    result = invoke("import", str(table), "--name", "mine")
+    places = [folder / "imported", *sorted((folder / "imported").iterdir())]
+    assert [path.name for path in places] == ["imported", "mine.json", "mine.npz"]
+    assert [path.stat().st_mode & 0o777 for path in places] == [0o700, 0o600, 0o600]
+    assert str(folder / "imported") in result.stdout
+    assert "shoal data remove mine" in result.stdout
+
+
+def test_removed_data_are_gone_and_it_says_where_they_lay(folder: Path, table: Path) -> None:
+    import_file(table, "mine")
+    import_file(table, "other")
+    assert str(folder / "imported" / "mine.npz") in invoke("remove", "mine").stdout
+    assert sorted(path.name for path in (folder / "imported").iterdir()) == ["other.json", "other.npz"]
+    assert table.is_file()
+    with pytest.raises(DataError, match="'mine' is neither known nor a file"):
+        load("mine")
+    for name in ("mine", "mnist", "../imported/other"):
+        result = invoke("remove", name)
+        assert isinstance(result.exception, DataError)
+        assert "no imported data" in str(result.exception)
+    assert load("other").name == "other"
+
+
 @pytest.mark.parametrize("name", ["mnist", "../evil", "", ".hidden", "a/b", "a" * 65, "x.npz"])
 def test_bad_names_are_refused(folder: Path, table: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="name '"):

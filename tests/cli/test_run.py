@@ -26,7 +26,8 @@ from support.tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped
 
 SMALL = ["-c", "algorithm=fedavg", "-c", "model=linear", "-c", "data.clients=20", "-c", "clients.cohort=5"]
 PATIENCE = 600  # seconds, for what hangs: a busy machine takes its time
-FILES = {"config.toml", "metrics.jsonl", "model.safetensors", "environment.txt", "ledger.jsonl", "checkpoint"}
+FILES = {"config.toml", "metrics.jsonl", "environment.txt", "ledger.jsonl", "checkpoint"}
+FILES |= {"model.safetensors", "model.json"}
 
 
 CTRL_C_IN_ROUND_3 = """

@@ -39,6 +39,7 @@ from support.small_federation import (
     cohort,
     digits,
     keys,
+    model_for,
     noise_charged,
     of_one_length,
     one_thread,
@@ -185,7 +186,8 @@ def test_a_round_of_rubbish_only_does_no_harm(name, monkeypatch):
 
 
 def finished(record, folder, **more):
-    settings = keys(record) | {"data.clients": CLIENTS, "model": "linear", "rounds": ROUNDS, "engine.threads": 1}
+    settings = keys(record) | {"data.clients": CLIENTS, "rounds": ROUNDS, "engine.threads": 1}
+    settings["model"] = model_for(record)
     with one_thread():
         return shoal.run(settings, data=digits(), runs=folder, no_guarantee=True, device="cpu", **more)
 

@@ -71,7 +71,6 @@ def test_arrays_without_owners_are_one_client_too(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["-c", "algorithm=fedavg"],
         ["-c", "algorithm=trusted-curator", "-c", "clients.sampling=all", "-c", "budget.epsilon=3"],
         ["-c", "algorithm=dp-sgd", "-c", "data.clients=50"],

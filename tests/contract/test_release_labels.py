@@ -65,11 +65,13 @@ def test_every_file_of_a_finished_run_says_whether_it_may_be_released(tmp_path):
         "result.json",
         "report.html",
         "model.safetensors",
+        "model.json",
         "checkpoint/state.safetensors",
     }
     assert found["model.safetensors"] == release.MODEL
     may = {name for name, said in found.items() if not said.startswith("not for release")}
-    assert may == {"model.safetensors", "config.toml", "environment.txt", "ledger.jsonl"}
+    assert found["model.json"] == release.DESCRIPTION
+    assert may == {"model.safetensors", "model.json", "config.toml", "environment.txt", "ledger.jsonl"}
 
 
 def test_every_line_of_metrics_says_so_also_after_a_resume(tmp_path):
@@ -86,7 +88,8 @@ def test_a_seed_that_gives_away_the_noise_is_not_for_release_with_the_model(tmp_
 
 
 def test_a_model_of_which_nothing_is_proven_says_so(tmp_path):
-    assert labels(play(tmp_path, FEDAVG).run)["model.safetensors"] == release.UNPROVEN
+    found = labels(play(tmp_path, FEDAVG).run)
+    assert found["model.safetensors"] == found["model.json"] == release.UNPROVEN
 
 
 def test_what_is_printed_as_json_says_so_too(tmp_path):

@@ -113,7 +113,10 @@ def test_labels_may_be_any_whole_numbers_or_text() -> None:
         (np.zeros((20, 5, 7, 9)), Y, {}, "1, 3 or 4 channels"),
         (np.array([["a", "b"]] * 20), Y, {}, "expected numbers"),
         (X * 1j, Y, {}, "expected numbers"),
-        ([[1, 2], [3]], [0, 1], {}, "not an array"),
+        ([[1, 2], [3]], [0, 1], {}, "rows have 1 to 2 values; if they are sequences.*length=2"),
+        ([[[1, 2], [3]], [[1]]], [0, 1], {"length": 2}, "differ in T alone"),
+        (X, Y, {"length": 3}, "length=3 has no effect"),
+        ([[1, 2], [3]], [0, 1], {"length": 0}, "length must be at least 1"),
         (3.0, Y, {}, "a single value"),
         (X, Y, {"client": Y[:3]}, r"client has shape \(3,\)"),
         (X, Y, {"client": Y + 0.5}, "client is of type float64"),
@@ -270,7 +273,7 @@ def test_the_type_of_a_column_is_taken_from_all_of_it(tmp_path: Path) -> None:
         ({}, {"ranges": {"agee": (0, 1)}}, "ranges names column 'agee'; did you mean 'age'"),
         ({}, {"ranges": {"age": (1, 1)}}, "low < high, got 1, 1"),
         ({}, {"ranges": {"city": (0, 1)}}, "'city' is text"),
-        ({"age": [1, None, 3, None, 5, 6, 7, 8]}, {}, "'age': 2 of 8 numbers are missing"),
+        ({"age": [1, None, 3, None, 5, 6, 7, 8]}, {}, "numbers are missing \\(age 2\\); `shoal init`"),
         ({"age": [1, 2, float("inf"), 4, 5, 6, 7, 8]}, {}, "'age': row 2 holds inf"),
         ({"label": [0, None] * 4}, {}, "'label': 4 of 8 values are missing"),
         ({"client": [None, "x"] * 4}, {}, "'client': 4 of 8 values are missing"),
@@ -321,7 +324,7 @@ def test_broken_csv_files_are_refused(tmp_path: Path, text: str, reason: str) ->
 def test_a_question_mark_is_a_missing_number(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,label\n1,0\n?,1\n3,0\n")
-    with pytest.raises(DataError, match="'a': 1 of 3 numbers are missing"):
+    with pytest.raises(DataError, match=r"numbers are missing \(a 1\)"):
         load(path)
 
 

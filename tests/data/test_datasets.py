@@ -116,7 +116,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str) -> N
 @pytest.mark.parametrize("given", [{"label": "digit"}, {"client": "site"}, {"drop": ["x"]}, {"test_fraction": 0.5}])
 def test_what_would_be_ignored_is_refused(given: dict[str, Any]) -> None:
     (key,) = given
-    with pytest.raises(DataError, match=rf"data\.{key} would be ignored.*digits"):
+    with pytest.raises(DataError, match=rf"{key}\w* would be ignored.*digits"):
         load("digits", **given)
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from shoal.data import adult
 from shoal.data.readers import parse_cifar, parse_idx, parse_idx_pair, read_npz
 from shoal.data.sources import unpacked
-from shoal.data.tables import encode_table, read_table
+from shoal.data.table_files import read_table
+from shoal.data.tables import encode_table
 from shoal.errors import DataError, ShoalError
 
 PERSON = (
@@ -299,5 +300,5 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
         read_table(place)
     csv = tmp_path / "t.csv"
     csv.write_bytes(b"t,label\nK\xff\xffln,0\nx,1\n")
-    with pytest.raises(DataError, match="column 't' is of type binary"):
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 0xff\)"):
         read_and_encode(csv)

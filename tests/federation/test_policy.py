@@ -1,6 +1,7 @@
 """The bounds of a site's owner: what is outside is refused by name, at no cost, before anything is charged."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -244,6 +245,51 @@ def test_at_the_edges_of_the_bounds_an_update_is_clipped_and_has_its_noise(tmp_p
     norm = float(asked(here, offered, model).vectors["update"].double().norm()) / clip
     here.close()
     assert 6 * 15 - 1 <= norm <= 1 + 6 * (math.sqrt(650) + 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [0.0, 1.0, 1e9])
+@pytest.mark.parametrize(("clip", "lr"), [(1e-6, 1e4), (1e-6, 1e-9), (1e6, 1e4), (1e6, 1e-9)])
+def test_so_it_is_where_steps_are_normalised(tmp_path, clip, lr, weight):
+    """AdamW's update is about lr long in every number, however short the gradient: the clip comes after it."""
+    given = SAID | {"per_update.clip_norm": clip, "local.lr": lr, "records.batch": 1, "local.optimizer": "adamw"}
+    given |= {"local.weight_decay": 1e12, "local.proximal": 1e12}
+    here, offered = site(tmp_path), terms(given)
+    assert "agreed" in agreed(here, offered)
+    model = torch.full((650,), weight) * torch.linspace(-1, 1, 650).sign()
+    norm = float(asked(here, offered, model).vectors["update"].double().norm()) / clip
+    here.close()
+    assert 6 * 15 - 1 <= norm <= 1 + 6 * (math.sqrt(650) + 10)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("clip", "lr"), [(1e-6, 1e4), (1e-6, 1e-9), (1e6, 1e4), (1e6, 1e-9)])
+@pytest.mark.statistical(false_alarm=2e-9)
+def test_a_lone_record_cannot_be_read_off_the_signs_of_a_step(tmp_path, clip, lr, optimizer):
+    """One record, one step from a model of zeros, noise of 6 clips: the attack of tiny clips and rates.
+
+    SGD multiplies gradient and noise by the same learning rate. AdamW keeps the signs alone, of a gradient that had
+    its noise in units of the clip before: whatever the learning rate, it cannot shrink the noise and spare the
+    record. Of n signs that the record decides, each agrees with probability 1/2 + 0.07/sqrt(n) at most on average;
+    6 standard deviations from n/2 are left to chance.
+    """
+    digits = load("digits")
+    one = replace(digits, train_x=digits.train_x[:1], train_y=digits.train_y[:1])
+    given = RECORDS | {"records.batch": 1, "records.sampling": "shuffled", "local.steps": 1}
+    given |= {"per_record.clip_norm": clip, "per_step.noise_multiplier": 6.0, "local.lr": lr}
+    here = Site(Owner("site", tmp_path, lambda _terms: one, Requirements(noise=1.0, unit="record")))
+    offered = terms(given | {"local.optimizer": optimizer})
+    assert "agreed" in agreed(here, offered)
+    update = asked(here, offered, torch.zeros(650)).vectors["update"]
+    here.close()
+    wrong = torch.full((10,), 0.1)
+    wrong[one.train_y[0]] -= 1
+    gradient = torch.cat([torch.outer(wrong, one.train_x[0].flatten()).flatten(), wrong])
+    seen = gradient != 0
+    n, agree = int(seen.sum()), int((update[seen].sign() == -gradient[seen].sign()).sum())
+    assert n > 200
+    assert float(update.abs().min()) > 0
+    assert abs(agree - n / 2) < 3 * math.sqrt(n)
 
 
 @pytest.mark.parametrize(

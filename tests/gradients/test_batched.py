@@ -138,3 +138,15 @@ def test_a_vector_is_written_back_to_the_model_it_came_from():
     vector = torch.arange(float(layout.size))
     layout.load(module, vector)
     assert torch.equal(layout.flatten(module), vector)
+
+
+@pytest.mark.parametrize("word", [-1, 7])
+def test_a_word_beyond_its_table_does_not_reach_that_of_another_client(word):
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(4, 2))
+    many = network(module)
+    assert many.batched
+    x = torch.tensor([[[1]], [[2]], [[3]]])
+    x[1] = word
+    params = many.layout.flatten(module).expand(3, -1)
+    with pytest.raises(RuntimeError, match="out of range"):
+        many.backward(params, x, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from shoal.errors import ModelError
+from shoal.gradients import network
 from shoal.models import check, count, mixing_layers, replace_batchnorm
+from shoal.tasks import Own
 
 SHAPE = (3, 8, 8)
 
@@ -27,6 +29,17 @@ class Wrapped(nn.Module):
 
     def forward(self, x):
         return self.layer(self.act(x))
+
+
+class Gives(Wrapped):
+    """Gives its output in some other form."""
+
+    def __init__(self, form):
+        super().__init__(nn.Identity())
+        self.form = form
+
+    def forward(self, x):
+        return self.form(super().forward(x))
 
 
 class Counter(nn.Module):
@@ -124,7 +137,8 @@ def test_a_model_that_looks_up_words_gets_whole_numbers():
         (nn.ReLU(), "no parameters to train"),
         (nn.Linear(5, 4).double(), r"parameters of torch.float64; .* give model.float\(\)"),
         (nn.LazyLinear(4), "lazy layers"),
-        (nn.LSTM(5, 4), "gives a tuple"),
+        (Gives(lambda y: {"a": y, "b": y}), "gives a dict of a, b; it must give a tensor"),
+        (Gives(lambda y: None), "gives a NoneType; it must give a tensor"),
     ],
 )
 def test_a_model_that_does_not_fit_the_data_is_refused(model, words):
@@ -151,3 +165,59 @@ def test_batchnorm_is_refused_where_noise_would_spoil_its_statistics():
     check(model, (1, 8, 8), 10, record_level=False)
     with pytest.raises(ModelError, match=r"layer '2' is BatchNorm1d, which keeps running statistics.*GroupNorm"):
         check(model, (1, 8, 8), 10, record_level=False, noisy_updates=True)
+
+
+def of_batch_mean(outputs, targets):
+    losses = (outputs[:, 0] - targets).square()
+    return losses - losses.mean()
+
+
+def of_target_rate(outputs, targets):
+    return (outputs[:, 0] - targets).square() * (1 + targets.mean())
+
+
+def of_pairs(outputs, targets):
+    """Each record against those with a lower target, as rankings are learnt."""
+    above = (targets[:, None] > targets).to(outputs.dtype)
+    return (nn.functional.softplus(outputs[:, 0] - outputs[:, :1]) * above).sum(1)
+
+
+MIXING_LOSSES = pytest.mark.parametrize("loss", [of_batch_mean, of_target_rate, of_pairs])
+
+
+@MIXING_LOSSES
+def test_a_loss_that_mixes_records_is_refused_at_record_level(loss):
+    model, task = nn.Linear(4, 1), Own(own_loss=loss)
+    targets = torch.zeros(1)
+    check(model, (4,), task, record_level=False, noisy_updates=True, targets=targets)
+    with pytest.raises(ModelError, match=r"task\.loss mixes the records"):
+        check(model, (4,), task, record_level=True, targets=targets)
+
+
+@MIXING_LOSSES
+def test_a_loss_that_mixes_records_never_mixes_clients(loss):
+    targets = Own(own_loss=loss).example_targets(3, torch.zeros(1))
+    assert not network(nn.Linear(4, 1), torch.randn(3, 4), targets, losses=loss).batched
+
+
+def test_a_loss_that_fails_is_named_before_training():
+    for loss in (lambda outputs, targets: outputs @ targets, lambda outputs, targets: 0.5):
+        with pytest.raises(ModelError, match=r"task\.loss cannot take outputs of shape \(3, 2\)"):
+            check(nn.Linear(4, 2), (4,), Own(own_loss=loss), record_level=False)
+
+
+class Typed(nn.Module):
+    """Words with a type, of which there is one, as in RoBERTa; their mean over the batch is taken away."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.types, self.layer = nn.Embedding(6, 4), nn.Embedding(1, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        words = (self.words(x) + self.types(torch.zeros_like(x))).mean(1)
+        return self.layer(words - words.mean(0))
+
+
+def test_an_embedding_of_one_word_does_not_hide_that_records_mix():
+    with pytest.raises(ModelError, match="mixes the records"):
+        check(Typed(), (5,), 2, record_level=True, tokens=True)

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import ConfigError
 from shoal.report.tensorboard import scalars
-from support.tiny import PRIVATE, go_on, play, stopped_after
+from support.tiny import FEDAVG, PRIVATE, go_on, play, play_numbers, stopped_after
 
 LOGGED = PRIVATE | {"log": "tensorboard"}
 
@@ -48,3 +48,12 @@ def test_event_files_hold_every_round_once_also_after_a_stop(tmp_path, stop):
         for name, value in scalars(line).items():
             assert found[name][line["round"]] == pytest.approx(value, rel=1e-6), name
     assert sorted(found["accuracy"]) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_headline_figure_has_its_own_name(tmp_path):
+    pytest.importorskip("tensorboard")
+    result = play_numbers(tmp_path, FEDAVG | {"log": "tensorboard"})
+    found = events(result.run)
+    assert found["rmse"][6] == pytest.approx(result.score, rel=1e-6)
+    assert "accuracy" not in found

@@ -9,6 +9,7 @@ from shoal.federation.serve import serve
 from shoal.federation.terms import ROUND
 from shoal.mechanisms.update_clipping import QuantileClip
 from support.loopback import with_sites
+from support.small_federation import model_for
 
 SITES, ROUNDS = 4, 2
 BAD = 101  # the node that misbehaves
@@ -20,7 +21,7 @@ def settings(name, **changes):
     record = algorithm(name)
     given = {
         "algorithm": name,
-        "model": "linear",
+        "model": model_for(record),
         "rounds": ROUNDS,
         "data.name": "digits",
         "data.clients": SITES,

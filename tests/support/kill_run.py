@@ -40,11 +40,12 @@ from shoal.config import configure
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.setting import Setting
 from shoal.random.streams import Streams
+from shoal.saved_model import load_model
 from shoal.training.budget import Spending
 from shoal.training.run_folder import CHECKPOINT
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where it is run as a script
-from support.tiny import CLIENTS, FEDAVG, PRIVATE, go_on, play
+from support.tiny import CLIENTS, FEDAVG, PRIVATE, go_on, network, play
 
 DELTA = 1e-5
 FILES = {
@@ -54,6 +55,7 @@ FILES = {
     "ledger.jsonl",
     "metrics.jsonl",
     "model.safetensors",
+    "model.json",
     "report.html",
     "result.json",
     ".lock",
@@ -362,7 +364,7 @@ def at_every_step(root: Path) -> dict[str, Any]:
             run = find(place)
             assert seen.round == 3
             assert run is not None
-            assert (run / "model.safetensors").exists()
+            assert load_model(run, model=network()).bundle.claims == ()
             assert not list(run.rglob("*.part"))
             steps += 1
     return {"steps": steps, "left by kills": totals.counts}

@@ -76,6 +76,11 @@ def idle(record: Algorithm) -> Algorithm:
     return replace(record, local=replace(record.local, lr=0.0))
 
 
+def model_for(record: Algorithm) -> str:
+    """The name of the smallest model that it can train."""
+    return "digits-mlp" if record.local.personal else "linear"
+
+
 def keys(record: Algorithm) -> dict[str, object]:
     """How a configuration would turn the registered method into this record."""
     told: dict[str, object] = {"algorithm": record.name}
@@ -114,8 +119,12 @@ def simulator(
     layers: int = 1,
     settings: Settings | None = None,
 ) -> Trainer[SimulatedCohort]:
-    """A linear model on the hundred digits, or one of more layers; `width` outputs make many parameters."""
+    """A linear model on the hundred digits, or one of more layers; `width` outputs make many parameters.
+
+    A method with personal layers has one layer more, which is shared.
+    """
     torch.manual_seed(3)
+    layers += bool(record.local.personal)
     hidden = [layer for _ in range(layers - 1) for layer in (nn.Linear(64, 64), nn.Tanh())]
     module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, width))
     settings = settings or Settings("cpu", threads=1)

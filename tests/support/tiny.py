@@ -25,6 +25,40 @@ def dataset() -> shoal.Dataset:
     return shoal.from_clients([(x, (x.sum(1) > 0).astype(np.int64)) for x in rows], test_fraction=0.25)
 
 
+def unbalanced() -> shoal.Dataset:
+    """One class in eight, and nothing that tells it apart: the best answer is always the other one."""
+    labels = (np.arange(CLIENTS * 8) % 8 == 0).astype(np.int64)
+    owners = np.repeat([f"ward-{place}" for place in range(CLIENTS)], 8)
+    return shoal.from_arrays(np.zeros((CLIENTS * 8, 4), np.float32), labels, client=owners, name="unbalanced")
+
+
+def numbers() -> shoal.Dataset:
+    """Numbers from 0 to 5 that a line gives, twenty a client; one client's are all 2 too high."""
+    generator = np.random.Generator(np.random.Philox(key=8))
+    x = generator.standard_normal((CLIENTS * 20, 4)).astype(np.float32)
+    owners = np.repeat([f"ward-{place}" for place in range(CLIENTS)], 20)
+    y = (2 + 0.5 * x[:, 0] - 0.5 * x[:, 1] + 2 * (owners == "ward-3")).clip(0, 5).astype(np.float32)
+    return shoal.from_arrays(x, y, client=owners, name="numbers")
+
+
+def line(outputs: int) -> nn.Module:
+    """A linear layer that starts from zero."""
+    layer = nn.Linear(4, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def play_unbalanced(folder: Path, config: dict[str, Any], **changes: Any) -> Result:
+    """One run that can learn nothing."""
+    return shoal.run(config, data=unbalanced(), model=line(2), runs=folder, **changes)
+
+
+def play_numbers(folder: Path, config: dict[str, Any], **changes: Any) -> Result:
+    """One run of a regression."""
+    return shoal.run(config | {"task.range": [0.0, 5.0]}, data=numbers(), model=line(1), runs=folder, **changes)
+
+
 def network() -> nn.Module:
     layer = nn.Linear(4, 2)
     with torch.no_grad():

@@ -233,3 +233,13 @@ def test_an_own_loss_gives_one_value_a_record():
     wrong = Own(own_loss=lambda outputs, targets: (outputs - targets).abs().mean())
     with pytest.raises(ModelError, match="one loss a record"):
         wrong.losses(numbers(4, 2), numbers(4, 2, seed=1))
+
+
+def test_class_weights_that_evaluation_used_first_can_be_trained_with():
+    """As where nobody was sampled for the first round."""
+    weighted = Classification(classes=("a", "b", "c"), class_weights=(1.0, 5.0, 0.5))
+    outputs, y = of_task(CLASSES)
+    with torch.inference_mode():
+        weighted.losses(outputs, y)
+    weighted.losses(outputs.requires_grad_(), y).sum().backward()
+    assert outputs.grad is not None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ModelError
 
 CLIENT_LEVEL = {
     "algorithm": "geyer-private",
@@ -123,6 +123,17 @@ def test_next_token_learns_with_whole_numbers_as_inputs(config, model, tmp_path)
     assert result.figures["perplexity"] < result.trivial["perplexity"]
 
 
+@pytest.mark.parametrize("token", [-1, 6])
+def test_tokens_that_the_model_does_not_take_are_named_before_training(token, tmp_path):
+    sequence = np.zeros((240, 6), np.int64)
+    sequence[7, 3] = token
+    data = shoal.from_arrays(sequence, np.zeros_like(sequence), client=OWNERS, classes=list("abcdef"))
+    ends = f"{min(token, 0)} to {max(token, 0)}"
+    with pytest.raises(ModelError, match=f"whole numbers from {ends}: model Tokens cannot take records of shape"):
+        trained(CLIENT_LEVEL, data, Tokens(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 @LEVELS
 def test_a_loss_and_a_metric_of_ones_own(config, tmp_path, monkeypatch):
     (tmp_path / "own_loss.py").write_text(
@@ -161,3 +172,73 @@ def test_a_model_that_learnt_nothing_is_called_so(tmp_path):
     assert result.accuracy == result.trivial["accuracy"]
     assert not result.learnt
     assert result.to_json()["learnt"] is False
+
+
+class Spoilt(nn.Module):
+    """Gives NaN once it is trained."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) * (1.0 if self.training else torch.nan)
+
+
+def absolute(outputs, targets):
+    return (outputs[:, 0] - targets).abs()
+
+
+@pytest.mark.parametrize("kind", ["regression", "own", "next-token", "multi-label", "classification"])
+def test_a_model_that_gives_nan_has_not_learnt(kind, tmp_path):
+    """NaN is no loss of 0, no perplexity of 1 and no number in the middle of the range."""
+    x, y, classes, outputs, task = {
+        "regression": (X, X[:, 0], None, 1, {"range": (-3.0, 3.0)}),
+        "own": (X, X[:, 0], None, 1, {"kind": "own", "loss": f"{__name__}:absolute"}),
+        "next-token": (*np.zeros((2, 240, 6), np.int64), list("abcdef"), 6, {}),
+        "multi-label": (X, (X[:, :2] > 0).astype(np.float32), ["a", "b"], 2, {}),
+        "classification": (X, (X[:, 0] > 0).astype(np.int64), None, 2, {}),
+    }[kind]
+    data = shoal.from_arrays(x, y, client=OWNERS, classes=classes)
+    model = Spoilt(Tokens() if kind == "next-token" else linear(outputs))
+    result = trained(CLIENT_LEVEL | {"rounds": 1}, data, model, tmp_path, **task)
+    assert result.task == kind
+    assert not result.learnt
+    assert result.figures.get("perplexity") is None
+    assert result.score is None or kind in ("next-token", "multi-label", "classification")
+
+
+def undefined(predictions, targets):
+    raise ValueError("no such record")
+
+
+def test_a_metric_that_fails_does_not_lose_the_run(tmp_path):
+    data = shoal.from_arrays(X, X[:, 0], client=OWNERS)
+    with pytest.warns(UserWarning, match=r"task\.metrics 'undefined' failed: ValueError: no such record"):
+        result = trained(
+            CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, range=(-3.0, 3.0),
+            metrics=(f"{__name__}:undefined",),
+        )  # fmt: skip
+    assert result.figures["undefined"] is None
+    assert result.score is not None
+
+
+def test_a_large_vocabulary_is_evaluated_in_smaller_parts(tmp_path, monkeypatch):
+    seen = []
+
+    class Watched(Tokens):
+        def forward(self, x):
+            if not self.training:
+                seen.append(len(x))
+            return super().forward(x)
+
+    sequence = (np.arange(240)[:, None] + np.arange(7)) % 6
+    data = shoal.from_arrays(sequence[:, :-1], sequence[:, 1:], client=OWNERS, classes=list("abcdef"))
+    torch.manual_seed(0)
+    model, scores = Watched(), []
+    for most in (6 * 6 * 5, 1, 10**6):
+        monkeypatch.setattr("shoal.training.evaluation.OUTPUTS", most)
+        seen.clear()
+        scores.append(trained(CLIENT_LEVEL | {"rounds": 1}, data, model, tmp_path).figures["perplexity"])
+        assert max(seen) == {6 * 6 * 5: 5, 1: 1, 10**6: 48}[most]
+    assert scores == pytest.approx(scores[:1] * 3, rel=1e-6)

@@ -64,7 +64,7 @@ def test_secure_noise_of_local_steps_is_drawn_on_a_cpu_also_where_there_is_a_gpu
     trainer = simulate(
         small("dp-sgd"), model, digits(), parted(4), rounds=ROUNDS, streams=streams, settings=Settings(threads=1)
     )
-    assert trainer.params.device.type == trainer.cohort.federation.device.type == "cpu"
+    assert trainer.params.device.type == trainer.cohort.client_data.device.type == "cpu"
 
 
 def test_no_record_decides_how_gradients_are_computed():

@@ -33,19 +33,44 @@ Recipe = Callable[["Algorithm", Setting, int, float], tuple[Published, ...]]
 """(algorithm, setting, rounds that were run, delta) -> what the paper's recipe gives."""
 
 
+BETAS = (0.9, 0.999)
 LEAST_STEP, MOST_STEP = 1e-18, 1e18
 """The range of lr x clip / batch, the step of a clipped gradient, in which float32 is precise."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """How a client trains: SGD for `epochs` passes, or exactly `steps` steps where that is given."""
+    """How a client trains: for `epochs` passes, or exactly `steps` steps where that is given.
+
+    All of it happens before an update is clipped, or after a step's noise, and costs no privacy, unless a client
+    keeps something from round to round (`remembers`).
+
+    Attributes:
+        epochs: Passes over the client's records.
+        steps: Steps, instead of passes.
+        lr: The learning rate, or its schedule over the rounds.
+        momentum: Of SGD.
+        keep_momentum: Whether a client keeps its optimiser's state for the next round in which it takes part.
+        optimizer: `sgd`, or `adamw` with `betas`.
+        betas: How fast AdamW's means of gradients and of their squares forget.
+        weight_decay: How strongly weights are pulled to 0, as in torch.optim: in SGD's gradient, apart in AdamW.
+        proximal: mu of FedProx (Li et al. 2020): how strongly they are pulled to the model of the round.
+        max_grad_norm: The largest norm of a batch's gradient; it keeps training stable, and protects nobody.
+        personal: Layers that never leave a client (Arivazhagan et al. 2019): the last so many, or names such as
+            `head`, with all that is in them.
+    """
 
     epochs: int = 1
     steps: int | None = None
     lr: str | float = 0.1
     momentum: float = 0.0
     keep_momentum: bool = False
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    betas: tuple[float, float] = BETAS
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    max_grad_norm: float | None = None
+    personal: int | str | tuple[str, ...] = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.epochs <= MOST_STEPS:
@@ -55,6 +80,23 @@ class Local:
         require_scales("local.lr", self.lr, zero=True)
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"local.momentum must be in [0, 1), got {self.momentum}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"local.betas must be two numbers in [0, 1), got {list(self.betas)}")
+        for name in ("weight_decay", "proximal"):
+            require_scale(f"local.{name}", getattr(self, name), zero=True)
+        if self.max_grad_norm is not None:
+            require_scale("local.max_grad_norm", self.max_grad_norm)
+        if isinstance(self.personal, int) and self.personal < 0:
+            raise ConfigError(f"local.personal must be >= 0, or names of layers, got {self.personal}")
+        self._refuse_ineffective()
+
+    def _refuse_ineffective(self) -> None:
+        if self.optimizer == "adamw" and self.momentum:
+            raise ConfigError(f"local.momentum {self.momentum} is of SGD: for AdamW set local.betas, or leave it out")
+        if self.optimizer != "adamw" and self.betas != BETAS:
+            raise ConfigError(
+                f"local.betas {list(self.betas)} are of AdamW: set local.optimizer=adamw, or leave them out"
+            )
 
     def rate(self, t: int, total: int) -> float:
         """The learning rate of round t, which may be 0."""
@@ -63,7 +105,12 @@ class Local:
     @property
     def remembers(self) -> bool:
         """Does a client keep state from the rounds in which it took part?"""
-        return self.keep_momentum and self.momentum > 0
+        return bool(self.personal) or (self.keep_momentum and self.accumulates)
+
+    @property
+    def accumulates(self) -> bool:
+        """Does the optimiser carry state from step to step, into which gradients are added first?"""
+        return self.momentum > 0 or self.optimizer == "adamw"
 
 
 @dataclass(frozen=True)
@@ -166,17 +213,25 @@ class Algorithm:
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:
         """Raise a ConfigError where the steps of gradients with this bound are out of float32's range in round t."""
-        step = self.local.rate(t, total) * bound / self.records.batch
-        if step and not LEAST_STEP <= step <= MOST_STEP:
-            raise ConfigError(
-                f"local.lr x clip / records.batch must be from {LEAST_STEP:g} to {MOST_STEP:g}, got {step:g} in "
-                f"round {t + 1} of {total}: change local.lr or the clip of per_record"
-            )
-        noise = step * self.per_step.multiplier(t, total, self.records.batch) if self.per_step else 0.0
-        refuse_unheld_noise("local.lr x per_step.noise_multiplier x clip / records.batch", noise, t, total)
+        steps = {"local.lr x ": self.local.rate(t, total) * bound / self.records.batch}
+        if self.local.accumulates:  # noise is first added to a gradient, whatever the learning rate
+            steps[""] = bound / self.records.batch
+        for key, step in steps.items():
+            if step and not LEAST_STEP <= step <= MOST_STEP:
+                raise ConfigError(
+                    f"{key}clip / records.batch must be from {LEAST_STEP:g} to {MOST_STEP:g}, got {step:g} in "
+                    f"round {t + 1} of {total}: change {key and 'local.lr or '}the clip of per_record"
+                )
+            noise = step * self.per_step.multiplier(t, total, self.records.batch) if self.per_step else 0.0
+            refuse_unheld_noise(f"{key}per_step.noise_multiplier x clip / records.batch", noise, t, total)
 
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
         self.local.rate(t, total)
+        if self.per_record is not None and self.local.max_grad_norm is not None:
+            raise ConfigError(
+                f"local.max_grad_norm {self.local.max_grad_norm:g} has no use beside per_record, which clips the "
+                f"gradient of every record: leave it out"
+            )
         if self.per_record is not None and (bound := self.per_record.public_bound({}, t, total)) is not None:
             self.refuse_unheld(bound, t, total)
         if self.per_step is None:

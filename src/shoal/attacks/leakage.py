@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.attacks.attack_recipes import Recipe
+from shoal.attacks.attacked_task import of_classes, refuse_other_losses
 from shoal.attacks.labels import infer
 from shoal.attacks.objective import Objective
 from shoal.attacks.observe import Kind, Seen, Victims, observe
@@ -19,6 +20,7 @@ from shoal.attacks.reconstruct import Found, reconstruct
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.errors import ConfigError, DataError, ModelError
+from shoal.inputs import single
 from shoal.models import build, check, mixing_layers
 from shoal.prepare import load_data, with_noise
 from shoal.random.streams import Streams
@@ -132,7 +134,8 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
         ConfigError: Where the attacker would not see what it needs.
     """
     refuse_unseen(config, aim)
-    dataset = data or load_data(config)
+    refuse_other_losses(config)
+    dataset = of_classes(data or load_data(config), config)
     device, streams = pick_device(config.engine.device), Streams(config.seed)
     victims = choose(dataset, aim, streams, device)
     module = attacked_model(config, dataset, streams).to(device)
@@ -172,7 +175,8 @@ def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -
             f"on; ask for at most {there // aim.each} victims"
         )
     places = torch.from_numpy(streams.generator("victims").permutation(there)[:wanted])
-    x, y = dataset.train_x[places], dataset.train_y[places]
+    x = single(dataset.train_x, DataError, "attacks on gradients")[places].float()
+    y = dataset.train_y[places]
     if float(x.min()) < 0 or float(x.max()) > 1:
         raise DataError(
             f"attacks search in [0, 1], but data '{dataset.name}' are {float(x.min()):g} to {float(x.max()):g}; "
@@ -195,6 +199,10 @@ def attacked_model(config: Config, dataset: Dataset, streams: Streams) -> nn.Mod
         model_name(config, dataset), dataset.input_shape, dataset.class_count, seed=streams.number("model")
     )
     check(module, dataset.input_shape, dataset.task, record_level=config.algorithm.per_record is not None)
+    with torch.no_grad():
+        scores = module(torch.zeros(2, *dataset.input_shape)).shape[1:]
+    if tuple(scores) != (dataset.class_count,):
+        raise ModelError("the model has one logit for two classes; a reconstruction needs one score a class")
     if found := mixing_layers(module):
         raise ModelError(f"layer '{found[0]}' mixes the records of a batch; attacks take models without BatchNorm")
     return module

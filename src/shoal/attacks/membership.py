@@ -23,11 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.attacks.attacked_task import of_classes
+from shoal.calling import call
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.errors import ConfigError
+from shoal.inputs import Inputs, parts, take
 from shoal.prepare import limit_of, load_data, prepare, with_features
 from shoal.random.streams import Streams
+from shoal.tasks import Task
 from shoal.training.budget import affordable, refuse_budget
 
 LEAST_MODELS = 4
@@ -159,8 +163,13 @@ def membership(
     """
     if models < LEAST_MODELS:
         raise ConfigError(f"models must be at least {LEAST_MODELS}: each needs shadows on both sides, got {models}")
+    if config.algorithm.local.personal:
+        raise ConfigError(
+            f"local.personal {config.algorithm.local.personal!r}: the attacker has the shared layers only, which "
+            f"predict nothing; leave it out to attack a model that is shared as a whole"
+        )
     started = time.perf_counter()
-    dataset = with_features(data or load_data(config), config.data.features)
+    dataset = of_classes(with_features(data or load_data(config), config.data.features), config)
     config = replace(config, data=replace(config.data, features="none"))  # they are in the data set now
     streams = Streams(config.seed)
     pool = _pool(dataset, records, streams)
@@ -254,7 +263,7 @@ def _trained(
     """One model's losses [n] on the pool, its accuracy on its members and on held-out rows, and its rounds."""
     rows = torch.from_numpy(pool[member])
     owners = None if dataset.owners is None else dataset.owners[pool[member]]
-    part = replace(dataset, train_x=dataset.train_x[rows], train_y=dataset.train_y[rows], owners=owners)
+    part = replace(dataset, train_x=take(dataset.train_x, rows), train_y=dataset.train_y[rows], owners=owners)
     config, simulator = prepare(config, part, None)
     try:
         refuse_budget(config.algorithm, simulator.setting, limit_of(config))
@@ -263,19 +272,23 @@ def _trained(
             simulator.run_round(0)
         test = simulator.evaluate()["accuracy"] or 0.0
         module = simulator.evaluation.module
-        simulator.evaluation.layout.load(module, simulator.model)
-        x = dataset.train_x[torch.from_numpy(pool)].to(simulator.model.device)
+        simulator.evaluation.layout.shared.load(module, simulator.model)
+        like = parts(simulator.evaluation.x)
+        x = take(dataset.train_x, pool)  # on the model's device, and of the type that it takes
+        x = {name: part.to(like[name]) for name, part in x.items()} if isinstance(x, dict) else x.to(like[""])
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
-        losses, hits = _losses(module, x, y)
+        losses, hits = _losses(module, dataset.task, x, y)
     finally:
         simulator.close()
     return losses, (float(hits[member].mean()), test), rounds
 
 
 @torch.inference_mode()
-def _losses(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _losses(module: torch.nn.Module, task: Task, x: Inputs, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The cross-entropy of each record, whatever the loss that was trained, and whether its class is right."""
     module.eval()
-    logits = torch.cat([module(part) for part in torch.split(x, 500)]).double()
-    losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+    pieces = [slice(start, start + 500) for start in range(0, len(y), 500)]
+    predicted = task.predictions(torch.cat([call(module, take(x, piece)) for piece in pieces]), y)
+    losses = -predicted.gather(1, y.unsqueeze(1)).squeeze(1).log()
     losses = torch.nan_to_num(losses, nan=50.0, posinf=50.0)
-    return losses.cpu().numpy(), (logits.argmax(1) == y).cpu().numpy()
+    return losses.cpu().numpy(), (predicted.argmax(1) == y).cpu().numpy()

@@ -26,6 +26,7 @@ from shoal.attacks.arithmetic import exact
 from shoal.attacks.gradient_map import GradientMap, Shrink, clipped, gradients, updates
 from shoal.attacks.objective import Replay
 from shoal.data import Dataset, Partition
+from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.mechanisms.mechanism import Layers
 from shoal.mechanisms.sampling import Clients, Records
@@ -81,6 +82,7 @@ def observe(
 
     Without `knowing` it replays nothing, as the attacks of the papers.
     """
+    _refuse_unknown(algorithm.local, honest)
     played, layers = _played(algorithm, kind, victims.y.shape[1], honest), Layout.of(module).named_layers
     with exact():
         left = _left_client(played, module, victims, streams, rounds)
@@ -100,6 +102,21 @@ def observe(
         return dummies if known is None else known.replay(dummies, seen, bound, abs(unit), layers)
 
     return Seen((left * unit).detach(), shown, replay)
+
+
+def _refuse_unknown(local: Local, honest: bool) -> None:
+    """Raise a ConfigError where the attacker could not replay a client's training, or would not see all of it."""
+    if local.personal:
+        raise ConfigError(
+            f"local.personal {local.personal!r}: no attack here knows personal layers, which never leave a client; "
+            f"leave it out to attack a model that is shared as a whole"
+        )
+    sgd = Local(local.epochs, local.steps, local.lr, local.momentum, local.keep_momentum)
+    if honest and local != sgd:
+        raise ConfigError(
+            "an honest update is replayed by SGD with momentum alone: leave out local.optimizer, "
+            "local.weight_decay, local.proximal and local.max_grad_norm"
+        )
 
 
 def applied_at_client(algorithm: Algorithm) -> bool:

@@ -1,4 +1,4 @@
-"""`shoal data list|check|import`: list data sets, verify their files, import your own."""
+"""`shoal data list|check|import|remove`: list data sets, verify their files, import and remove your own."""
 
 from __future__ import annotations
 
@@ -83,6 +83,24 @@ def import_command(
         overwrite=replace,
     )
     _show([entry], as_json)
+    if not as_json:
+        typer.echo(
+            f"copied to {entry.where}, readable by you alone; `shoal data remove {entry.name}` deletes the copy"
+        )
+
+
+@app.command("remove")
+def remove_command(
+    name: Annotated[str, typer.Argument(help="The name under which it was imported.")], as_json: Json = False
+) -> None:
+    """Delete the copy of a table that you imported; your own file stays."""
+    from shoal.data.imported import remove
+
+    path = remove(name)
+    if as_json:
+        print_json({"removed": name, "where": str(path)})
+    else:
+        typer.echo(f"removed {path}")
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:
@@ -101,7 +119,8 @@ def _show(entries: list[Entry], as_json: bool) -> None:
         return
     typer.echo(f"{'name':<16}{'state':<10}{'shape':<10}{'train':>8}{'test':>8}{'classes':>9}")
     for entry in entries:
-        shape = "x".join(map(str, entry.shape))
+        shapes = entry.shape.items() if isinstance(entry.shape, dict) else [("", entry.shape)]
+        shape = " ".join(f"{name} {'x'.join(map(str, sizes)) or 1}".strip() for name, sizes in shapes)
         rows = f"{entry.train_rows:>8,}{entry.test_rows:>8,}{entry.class_count:>9}"
         typer.echo(f"{entry.name:<16}{entry.state:<10}{shape:<10}{rows}")
         lines = [f"{entry.source} ({entry.licence})", entry.where, *entry.notes]

@@ -16,12 +16,18 @@ from shoal.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+    from shoal.data.schema import Schema
+
 
 def command(
     host: Annotated[str, typer.Argument(help="The coordinator: HOST or HOST:PORT (default 8000).")],
     data: Annotated[str, typer.Option(help="Your data: a .csv, .parquet or .npz file; all rows are used.")],
     label: Annotated[
         str | None, typer.Option(help="The label column, if its name differs from the federation's.")
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="Your own TOML file with a [schema]: refuse a federation that has another one."),
     ] = None,
     part: Annotated[
         int | None, typer.Option(help="For tests: hold only this client's part of a built-in data set.")
@@ -87,7 +93,7 @@ def command(
     )
     bounds = Bounds.read(bound or ())
     own = _key(key, folder)
-    read, plugins = reader(data, label, part), tuple(allow_plugin or ())
+    read, plugins = reader(data, label, part, _schema(schema)), tuple(allow_plugin or ())
     site = Site(Owner(site_name, folder, read, requirements, model, own, _peers(peers), bounds, plugins), report)
     endpoint = Endpoint(address, own, _certificate(ca), registers=key is None)
     try:
@@ -136,6 +142,17 @@ def _peers(folder: Path | None) -> frozenset[bytes] | None:
     if not (found := read_public(folder)):
         raise ConfigError(f"--peers {folder} has no public key (NAME.pub)")
     return frozenset(found.values())
+
+
+def _schema(path: Path | None) -> Schema | None:
+    """The schema in a TOML file."""
+    if path is None:
+        return None
+    from shoal.config import configure
+
+    if (found := configure(path).schema) is None:
+        raise ConfigError(f"--schema {path} has no section [schema]; `shoal init` writes one")
+    return found
 
 
 def _certificate(ca: Path | None) -> bytes | None:

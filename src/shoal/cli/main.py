@@ -16,10 +16,13 @@ from shoal.cli import (
     attack,
     audit,
     data,
+    export,
+    init,
     join,
     keys,
     ledger,
     papers,
+    predict,
     report,
     run,
     runs,
@@ -34,8 +37,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("init")(init.command)
 app.command("run")(run.command)
 app.command("sweep")(sweep.command)
+app.command("predict")(predict.command)
+app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("algorithms")(algorithms.command)
 app.command("attack")(attack.command)

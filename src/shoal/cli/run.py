@@ -1,4 +1,4 @@
-"""`shoal run`: train a model over clients; report its accuracy and what it reveals."""
+"""`shoal run`: train a model over clients; report how good it is and what it reveals."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
 if TYPE_CHECKING:
     from shoal.api import Result
     from shoal.config import Config
+    from shoal.report.scores import Scores
     from shoal.training.trainer import Trainer
 
 
@@ -31,7 +32,7 @@ def command(
     no_guarantee: NoGuarantee = False,
     as_json: JsonWithProgress = False,
 ) -> None:
-    """Train a model over clients; report its accuracy and what it reveals."""
+    """Train a model over clients; report how good it is and what it reveals."""
     import shoal
 
     console = Console(stderr=as_json)
@@ -64,7 +65,7 @@ class Watch:
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}{task.fields[spent]}"),
+            TextColumn("{task.fields[figure]} {task.fields[score]}{task.fields[spent]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
@@ -73,15 +74,24 @@ class Watch:
         self._before: Any = None
         self._task: Any = None
         self._budget: Any = None
+        self._headline = ""
 
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
         """Print what is run, and start the bar."""
         self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}")
-        for note in trainer.evaluation.dataset.notes:
+        for note in trainer.notes:
             self._console.print(f"note: {note}", highlight=False)
-        self._budget = config.budget
+        from shoal.report.scores import name_of
+
+        self._budget, self._headline = config.budget, trainer.evaluation.dataset.task.headline
         self._task = self.progress.add_task(
-            "", name=config.algorithm.name, accuracy="-", spent="", total=trainer.rounds, completed=trainer.done
+            "",
+            name=config.algorithm.name,
+            figure=name_of(self._headline),
+            score="-",
+            spent="",
+            total=trainer.rounds,
+            completed=trainer.done,
         )
         self.progress.start()
 
@@ -94,10 +104,12 @@ class Watch:
             self._before = signal.signal(signal.SIGINT, interrupt)
 
     def round(self, line: dict[str, Any]) -> None:
-        """Show a round's accuracy and epsilon."""
+        """Show a round's headline figure and epsilon."""
+        from shoal.report.scores import short
         from shoal.report.series import figure
 
-        fields: dict[str, Any] = {"accuracy": f"{line['accuracy']:.3f}"} if "accuracy" in line else {}
+        score = line.get(self._headline)
+        fields: dict[str, Any] = {} if score is None else {"score": short(score)}
         for claim in line["proven"]:
             if (claim["unit"], claim["observer"]) == (self._budget.unit, self._budget.observer):
                 limit = f"/{self._budget.epsilon:g}" if self._budget.epsilon else ""
@@ -119,17 +131,22 @@ def _clients(trainer: Trainer[Any]) -> str:
 
 
 def show(result: Result, console: Console) -> None:
-    """Print the result: accuracy, claims, warnings."""
+    """Print the result: figures, claims, warnings."""
+    from shoal.report.scores import Scores, short
+
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("accuracy", f"{result.accuracy:.4f} on held-out data, after {result.rounds} rounds")
+    scores = Scores.of(result.to_json())
+    for name, value in figure_rows(scores):
+        table.add_row(name, escape(value))
     if result.baseline is not None:
-        table.add_row("", f"{result.baseline:.4f} without clipping and noise (not private)")
+        table.add_row("", f"{scores.name} {short(result.baseline)} without clipping and noise (not private)")
     last = result.metrics[-1] if result.metrics else {}
     if last.get("bad_updates", 0) and last["bad_updates"] >= last.get("clients", 0):
         table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget is spent")
-    table.add_row("time", f"{result.seconds:.1f} s")
+    rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
+    table.add_row("time", f"{result.seconds:.1f} s, {rounds}")
     table.add_row("random", _RANDOM[result.random])
     table.add_row("run", str(result.run))
     table.add_row("page", str(result.run / "report.html"))
@@ -138,6 +155,25 @@ def show(result: Result, console: Console) -> None:
     show_claims(result.proven, result.published, console)
     for warning in result.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False)
+
+
+def figure_rows(scores: Scores) -> list[tuple[str, str]]:
+    """The figures as rows: the headline beside the constant answer, the others, and the spread over clients."""
+    from shoal.report.scores import name_of, short
+
+    if scores.score is None and scores.learnt:
+        return [("figures", "unknown")]
+    score, trivial = ("not finite" if each is None else short(each) for each in (scores.score, scores.trivial_score))
+    constant = "" if scores.trivial_score is None else f" ({scores.trivial_answer}: {trivial})"
+    rows = [(scores.name, f"{score} on held-out data{constant}")]
+    if scores.others:
+        rows.append(("", ", ".join(f"{name_of(name)} {short(value)}" for name, value in scores.others.items())))
+    if scores.clients:
+        worst = ", ".join(f"{each.name} {short(each.score)} ({each.records} records)" for each in scores.worst)
+        rows.append(("by client", f"median {short(scores.median)} of {len(scores.clients)}; the worst: {worst}"))
+    if not scores.learnt:
+        rows.append(("warning", scores.verdict()))
+    return rows
 
 
 def show_claims(proven: list[dict[str, Any]], published: list[dict[str, Any]], console: Console) -> None:

@@ -41,7 +41,7 @@ def list_command(
     elif not found:
         typer.echo(f"no run in {runs} matches")
     else:
-        names = ("run", "method", "data", "clients", "rounds", "accuracy", "client level", "state")
+        names = ("run", "method", "data", "clients", "rounds", "figure", "client level", "state")
         table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
         for run in found:
             table.add_row(*map(escape, _row(run)))
@@ -55,23 +55,34 @@ def _row(run: Run) -> list[str]:
         run.dataset,
         "simulated" if run.simulated else "real",
         f"{run.done}" if run.done == run.rounds else f"{run.done}/{run.rounds}",
-        "" if run.accuracy is None else f"{run.accuracy:.4f}",
+        _score(run),
         bound(run.epsilon("client", "release")),
         run.state,
     ]
 
 
+def _score(run: Run) -> str:
+    """The headline figure in a column: `accuracy 0.869 (constant answer: 0.871)`."""
+    from shoal.report.scores import short
+
+    scores = run.scores
+    if scores.score is None:
+        return ""
+    constant = "" if scores.learnt or scores.trivial_score is None else f" (constant: {short(scores.trivial_score)})"
+    return f"{scores.name} {short(scores.score)}{constant}"
+
+
 @app.command("show")
 def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the beginning of its name.")],
                  runs: Runs = Path("runs"), as_json: Json = False) -> None:  # fmt: skip
-    """Show a run: accuracy, claims, configuration, ledger."""
+    """Show a run: figures, claims, configuration, ledger."""
     from shoal.report.find import one
     from shoal.report.run_reader import read_run
 
     found = read_run(one(run, runs))
     if as_json:
         ledger = found.ledger.to_json() if found.ledger else None
-        print_json(summary(found) | {"config": found.config, "ledger": ledger})
+        print_json(summary(found) | {"config": found.config, "ledger": ledger, "model": _model(found)})
         return
     console = Console(emoji=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -113,6 +124,7 @@ def delete_command(
 
 def summary(run: Run) -> dict[str, Any]:
     """A run as one JSON object."""
+    scores = run.scores
     return {
         "run": str(run.path),
         "algorithm": run.algorithm,
@@ -120,8 +132,13 @@ def summary(run: Run) -> dict[str, Any]:
         "started": run.started.isoformat(),
         "state": run.state,
         "rounds": run.done,
-        "accuracy": run.accuracy,
-        "baseline": run.plain_accuracy,
+        "accuracy": scores.figures.get("accuracy"),
+        "headline": scores.headline,
+        "score": scores.score,
+        "figures": dict(scores.figures),
+        "trivial": dict(scores.trivial),
+        "learnt": scores.learnt,
+        "baseline": run.plain_score,
         "seconds": run.seconds,
         "simulated_clients": run.simulated,
         "proven": run.proven,
@@ -130,6 +147,8 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
+    from shoal.cli.run import figure_rows
+
     ledger = "none, so nothing is proven"
     if run.ledger is not None:
         ledger = f"intact, {run.ledger.lines} lines" if run.ledger.whole else f"broken: {run.ledger.because}"
@@ -139,11 +158,34 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("method", f"{run.algorithm} on {run.dataset}"),
         *([("clients", "simulated: one data set was split over them")] if run.simulated else []),
         ("rounds", f"{run.done} of {run.rounds}"),
-        ("accuracy", "unknown" if run.accuracy is None else f"{run.accuracy:.4f} on held-out data"),
+        *figure_rows(run.scores),
         ("started", run.started.strftime("%Y-%m-%d %H:%M:%S")),
         ("ledger", ledger),
         ("page", str(run.path / "report.html")),
+        ("model", _model_words(run)),
     ]
+
+
+def _model(run: Run) -> dict[str, Any] | None:
+    """What the saved model is; None where the run has none."""
+    from shoal.models.bundle import DESCRIPTION, WEIGHTS, read_bundle
+
+    try:
+        bundle = read_bundle(run.path)
+    except RunError:
+        return None
+    files = [str(run.path / name) for name in (WEIGHTS, DESCRIPTION) if (run.path / name).is_file()]
+    about = {"model": bundle.model, "task": bundle.task.get("kind"), "input_shape": bundle.input_shape}
+    return about | {"note": bundle.note, "release": bundle.release, "versions": bundle.versions, "files": files}
+
+
+def _model_words(run: Run) -> str:
+    found = _model(run)
+    if found is None:
+        return "none that can be read; a run saves it when it ends"
+    shape = " x ".join(map(str, found["input_shape"]))
+    use = f" ({found['note']})" if found["note"] else f"; use it: shoal predict {run.name} FILE"
+    return f"{found['model']} for {found['task']}, records of {shape}: {', '.join(found['files'])}{use}"
 
 
 def _day(text: str | None) -> date | None:

@@ -21,6 +21,7 @@ from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from shoal.report.compare import Entry
+    from shoal.report.run_reader import Run
     from shoal.sweep.outcome import Outcome
     from shoal.sweep.plan import Plan, Range
 
@@ -57,7 +58,7 @@ def command(
     show: Annotated[bool, typer.Option("--open", help="Open the page at the end.")] = False,
     as_json: JsonWithProgress = False,
 ) -> None:
-    """Run a grid of settings in parallel; compare accuracy and proven epsilon. It can be interrupted and resumed."""
+    """Run a grid of settings in parallel; compare figures and proven epsilon. It can be interrupted and resumed."""
     from shoal.sweep.cost import planned_cells
     from shoal.sweep.outcome import outcome_of, write_sweep_page
     from shoal.sweep.plan import make_plan
@@ -170,7 +171,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     private = outcome.plan.selection is not None
     console.print(_cells(outcome, private))
     if private and outcome.best is None:
-        console.print("no trial finished: nothing was chosen")
+        console.print("no trial finished, or their headline figures differ: nothing was chosen")
     console.print()
     if outcome.proven:
         console.print("the chosen model:" if private else "all cells together:")
@@ -181,30 +182,41 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
 
 
 def _cells(outcome: Outcome, private: bool) -> Table:
+    from shoal.report.compare import by_headline
+    from shoal.report.scores import name_of
     from shoal.sweep.outcome import frontier
 
     entries = [entry for entry in outcome.entries if entry.best] if private else outcome.entries
     best = set() if private else {entry.name for entry in frontier(outcome)}
     keys = list(outcome.entries[0].choice)
-    table = Table("cell", *map(escape, keys), "accuracy", "client level", "", box=None, pad_edge=False)
+    figures = list(by_headline(outcome.entries)) or ["score"]
+    table = Table("cell", *map(escape, [*keys, *map(name_of, figures)]), "client level", "", box=None, pad_edge=False)
     for entry in entries:
         style = "red" if entry.failed else "bold" if entry.best else None
-        table.add_row(*map(escape, _row(entry, entry.name in best)), style=style)
+        table.add_row(*map(escape, _row(entry, figures, entry.name in best)), style=style)
     return table
 
 
-def _row(entry: Entry, on_frontier: bool) -> list[str]:
-    from shoal.report.compare import word
+def _row(entry: Entry, figures: list[str], on_frontier: bool) -> list[str]:
+    from shoal.report.compare import NOTHING_LEARNT, word
 
     run = entry.run
+    note = "on the frontier" if on_frontier else "" if run is None or run.scores.learnt else NOTHING_LEARNT
     epsilon = run.epsilon("client", "release") if run else None
     return [
         entry.name,
         *(word(value) for value in entry.choice.values()),
-        f"{run.accuracy:.4f}" if run and run.accuracy is not None else "",
+        *(_score(run, name) for name in figures),
         bound(epsilon),
-        entry.failed or ("on the frontier" if on_frontier else ""),
+        entry.failed or note,
     ]
+
+
+def _score(run: Run | None, figure: str) -> str:
+    from shoal.report.scores import short
+
+    score = run.scores.of_headline(figure) if run else None
+    return "" if score is None else short(score)
 
 
 def _new_folder(runs: Path) -> Path:

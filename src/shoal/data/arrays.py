@@ -7,7 +7,7 @@ constants that are public. Which classes and clients there are counts as public.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,15 @@ import numpy as np
 import torch
 
 from shoal.data.dataset import NOT_FINITE, Dataset, first_bad_row
-from shoal.data.readers import read_npz
-from shoal.data.scaling import check_scale
+from shoal.data.readers import read_npy, read_npz
+from shoal.data.scaling import STANDARD, check_scale
+from shoal.data.scaling import pictures as scaled_pictures
+from shoal.data.sequences import Padding, are_sequences, by_name
 from shoal.data.split import held_out
 from shoal.errors import ConfigError, DataError, nearest
+from shoal.inputs import Inputs, take
+from shoal.inputs import count as count_of
+from shoal.tasks import Classification, MultiLabel, Regression, Task
 
 Array = Any  # a numpy array, a torch tensor, or nested sequences of numbers
 CHANNELS = (1, 3, 4)
@@ -28,7 +33,7 @@ NPZ_SPLIT = ("train_x", "train_y", "test_x", "test_y", "train_client", "client_n
 
 
 def from_arrays(
-    x: Array,
+    x: Array | Mapping[str, Array],
     y: Array,
     *,
     client: Array | None = None,
@@ -38,12 +43,18 @@ def from_arrays(
     scale: str = "unit",
     name: str = "arrays",
     notes: tuple[str, ...] = (),
+    task: Task | None = None,
+    pictures: bool = True,
+    length: int | None = None,
+    mask: str | None = "attention_mask",
 ) -> Dataset:
     """A data set from features, labels and, where known, the owner of each row.
 
     Args:
         x: `[N, F]`, or pictures `[N, H, W]`, `[N, C, H, W]` or `[N, H, W, C]` (where both could be meant, the
-            channels come first). Whole numbers `[N, T]` stay whole numbers, for models that take tokens.
+            channels come first). Whole numbers `[N, T]` stay whole numbers, for models that take tokens. Or several
+            arrays by name, each of any shape `[N, ...]`: the model is called with keyword arguments of these names.
+            A list of sequences of different lengths is padded with 0 to a `length`, and their targets with -100.
         y: Labels `[N]`, whole numbers or text; or other numbers `[N]` or `[N, D]`, labels `[N, L]` of 0 and 1 with
             their names in `classes`, or the tokens `[N, T]` of a vocabulary `classes`, -100 for padding.
         client: The owner of each row: whole numbers or text.
@@ -55,6 +66,12 @@ def from_arrays(
         scale: 'unit', 'standard' or 'raw', for pixels (uint8).
         name: What messages and reports call the data.
         notes: Facts that reports repeat.
+        task: The task; targets are then taken as they are, and must be as it needs them.
+        pictures: Whether arrays of three or four axes are pictures; False takes them as they are, such as series
+            `[N, T, F]` or `[N, C, L]`.
+        length: The public length to which lists of sequences are padded, or cut.
+        mask: The name under which a model that takes its inputs by name gets 1 for a sequence's own steps and 0 for
+            padding; None for one that takes no mask.
 
     Returns:
         The data set.
@@ -64,19 +81,22 @@ def from_arrays(
         ConfigError: `scale` or `test_fraction` cannot be used.
     """
     where = f"data '{name}'"
-    train_x = _features(x, where, scale)
-    rows = len(train_x)
+    padding = Padding(where, length, mask)
+    x, y = padding.features(x), padding.targets(y, x)
+    test = None if test is None else (padding.features(test[0]), padding.targets(test[1], test[0]))
+    train_x = _inputs(x, where, scale, pictures)
+    rows = count_of(train_x)
     owners, owner_names = (None, ()) if client is None else _owners(client, rows, where)
     test_owners = None
     if test is None:
-        (codes,), class_names = _targets([y], [rows], classes, where)
+        (codes,), class_names = _targets([y], [rows], classes, where, task)
         keep, out = _split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
-        test_x, test_y = train_x[out], codes[out]
-        train_x, train_y = train_x[keep], codes[keep]
+        test_x, test_y = take(train_x, out), codes[out]
+        train_x, train_y = take(train_x, keep), codes[keep]
         owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
     else:
-        test_x = _features(test[0], f"{where}, test", scale)
-        (train_y, test_y), class_names = _targets([y, test[1]], [rows, len(test_x)], classes, where)
+        test_x = _inputs(test[0], f"{where}, test", scale, pictures)
+        (train_y, test_y), class_names = _targets([y, test[1]], [rows, count_of(test_x)], classes, where, task)
     return Dataset(
         name=name,
         train_x=train_x,
@@ -88,6 +108,7 @@ def from_arrays(
         owner_names=owner_names,
         notes=notes,
         test_owners=test_owners,
+        known_task=task,
     )
 
 
@@ -100,13 +121,16 @@ def from_clients(
     test_fraction: float = 0.2,
     scale: str = "unit",
     name: str = "clients",
+    pictures: bool = True,
+    length: int | None = None,
+    mask: str | None = "attention_mask",
 ) -> Dataset:
     """A data set from one pair (x, y) a client; `partition='column'` gives each client its rows back.
 
     Args:
         clients: Features and labels of each client, as `from_arrays` takes them.
         names: The clients' names.
-        test, classes, test_fraction, scale, name: As for `from_arrays`.
+        test, classes, test_fraction, scale, name, pictures, length, mask: As for `from_arrays`.
 
     Returns:
         The data set.
@@ -122,19 +146,22 @@ def from_clients(
         raise DataError(f"data '{name}': no clients given")
     if names is not None and len(names) != len(clients):
         raise DataError(f"data '{name}': {len(clients)} clients but {len(names)} names")
-    xs = [_array(x, f"data '{name}', client {k}, x") for k, (x, _) in enumerate(clients)]
-    ys = [_array(y, f"data '{name}', client {k}, y") for k, (_, y) in enumerate(clients)]
-    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        _check_client(x, y, xs[0], f"data '{name}', client {k}")
+    ragged = length is not None
+    xs = [_of_client(x, ragged, f"data '{name}', client {k}, x") for k, (x, _) in enumerate(clients)]
+    ys = [_of_client(y, ragged, f"data '{name}', client {k}, y") for k, (_, y) in enumerate(clients)]
+    sizes = [_rows(x, y, xs[0], f"data '{name}', client {k}") for k, (x, y) in enumerate(zip(xs, ys, strict=True))]
     dataset = from_arrays(
-        np.concatenate(xs),
-        np.concatenate(ys),
-        client=np.repeat(np.arange(len(xs)), [len(x) for x in xs]),
+        _together(xs),
+        _together(ys),
+        client=np.repeat(np.arange(len(xs)), sizes),
         test=test,
         classes=classes,
         test_fraction=test_fraction,
         scale=scale,
         name=name,
+        pictures=pictures,
+        length=length,
+        mask=mask,
     )
     return dataset if names is None else _named(dataset, names)
 
@@ -144,9 +171,10 @@ def read_own_npz(
 ) -> Dataset:
     """A data set from a .npz with x, y (client) or train_x, train_y, test_x, test_y (train_client).
 
+    Several features by name are `x.NAME`, or `train_x.NAME` and `test_x.NAME`.
     `classes` and `client_names` may be there too: what the numbers in y and client stand for.
     """
-    arrays = read_npz(path, str(path))
+    arrays = _grouped(read_npz(path, str(path)))
     split = "train_x" in arrays
     allowed = NPZ_SPLIT if split else NPZ_PLAIN
     for key in arrays:
@@ -170,6 +198,74 @@ def read_own_npz(
     return _named(dataset, arrays["client_names"].reshape(-1)) if "client_names" in arrays else dataset
 
 
+def _grouped(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays `x.NAME` as one mapping `x`."""
+    found: dict[str, Any] = {}
+    for key, array in arrays.items():
+        kind, _, name = key.partition(".")
+        if name and kind in ("x", "train_x", "test_x") and kind not in arrays:
+            found.setdefault(kind, {})[name] = array
+        else:
+            found[key] = array
+    return found
+
+
+def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Records to predict, and their targets if they are there: a .npy, or a .npz with x, y or test_x, test_y."""
+    if path.suffix == ".npy":
+        return read_npy(path), None
+    arrays = read_npz(path, str(path))
+    found = next((key for key in ("x", "test_x") if key in arrays), None)
+    if found is None:
+        raise DataError(f"{path}: lacks the array 'x', has {', '.join(sorted(arrays)) or 'none'}")
+    return arrays[found], arrays.get(found.replace("x", "y"))
+
+
+def new_records(
+    x: Array, y: Array | None, where: str, *, scale: str, name: str, classes: Sequence[str], task: Task
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Records to predict as a model for these data takes them, and their targets where they are known.
+
+    Args:
+        x: Records, as `from_arrays` takes them.
+        y: Their targets.
+        where: What messages call them.
+        scale: As for `from_arrays`.
+        name: The data set whose public constants scale pixels.
+        classes: The names of classes.
+        task: The task, which checks the targets.
+
+    Raises:
+        DataError: They are malformed.
+    """
+    array = _array(x, f"{where}, x")
+    if array.dtype != np.uint8:
+        found = _features(array, where, "unit")
+    elif scale == "standard" and name in STANDARD:
+        found = scaled_pictures(_channels_first(array, where), scale, name=name)
+    else:
+        found = _features(array, where, scale)
+    if y is None:
+        return found, None
+    targets = torch.from_numpy(_known_targets(_array(y, f"{where}, y"), len(found), tuple(classes), task, where))
+    task.check_targets(targets, where)
+    return found, targets
+
+
+def _known_targets(values: np.ndarray, rows: int, classes: tuple[str, ...], task: Task, where: str) -> np.ndarray:
+    """Targets of records to predict; classes by their names or, where these are no numbers, by their places."""
+    if isinstance(task, Classification):
+        labels = _label_array(values, rows, where)
+        named = labels.astype(np.str_)
+        return _given_codes(named if np.isin(named, classes).all() else labels, classes, where).astype(np.int64)
+    if len(values) != rows:
+        raise DataError(f"{where}: {rows} rows but {len(values)} targets")
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{where}: targets are of type {values.dtype}, expected numbers")
+    real = isinstance(task, Regression | MultiLabel) or values.dtype.kind == "f"
+    return values.astype(np.float32 if real else np.int64)
+
+
 def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:
     """The data set with names for its owners, who were numbered 0, 1, 2, ..."""
     if dataset.owner_names != tuple(str(k) for k in range(len(names))):
@@ -179,15 +275,43 @@ def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:
     return replace(dataset, owner_names=tuple(map(str, names)))
 
 
-def _check_client(x: np.ndarray, y: np.ndarray, first: np.ndarray, where: str) -> None:
+def _of_client(value: Array, ragged: bool, where: str) -> Array:
+    """Arrays by name, an array or, where they are padded, a list of sequences."""
+    if isinstance(value, Mapping):
+        return {name: _of_client(own, ragged, f"{where} '{name}'") for name, own in value.items()}
+    return value if ragged and are_sequences(value) else _array(value, where)
+
+
+def _rows(x: Array, y: Array, first: Array, where: str) -> int:
+    """How many rows a client has, which must be like those of the first."""
+    own, theirs = by_name(x), by_name(first)
+    if own.keys() != theirs.keys():
+        raise DataError(f"{where}: has the features {sorted(own)}, client 0 has {sorted(theirs)}")
+    for name, values in own.items():
+        _check_client(values, y, theirs[name], where)
+    return len(y)
+
+
+def _check_client(x: Array, y: Array, first: Array, where: str) -> None:
     if not len(x):
         raise DataError(f"{where}: has no rows; leave it out")
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} rows but {len(y)} labels")
-    if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+    if isinstance(x, np.ndarray) != isinstance(first, np.ndarray):
+        raise DataError(f"{where}: rows are sequences for one client and an array for another")
+    if isinstance(x, np.ndarray) and (x.shape[1:] != first.shape[1:] or x.dtype != first.dtype):
         raise DataError(
             f"{where}: rows are {x.dtype} {x.shape[1:]}, those of client 0 {first.dtype} {first.shape[1:]}"
         )
+
+
+def _together(values: Sequence[Array]) -> Array:
+    """The rows of all clients, one after the other."""
+    if isinstance(values[0], Mapping):
+        return {name: _together([value[name] for value in values]) for name in values[0]}
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return [row for value in values for row in value]
 
 
 def _array(value: Array, where: str) -> np.ndarray:
@@ -203,8 +327,19 @@ def _array(value: Array, where: str) -> np.ndarray:
     return array
 
 
-def _features(value: Array, where: str, scale: str) -> torch.Tensor:
-    """Features as float32 `[N, F]` or `[N, C, H, W]`, or whole numbers as int64 `[N, T]`."""
+def _inputs(x: Array | Mapping[str, Array], where: str, scale: str, pictures: bool) -> Inputs:
+    """Features as one tensor, or as several by name, where bytes of three or more axes are pictures."""
+    if not isinstance(x, Mapping):
+        return _features(x, where, scale, pictures)
+    found = {}
+    for name, value in x.items():
+        array = _array(value, f"{where}, x '{name}'")
+        found[str(name)] = _features(array, f"{where} '{name}'", scale, array.dtype == np.uint8 and array.ndim > 2)
+    return found
+
+
+def _features(value: Array, where: str, scale: str, pictures: bool = True) -> torch.Tensor:
+    """Features as float32 `[N, F]` or `[N, C, H, W]`, or whole numbers as int64 `[N, T]`; others as they are."""
     check_scale(scale)
     array = _array(value, f"{where}, x")
     if array.dtype.kind not in "biuf":
@@ -217,10 +352,11 @@ def _features(value: Array, where: str, scale: str) -> torch.Tensor:
             f"{where}: scale 'standard' is for pixels (uint8), these are {array.dtype}; scale them yourself "
             "with public constants and use scale 'unit'"
         )
-    if array.ndim == 2 and array.dtype.kind in "iu" and not pixels:
+    if (array.ndim == 2 or not pictures) and array.dtype.kind in ("iu" if pictures else "biu") and not pixels:
         return torch.from_numpy(np.ascontiguousarray(array).astype(np.int64))
     with np.errstate(over="ignore"):
-        x = torch.from_numpy(np.ascontiguousarray(_channels_first(array, where)).astype(np.float32))
+        shaped = _channels_first(array, where) if pictures else array
+        x = torch.from_numpy(np.ascontiguousarray(shaped).astype(np.float32))
     if (row := first_bad_row(x)) is not None:
         raise DataError(f"{where}: row {row} {NOT_FINITE}")
     if pixels and scale != "raw":
@@ -244,10 +380,12 @@ def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
 
 
 def _targets(
-    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str
+    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str, task: Task | None
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Targets of several parts: codes of classes, numbers, or tokens; and the names of what they stand for."""
     parts = [_array(value, f"{where}, y") for value in values]
+    if task is not None:
+        return parts, tuple(map(str, classes or ()))
     several, real = parts[0].ndim > 1, [part for part in parts if part.dtype.kind == "f"]
     if not several and (classes is not None or all((part == np.floor(part)).all() for part in real)):
         return _labels(parts, rows, classes, where)

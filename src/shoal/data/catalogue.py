@@ -11,6 +11,7 @@ from shoal.data import imported
 from shoal.data.known import DAMAGED, EMBEDDED, KNOWN, MISSING, VERIFIED, FileState, Known
 from shoal.data.load import FILE_TYPES, load
 from shoal.errors import DataError, nearest
+from shoal.inputs import InputShape
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Entry:
 
     name: str
     state: str
-    shape: tuple[int, ...]
+    shape: InputShape
     train_rows: int
     test_rows: int
     class_count: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from shoal.errors import DataError
+from shoal.inputs import Inputs, InputShape, digest, parts, shape_of
 from shoal.tasks import Task, TaskSettings, choose
 
 NOT_FINITE = "holds NaN or Inf, or numbers too large for float32; fill, remove or scale such values first"
@@ -28,8 +28,9 @@ class Dataset:
     """Records and their targets.
 
     Records are float32, or int64 for tokens: tables `[N, F]`, pictures `[N, C, H, W]`, sequences `[N, T]` or any
-    other shape `[N, ...]`. Targets are as the task needs them: classes int64 `[N]`, numbers float32 `[N]` or
-    `[N, D]`, labels float32 `[N, L]`, tokens int64 `[N, T]`.
+    other shape `[N, ...]`; or several such tensors by name, which the model gets as keyword arguments. Targets are as
+    the task needs them: classes int64 `[N]`, numbers float32 `[N]` or `[N, D]`, labels float32 `[N, L]`, tokens int64
+    `[N, T]`.
 
     Attributes:
         name: What messages and reports call it.
@@ -44,13 +45,14 @@ class Dataset:
         rows: The digest of the training rows that public features were computed from, where they were.
         test_owners: The owner of each test row, where that is known.
         known_task: The task, where the data bring one or the configuration has named it.
+        features: The names of a row's numbers, where it comes from a table.
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
     """
 
     name: str
-    train_x: torch.Tensor
+    train_x: Inputs
     train_y: torch.Tensor
-    test_x: torch.Tensor
+    test_x: Inputs
     test_y: torch.Tensor
     classes: tuple[str, ...]
     owners: np.ndarray | None = None
@@ -59,15 +61,15 @@ class Dataset:
     rows: bytes = b""
     test_owners: np.ndarray | None = None
     known_task: Task | None = None
+    features: tuple[str, ...] = ()
     linked: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check_rows(part, x, y)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
+        if self.input_shape != (of_test := shape_of(self.test_x)):
             raise DataError(
-                f"data '{self.name}': training rows have shape {tuple(self.train_x.shape[1:])} "
-                f"but test rows {tuple(self.test_x.shape[1:])}"
+                f"data '{self.name}': training rows have shape {self.input_shape} but test rows {of_test}"
             )
         for owners, y in ((self.owners, self.train_y), (self.test_owners, self.test_y)):
             self._check_owners(owners, len(y))
@@ -77,20 +79,26 @@ class Dataset:
         """What a model is trained for with these data."""
         return self.known_task or choose(TaskSettings(), self.train_y, self.classes)
 
-    def _check_rows(self, part: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    def _check_rows(self, part: str, x: Inputs, y: torch.Tensor) -> None:
         where = f"data '{self.name}', {part}"
-        if x.dtype not in (torch.float32, torch.int64) or x.dim() < 2:
-            raise DataError(f"{where}: features must be float32 or int64 [N, ...], got {x.dtype} {tuple(x.shape)}")
         if y.dtype not in (torch.float32, torch.int64) or y.dim() < 1:
             raise DataError(f"{where}: targets must be float32 or int64 [N, ...], got {y.dtype} {tuple(y.shape)}")
-        if len(x) != len(y):
-            raise DataError(f"{where}: {len(x)} rows but {len(y)} labels")
+        if not parts(x):
+            raise DataError(f"{where}: no data, an empty mapping")
+        for name, values in parts(x).items():
+            self._check_features(f"{where} '{name}'" if name else where, values, len(y), 1 if name else 2)
+        if self.known_task is not None or y.dtype == torch.int64:  # of numbers the configuration must tell the range
+            self.task.check_targets(y, where)
+
+    def _check_features(self, where: str, x: torch.Tensor, rows: int, least: int) -> None:
+        if x.dtype not in (torch.float32, torch.int64) or x.dim() < least:
+            raise DataError(f"{where}: features must be float32 or int64 [N, ...], got {x.dtype} {tuple(x.shape)}")
+        if len(x) != rows:
+            raise DataError(f"{where}: {len(x)} rows but {rows} labels")
         if x.numel() == 0:
             raise DataError(f"{where}: no data, shape {tuple(x.shape)}")
         if (row := first_bad_row(x)) is not None:
             raise DataError(f"{where}: row {row} {NOT_FINITE}")
-        if self.known_task is not None or y.dtype == torch.int64:  # of numbers the configuration must tell the range
-            self.task.check_targets(y, where)
 
     def _check_owners(self, owners: np.ndarray | None, rows: int) -> None:
         if owners is None:
@@ -107,17 +115,13 @@ class Dataset:
             )
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one row, such as `(C, H, W)` or `(F,)`."""
-        return tuple(self.train_x.shape[1:])
+    def input_shape(self) -> InputShape:
+        """The shape of one row, such as `(C, H, W)` or `(F,)`; those of several tensors by name."""
+        return shape_of(self.train_x)
 
     def digest(self) -> bytes:
         """Of the training rows as they were loaded: features' last bits may differ from machine to machine."""
-        if self.rows:
-            return self.rows
-        found = hashlib.blake2b(f"{tuple(self.train_x.shape)} ".encode())
-        found.update(self.train_x.detach().cpu().contiguous().numpy().data)
-        return found.digest()
+        return self.rows or digest(self.train_x)
 
     @property
     def class_count(self) -> int:

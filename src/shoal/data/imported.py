@@ -1,4 +1,7 @@
-"""The user's own data kept by name: `imported/NAME.npz` below the data folder, with a checksum beside it."""
+"""The user's own data kept by name: `imported/NAME.npz` below the data folder, with a checksum beside it.
+
+They may be patients' data, so that folder and files are for their owner alone: nobody else can list or read them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from shoal.data.arrays import read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
 from shoal.data.sources import CHUNK, atomic, folders, writable_folder
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, nearest
+from shoal.inputs import InputShape, parts, read_shape
 
 FOLDER = "imported"
+OWNER_ONLY, OWNER_ONLY_FOLDER = 0o600, 0o700
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -28,7 +33,7 @@ class Record:
     name: str
     source: str
     sha256: str
-    shape: tuple[int, ...]
+    shape: InputShape
     train_rows: int
     test_rows: int
     class_count: int
@@ -46,17 +51,19 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
         raise ConfigError(f"data '{name}' is there already ({old}); choose another name, or replace it")
     path = writable_folder() / FOLDER / f"{name}.npz"
     arrays: dict[str, Any] = {
-        "train_x": dataset.train_x.numpy(),
         "train_y": dataset.train_y.numpy(),
-        "test_x": dataset.test_x.numpy(),
         "test_y": dataset.test_y.numpy(),
         "classes": np.array(dataset.classes),
     }
+    for key, x in (("train_x", dataset.train_x), ("test_x", dataset.test_x)):
+        arrays |= {f"{key}.{part}" if part else key: values.numpy() for part, values in parts(x).items()}
     if dataset.owners is not None:
         arrays["train_client"] = dataset.owners
         arrays["client_names"] = np.array(dataset.owner_names)
     try:
-        with atomic(path) as stream:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(OWNER_ONLY_FOLDER)
+        with atomic(path, OWNER_ONLY) as stream:
             np.savez(stream, **arrays)
         record = Record(
             name=name,
@@ -69,12 +76,30 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
             owner_count=len(dataset.owner_names),
             notes=dataset.notes,
         )
-        with atomic(path.with_suffix(".json")) as stream:
+        with atomic(path.with_suffix(".json"), OWNER_ONLY) as stream:
             stream.write(json.dumps(asdict(record), indent=2).encode() + b"\n")
     except OSError as error:
         raise DataError(
             f"data '{name}' cannot be written to {path}: {error}; set SHOAL_DATA to a folder of yours"
         ) from error
+    return path
+
+
+def remove(name: str) -> Path:
+    """Delete an imported data set; where it lay.
+
+    Raises:
+        DataError: There is none of that name, or it cannot be deleted.
+    """
+    path = find(name)
+    if path is None:
+        kept = nearest(name, names()) if names() else "; nothing is imported"
+        raise DataError(f"there is no imported data '{name}'{kept}")
+    try:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)  # last, so that what is left can be removed again
+    except OSError as error:
+        raise DataError(f"data '{name}' cannot be removed from {path.parent}: {error.strerror or error}") from error
     return path
 
 
@@ -96,7 +121,7 @@ def record(path: Path) -> Record:
     beside = path.with_suffix(".json")
     try:
         kept = json.loads(beside.read_text("utf-8"))
-        kept["shape"], kept["notes"] = tuple(kept["shape"]), tuple(kept["notes"])
+        kept["shape"], kept["notes"] = read_shape(kept["shape"]), tuple(kept["notes"])
         return Record(**kept)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{beside} is damaged: {error}; import the data again") from error

@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from shoal.data import imported
 from shoal.data.arrays import from_arrays, read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
 from shoal.data.scaling import check_scale
-from shoal.data.tables import encode_table, read_table
+from shoal.data.schema import Schema
+from shoal.data.table_files import read_table
+from shoal.data.tables import encode_table
 from shoal.errors import DataError, nearest
+from shoal.tasks import TaskSettings, choose
 
 FILE_TYPES = (".npz", ".csv", ".parquet")
 TEST_FRACTION = 0.2
@@ -28,6 +33,7 @@ def load(
     ranges: Mapping[str, tuple[float, float]] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     classes: Sequence[str] | None = None,
+    schema: Schema | None = None,
     test_fraction: float = TEST_FRACTION,
     mirror: str | None = None,
 ) -> Dataset:
@@ -35,18 +41,20 @@ def load(
 
     `scale` is unit, standard or raw (see shoal.data.scaling). For the user's own tables `label` and `client`
     name columns, `drop` columns to leave out, `ranges` public bounds by which numbers are put into [0, 1],
-    `categories` and `classes` public vocabularies; `test_fraction` of the rows is held out.
+    `categories` and `classes` public vocabularies; a `schema` says all of that. `test_fraction` of the rows is held
+    out.
     `mirror` replaces the public addresses from which missing files are downloaded (also SHOAL_MIRROR).
     """
     check_scale(scale)
     of_tables = {
-        "label": label != "label",
-        "client": client,
+        "data.label": label != "label",
+        "data.client_column": client,
         "drop": drop,
         "ranges": ranges,
         "categories": categories,
+        "schema": schema,
     }
-    of_files = of_tables | {"test_fraction": test_fraction != TEST_FRACTION}
+    of_files = of_tables | {"data.test_fraction": test_fraction != TEST_FRACTION}
     path = Path(name).expanduser()
     if str(name) not in KNOWN.own and (found := imported.find(str(name))) is not None:
         _refuse(of_files, f"{name} has that from when it was imported")
@@ -62,25 +70,46 @@ def load(
     if path.suffix == ".npz":
         _refuse(of_tables, f"{path.name} holds arrays that are ready")
         return read_own_npz(path, classes=classes, test_fraction=test_fraction, scale=scale, name=path.stem)
+    if schema is not None:
+        _refuse({key: value for key, value in of_tables.items() if key != "schema"}, "the schema says it")
+        return with_schema(path, schema, test_fraction=test_fraction)
     table = encode_table(
         read_table(path), str(path), label=label, client=client, drop=drop, ranges=ranges, categories=categories
     )
-    return from_arrays(
-        table.x,
-        table.y,
-        client=table.client,
+    dataset = from_arrays(
+        table.inputs,
+        table.targets,
+        client=table.owners,
         classes=classes,
         test_fraction=test_fraction,
         scale=scale,
         name=path.stem,
         notes=table.notes,
     )
+    return replace(dataset, features=table.features)
+
+
+def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACTION, owners: bool = True) -> Dataset:
+    """The data set in a table, as its schema says."""
+    table = schema.encode(schema.read(path, owners=owners), str(path), owners=owners)
+    targets = torch.from_numpy(table.targets)
+    dataset = from_arrays(
+        table.inputs,
+        table.targets,
+        client=table.owners,
+        classes=schema.outputs,
+        test_fraction=test_fraction,
+        name=path.stem,
+        notes=table.notes,
+        task=choose(TaskSettings(kind=schema.task, range=schema.range), targets, schema.outputs),
+    )
+    return replace(dataset, features=table.features)
 
 
 def _refuse(given: Mapping[str, object], because: str) -> None:
     """What would do nothing is not passed over in silence."""
     for key in (key for key, value in given.items() if value):
-        raise DataError(f"data.{key} would be ignored, since {because}; leave it out")
+        raise DataError(f"{key} would be ignored, since {because}; leave it out")
 
 
 def _names() -> list[str]:

@@ -84,6 +84,17 @@ def read_npz(source: Path | IO[bytes], where: str, limit: int = NPZ_LIMIT) -> di
         raise DataError(f"{where}: not a .npz file that can be read: {error}") from error
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The array of numbers or text in a .npy file, mapped into memory; never unpickles anything."""
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # as many kinds as for .npz
+        raise DataError(f"{path}: not a .npy file that can be read: {error}") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in NPY_KINDS:
+        raise DataError(f"{path}: not an array of numbers")
+    return array
+
+
 def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     if not member.filename.endswith(".npy"):
         raise DataError(f"holds '{member.filename}', which is no array")

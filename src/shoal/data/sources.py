@@ -117,7 +117,7 @@ def obtain(files: Sequence[File], *, archive: Sequence[str] = (), mirror: str | 
 
 
 @contextlib.contextmanager
-def atomic(path: Path) -> Iterator[BinaryIO]:
+def atomic(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     """A binary file that appears at `path` whole and on disk, or, if the block fails, not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -126,7 +126,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

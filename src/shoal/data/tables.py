@@ -1,7 +1,8 @@
-"""The user's own tables, .csv and .parquet: a label column, perhaps a client column, the rest features.
+"""A table without a schema: a label column, perhaps a client column, the rest features.
 
 Numbers are taken as they are, or put into [0, 1] by public `ranges`. Text is one-hot encoded, a missing text
-being the category '?'. A missing number is an error: any way of filling it in would guess for the user.
+being the category '?'. A missing number is an error: any way of filling it in would guess for the user, and a schema
+(`shoal init`) says how.
 
 The list of categories that occur in a private column is itself information about the rows, outside any
 guarantee. Give the public list with `categories`; a value that is not in it becomes a row of zeros. Where
@@ -14,55 +15,40 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shoal.data.cells import by_name, decoded
+from shoal.data.columns import CATEGORY_LIMIT
+from shoal.data.table_files import MANY, SIZE_LIMIT, missing_columns
 from shoal.errors import ConfigError, DataError, nearest
-from shoal.extras import optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MISSING = "?"
-MISSING_TEXTS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
-CATEGORY_LIMIT = 1000
 NAME_LIMIT = 200  # characters in the name of a class or client
-SIZE_LIMIT = 8 << 30  # bytes of features in float32
 CLIENT = "client"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A table as arrays: features `[N, F]` with their names, labels, owners."""
+    """A table as arrays.
 
-    x: np.ndarray
-    y: np.ndarray
-    client: np.ndarray | None
+    Attributes:
+        inputs: Float32 [N, F], or int64 [N, T] of tokens.
+        targets: The labels, as the task has them where there is a schema; None where they were not read.
+        owners: The owner of each row; None where nobody knows.
+        features: The names of the F numbers.
+        notes: What a reader of results should know.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray | None
+    owners: np.ndarray | None
     features: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-def read_table(path: Path) -> pa.Table:
-    """A .csv or .parquet file as an Arrow table with at least one row.
-
-    Raises:
-        DataError: The file is damaged, has no rows, or two columns of one name.
-        ConfigError: pyarrow is not installed.
-    """
-    pa = optional("pyarrow", f"reading {path.name}")
-    try:
-        table = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
-        table.validate(full=True)
-        names = table.column_names
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read as a table: {error}") from error
-    if not table.num_rows:
-        raise DataError(f"{path}: has no rows")
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise DataError(f"{path}: has several columns named {', '.join(map(repr, twice))}; rename them")
-    return table
 
 
 def encode_table(
@@ -100,8 +86,10 @@ def encode_table(
     if not columns:
         raise DataError(f"{where}: has no feature columns besides {', '.join(names)}")
     blocks, features, notes = [], [], []
-    for name in columns:
-        column = _decoded(table[name], f"{where}: column '{name}'")
+    cells = by_name(table)
+    held = {name: _held(cells[name], f"{where}: column '{name}'") for name in columns}
+    _refuse_gaps(where, {name: column for name, column in held.items() if name not in categories})
+    for name, column in held.items():
         block, made, note = _encode_column(column, f"{where}: column '{name}'", name, ranges, categories)
         blocks.append(block)
         features += made
@@ -111,6 +99,66 @@ def encode_table(
     y = _plain(table[label], f"{where}: label column '{label}'")
     owners = None if client is None else _plain(table[client], f"{where}: client column '{client}'")
     return Encoded(np.concatenate(blocks, axis=1), y, owners, tuple(features), tuple(notes))
+
+
+def encode_again(table: pa.Table, where: str, features: Sequence[str], label: str | None) -> Encoded:
+    """New rows as `encode_table` made features of earlier ones; the label where it is there and can be read.
+
+    Raises:
+        DataError: Columns are missing, all of which are named, or hold what cannot be read.
+    """
+    columns = _columns_of(features, table.column_names)
+    if lacks := missing_columns(list(columns), table.column_names):
+        raise DataError(f"{where}: {lacks}")
+    held = {name: _held(table[name], f"{where}: column '{name}'") for name in columns}
+    _refuse_gaps(where, {name: held[name] for name, values in columns.items() if not values})
+    blocks, unknown = [], Counter[str]()
+    for name, values in columns.items():
+        here = f"{where}: column '{name}'"
+        if values:
+            block, _, _ = _one_hot(held[name].cast("string"), here, name, values)
+            unknown[name] = int((block.sum(1) == 0).sum())
+        elif _is_text(held[name]):
+            raise DataError(f"{here} holds text, but the model was trained on numbers there")
+        else:
+            block = _number(held[name], here, None)
+        blocks.append(block)
+    counts = ", ".join(f"{name} {count:,}" for name, count in (+unknown).most_common(5))
+    notes = [f"values in no known category, taken as none of them: {counts}"] if counts else []
+    y = None
+    if label in table.column_names:
+        try:
+            y = _plain(table[label], f"{where}: label column '{label}'")
+        except DataError as error:
+            notes.append(f"no figures: {error}")
+    return Encoded(np.concatenate(blocks, axis=1), y, None, tuple(features), tuple(notes))
+
+
+def _columns_of(features: Sequence[str], there: Sequence[str]) -> dict[str, list[str]]:
+    """The columns that features were made of, each with its categories; none for numbers."""
+    found: dict[str, list[str]] = {}
+    names = set(there)
+    for feature in features:
+        parts = feature.split("=")
+        splits = [("=".join(parts[:at]), "=".join(parts[at:])) for at in range(1, len(parts))]
+        if feature in names or not splits:
+            found[feature] = []
+        else:
+            name, value = next((split for split in splits if split[0] in names), splits[0])
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _refuse_gaps(where: str, columns: Mapping[str, pa.ChunkedArray]) -> None:
+    """Raise a DataError that names all columns of numbers with missing ones."""
+    gaps = {name: column.null_count for name, column in columns.items() if not _is_text(column) and column.null_count}
+    if gaps:
+        counts = ", ".join(f"{name} {count:,}" for name, count in list(gaps.items())[:MANY])
+        more = f" and {len(gaps) - MANY} more columns" if len(gaps) > MANY else ""
+        raise DataError(
+            f"{where}: numbers are missing ({counts}{more}); `shoal init` writes a schema that fills them, "
+            f"or leave these columns out (drop=..., or `shoal data import --drop`)"
+        )
 
 
 def _check_roles(names: list[str], where: str, label: str, client: str | None, drop: Sequence[str]) -> None:
@@ -130,27 +178,6 @@ def _check_options(
                 raise ConfigError(f"{where}: {option} names column '{name}'{nearest(name, columns)}")
 
 
-def _read_csv(path: Path) -> pa.Table:
-    from pyarrow import csv
-
-    return csv.read_csv(
-        path,
-        convert_options=csv.ConvertOptions(
-            null_values=list(MISSING_TEXTS), strings_can_be_null=True, quoted_strings_can_be_null=True
-        ),
-    )
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(path) as file:
-        claimed = file.metadata.num_rows * file.metadata.num_columns
-        if claimed * 4 > SIZE_LIMIT:
-            raise ValueError(f"claims {file.metadata.num_rows:,} rows of {file.metadata.num_columns:,} columns")
-        return file.read()
-
-
 def _encode_column(
     column: pa.ChunkedArray,
     where: str,
@@ -167,11 +194,6 @@ def _encode_column(
 
 
 def _number(column: pa.ChunkedArray, where: str, bounds: tuple[float, float] | None) -> np.ndarray:
-    if column.null_count:
-        raise DataError(
-            f"{where}: {column.null_count} of {len(column)} numbers are missing; fill them in with a public "
-            "value, or leave the column out (drop=..., or `shoal data import --drop`)"
-        )
     values = column.cast("float64", safe=False).to_numpy()
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
@@ -208,7 +230,7 @@ def _one_hot(
 
 def _plain(column: pa.ChunkedArray, where: str) -> np.ndarray:
     """A label or client column as whole numbers, floats or text, nothing missing."""
-    column = _decoded(column, where)
+    column = _held(column, where)
     if column.null_count:
         raise DataError(f"{where}: {column.null_count} of {len(column)} values are missing; remove these rows")
     if not _is_text(column):
@@ -219,23 +241,12 @@ def _plain(column: pa.ChunkedArray, where: str) -> np.ndarray:
     return np.array(texts, np.str_)
 
 
-def _decoded(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """A column of numbers or of text, whatever way it is stored; DataError for anything else."""
-    import pyarrow as pa
+def _held(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     from pyarrow import types
 
-    held = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_null(held):
-        raise DataError(f"{where} is empty; leave it out (drop)")
-    is_text = types.is_string(held) or types.is_large_string(held) or types.is_string_view(held)
-    if not (is_text or types.is_boolean(held) or types.is_integer(held) or types.is_floating(held)):
-        raise DataError(
-            f"{where} is of type {column.type}; only numbers and text are read, turn it into one or drop it"
-        )
-    try:
-        return column.cast(pa.string() if is_text else held)
-    except pa.ArrowException as error:
-        raise DataError(f"{where} cannot be read: {error}") from error
+    if types.is_null(column.type):
+        raise DataError(f"{where} is empty; leave it out (drop), or say what it is in a schema (`shoal init`)")
+    return decoded(column, where)
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:

@@ -23,7 +23,7 @@ from shoal.errors import ConfigError
 from shoal.federation.flower.transport import Reply, Transport
 from shoal.federation.messages import InvalidMessage, Payload, Value
 from shoal.federation.roster import Member, Roster
-from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.terms import END, ROUND, TERMS, Terms, schema_digest
 from shoal.federation.validation import Request, SiteUpdate, Validator, stacked
 from shoal.gradients import Layout
 from shoal.mechanisms.setting import Setting
@@ -66,6 +66,7 @@ class RemoteCohort(Cohort):
         transport: Callable[[int], Transport],
         names: dict[str, str],
         log: Log,
+        frozen: str = "",
     ) -> None:
         """Check the configuration and create the transport.
 
@@ -73,11 +74,12 @@ class RemoteCohort(Cohort):
             config: The configuration.
             population: The public facts about the sites.
             setting: What accounting needs; part of the terms.
-            layout: The position of each layer in the model's parameters.
+            layout: The position of each layer in the model's parameters, without personal layers.
             dataset: Held-out rows, and the shape and classes that all sites share.
             transport: Makes the transport, given the most bytes that the vectors of an answer may have.
             names: The names of sites with known keys, by identity; if there are any, only these may join.
             log: Called with one line for each event.
+            frozen: The digest of the model's frozen part, which sites build themselves.
 
         Raises:
             ConfigError: The configuration cannot be run with sites.
@@ -94,10 +96,9 @@ class RemoteCohort(Cohort):
             raise ConfigError("federation.seeded and random=secure contradict each other: remove one of them")
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
         self._population, self._layout, self._dataset = population, layout, dataset
-        self._seed = self.streams.seed if section.seeded else None
-        self._validator = Validator(
-            config.algorithm, setting.parameters, section.max_update_norm, section.max_records
-        )
+        self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
+        self._schema = schema_digest(config)
+        self._validator = Validator(config.algorithm, layout.size, section.max_update_norm, section.max_records)
         self._transport, self._names, self._log = transport(self._most_bytes), names, log
         self._done = 0
         self._terms_sent: dict[str, int] = {}
@@ -128,8 +129,11 @@ class RemoteCohort(Cohort):
             setting=self.setting,
             classes=self._dataset.classes,
             shape=self._dataset.input_shape,
-            parameters=self.setting.parameters,
+            parameters=self.layout.size,
             seed=self._seed,
+            features=self._dataset.features,
+            schema=self._schema,
+            frozen=self._frozen,
         )
         self._roster = Roster(run, self.population.clients, self.section.strikes)
         self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)

@@ -75,9 +75,9 @@ class Bounds:
         """Raise Refused where a term is out of bounds in any round."""
         self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are evaluated
         self.refuse_value("clients", "data.clients", terms.setting.clients)
-        self.refuse_value("parameters", "the model's number of parameters", terms.parameters)
+        self.refuse_value("parameters", "the model's number of parameters", terms.charged.parameters)
         algorithm, rounds = terms.settings.algorithm, terms.setting.rounds
-        for name, key, value in chain(_asked(algorithm, rounds), _clips(algorithm, rounds, terms.parameters)):
+        for name, key, value in chain(_asked(algorithm, rounds), _clips(algorithm, rounds, terms.charged.parameters)):
             self.refuse_value(name, key, value)
 
     def refuse_model(self, model: Tensor) -> None:

@@ -16,8 +16,9 @@ from shoal.federation.coordinator import Log, RemoteCohort
 from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.secagg.secure_cohort import SecureCohort
-from shoal.federation.terms import population, refuse_cyclic
+from shoal.federation.terms import frozen_digest, population, refuse_cyclic
 from shoal.gradients import network
+from shoal.inputs import count
 from shoal.prepare import dataset_of, with_model
 from shoal.training.context import pick_device, stand_ins
 from shoal.training.evaluation import Evaluation
@@ -74,19 +75,30 @@ def coordinator(
         raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
     if not section.seeded and config.noise_seed is None:
         config = replace(config, random="secure")
-    dataset, engine, sites = dataset_of(config, data), config.engine, population(config)
+    dataset, engine, sites = dataset_of(_without_owners(config), data), config.engine, population(config)
     config, module, dataset = with_model(config, dataset, model, sites)
 
     device, per_record = pick_device(engine.device), config.algorithm.per_record is not None
     module = module.to(device)
     sample, task = stand_ins(dataset.train_x), dataset.task
-    targets = task.example_targets(len(sample), dataset.train_y)
-    net = network(module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record)
+    targets = task.example_targets(count(sample), dataset.train_y)
+    net = network(
+        module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record,
+        personal=config.algorithm.local.personal,
+    )  # fmt: skip
+    shared = net.layout.shared
     workers = Workers(device, engine.threads, side_by_side=net.batched)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
-    cohort = make(config, sites, setting, net.layout, dataset, transport, names, log)
+    frozen = frozen_digest(module, net.layout)
+    cohort = make(config, sites, setting, shared, dataset, transport, names, log, frozen)
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
-    refuse_unfit(config.algorithm, section, setting, setting.parameters)
+    refuse_unfit(config.algorithm, section, setting, shared.size)
     return config, trainer
+
+
+def _without_owners(config: Config) -> Config:
+    """The configuration for held-out rows, whose owners do not matter: the clients are the sites."""
+    schema = config.schema
+    return config if schema is None else replace(config, schema=replace(schema, client_column=None))

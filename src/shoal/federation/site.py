@@ -30,7 +30,7 @@ from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
-from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, population
+from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
 from shoal.prepare import fitted
@@ -39,7 +39,7 @@ from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.cohort import State
 from shoal.training.engine_settings import Settings, cores
-from shoal.training.local_training import VELOCITY
+from shoal.training.local_training import KEPT
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import write_whole
@@ -137,7 +137,9 @@ class Site:
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             self._keep_progress(terms, self._progress(terms, first))
-            self._log(f"agreed to run {terms.run}: {terms.settings.algorithm.name}, {terms.setting.rounds} rounds")
+            about = f", schema {terms.schema[:12]}" if terms.schema else ""
+            words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
+            self._log(f"agreed to run {terms.run}: {words}")
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _accept(self, terms: Terms) -> None:
@@ -166,6 +168,8 @@ class Site:
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
+            for note in dataset.notes:
+                self._log(f"note: {note}")
         except (ShoalError, OSError) as error:
             raise Unfit(str(error)) from error
         cohort = _own_cohort(terms, dataset)
@@ -400,7 +404,7 @@ class Site:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def _keep_state(self, terms: Terms, state: State) -> None:
-        self._state = {key: value for key, value in state.items() if key.startswith(VELOCITY)}
+        self._state = {key: value for key, value in state.items() if key.startswith(KEPT)}
         if self._state:
             notes = {"terms": terms.digest, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
@@ -421,7 +425,8 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
     """A site as a cohort of one client; raise where it could not train what the terms describe."""
     settings, rows, rounds = terms.settings, len(dataset.train_y), terms.setting.rounds
     algorithm = settings.algorithm
-    module = build(settings.model, terms.shape, dataset.task.outputs)
+    seed = Streams(settings.seed).number("model")  # for frozen and personal layers alone
+    module = build(settings.model, terms.shape, dataset.task.outputs, seed=seed)
     dataset = fitted(module, dataset, algorithm)
     for t in algorithm.different_rounds(rounds):
         algorithm.refuse_unfit(t, rounds, terms.setting.clients)
@@ -433,11 +438,19 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
         streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
         settings=_own_engine(settings.engine),
     )
-    layout = cohort.network.layout
-    if layout.size != terms.parameters:
-        raise Refused(f"the model has {layout.size} parameters at the site, {terms.parameters} at the coordinator")
+    layout, charged = cohort.network.layout, terms.charged.parameters
+    if (layout.shared.size, layout.size) != (terms.parameters, charged):
+        raise Refused(
+            f"the model has {layout.size} parameters at the site, {layout.shared.size} of them shared; at the "
+            f"coordinator {charged} and {terms.parameters}"
+        )
     if len(layout.layers) != terms.setting.layers:
         raise Refused(
             f"the model has {len(layout.layers)} layers at the site, {terms.setting.layers} at the coordinator"
+        )
+    if frozen_digest(module, layout) != terms.frozen:
+        raise Refused(
+            f"the frozen part of model {settings.model} is not the same at the site and the coordinator: use one "
+            f"version or checkpoint of it everywhere"
         )
     return cohort

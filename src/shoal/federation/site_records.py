@@ -10,14 +10,27 @@ from typing import Literal
 import torch
 
 from shoal.data import Dataset, load
-from shoal.errors import ConfigError
+from shoal.data.load import with_schema
+from shoal.data.schema import Schema
+from shoal.data.table_files import missing_columns
+from shoal.errors import ConfigError, DataError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
+from shoal.inputs import each, joined, take
 from shoal.prepare import parted, with_features, with_task
 
 
-def reader(name: str, label: str | None = None, part: int | None = None) -> Callable[[Terms], Dataset]:
-    """Return a function that loads the named data for given terms; a site trains on all of its rows."""
+def reader(
+    name: str, label: str | None = None, part: int | None = None, schema: Schema | None = None
+) -> Callable[[Terms], Dataset]:
+    """Return a function that loads the named data for given terms; a site trains on all of its rows.
+
+    Args:
+        name: A file, or a built-in data set.
+        label: The label column, where its name differs from the federation's.
+        part: One client's part of a built-in data set.
+        schema: The only schema that the owner accepts; None accepts the federation's.
+    """
     if "." in name and not Path(name).is_file():
         raise ConfigError(f"--data {name}: there is no such file")
 
@@ -26,20 +39,55 @@ def reader(name: str, label: str | None = None, part: int | None = None) -> Call
 
     def features_of(terms: Terms) -> Dataset:
         section = terms.settings.data
-        classes = terms.classes or None if "." in name else None  # built-in data sets bring their own
-        dataset = load(name, scale=section.scale, label=label or section.label, classes=classes)
-        if dataset.notes:
-            raise Refused(
-                f"the columns of {name} depend on its contents ({dataset.notes[0]}), so other sites may have "
-                f"different ones; make all columns numeric"
-            )
+        if schema is not None:
+            refuse_other(schema, terms.settings.schema)
         if part is not None:
-            return with_features(_part(dataset, terms, part), section.features)
-        x, y = torch.cat([dataset.train_x, dataset.test_x]), torch.cat([dataset.train_y, dataset.test_y])
+            return with_features(_part(_named(name, terms, label), terms, part), section.features)
+        dataset = _of_schema(name, terms.settings.schema, label) if terms.schema else _named(name, terms, label)
+        x, y = joined(dataset.train_x, dataset.test_x), torch.cat([dataset.train_y, dataset.test_y])
         everything = replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
         return with_features(everything, section.features)
 
     return read
+
+
+def refuse_other(own: Schema, theirs: Schema | None) -> None:
+    """Raise Refused where the federation's schema is not the site's own; all columns that differ are named."""
+    if theirs is None:
+        raise Refused("the federation has no schema, but this site accepts only its own (--schema)")
+    if own.digest == theirs.digest:
+        return
+    names = own.columns.keys() | theirs.columns.keys()
+    differ = sorted(name for name in names if own.columns.get(name) != theirs.columns.get(name))
+    raise Refused(f"the federation's schema is not this site's (--schema): {', '.join(differ) or 'the label'} differ")
+
+
+def _of_schema(name: str, schema: Schema | None, label: str | None) -> Dataset:
+    if Path(name).suffix not in (".csv", ".parquet"):
+        raise Refused(f"the federation has a schema, so data must be a .csv or .parquet file, got {name}")
+    assert schema is not None
+    if label is not None:
+        schema = replace(schema, label=label)
+    return with_schema(Path(name), schema, owners=False)
+
+
+def _named(name: str, terms: Terms, label: str | None) -> Dataset:
+    """Data without a schema: its columns must not depend on its contents, and are found by name."""
+    section = terms.settings.data
+    classes = terms.classes or None if "." in name else None  # built-in data sets bring their own
+    dataset = load(name, scale=section.scale, label=label or section.label, classes=classes)
+    if dataset.notes:
+        raise Refused(
+            f"the columns of {name} depend on its contents ({dataset.notes[0]}), so other sites may have different "
+            f"ones; make all columns numeric, or give the federation a schema (`shoal init`)"
+        )
+    if not (terms.features and dataset.features) or dataset.features == terms.features:
+        return dataset
+    if lacks := missing_columns(terms.features, dataset.features):
+        raise DataError(f"{name}: {lacks}")
+    order = [dataset.features.index(feature) for feature in terms.features]
+    train, test = (each(x, lambda part: part[:, order]) for x in (dataset.train_x, dataset.test_x))
+    return replace(dataset, train_x=train, test_x=test, features=terms.features)
 
 
 def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
@@ -52,5 +100,5 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     if not 0 <= part < len(parts):
         raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
     rows = torch.from_numpy(parts.records(part)).long()
-    x, y = dataset.train_x[rows], dataset.train_y[rows]
+    x, y = take(dataset.train_x, rows), dataset.train_y[rows]
     return replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)

@@ -13,14 +13,18 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
+from torch import nn
+
 from shoal.algorithms.base import Algorithm
 from shoal.config import Config, configure
 from shoal.errors import ConfigError, PluginError, ShoalError
 from shoal.federation.messages import InvalidMessage
+from shoal.gradients import Layout
+from shoal.inputs import InputShape, digest, read_shape
 from shoal.mechanisms.setting import Setting
 from shoal.training.cohort import Population
 
-PROTOCOL = 3
+PROTOCOL = 4
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 
@@ -29,23 +33,33 @@ TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 class Terms:
     """The terms of a federation.
 
-    `seed` is set only where all random numbers follow from it (`federation.seeded`). `allowed`, which is never sent,
-    names the packages besides Shoal from which the reader of the terms permits algorithms.
+    `seed` is set only where all random numbers follow from it (`federation.seeded`). `features` names the numbers of
+    a row, in order, and `schema` is the digest of the configuration's schema: a site finds its columns by name, so
+    that no swapped or renamed one is trained on. `frozen` is the digest of what the model keeps as it is, which a
+    site builds itself and compares. `allowed`, which is never sent, names the packages besides Shoal from which the
+    reader of the terms permits algorithms.
     """
 
     run: str
     config: str
     setting: Setting
     classes: tuple[str, ...]
-    shape: tuple[int, ...]
+    shape: InputShape
     parameters: int
     seed: int | None
+    features: tuple[str, ...] = ()
+    schema: str | None = None
+    frozen: str = ""
     allowed: Collection[str] = field(default=(), compare=False)
 
     @property
     def charged(self) -> Setting:
-        """The setting that a site charges by; its noise generator and parameter count are the site's own facts."""
-        return replace(self.setting, parameters=self.parameters, secure=self.seed is None)
+        """The setting that a site charges by; its noise generator and parameter count are the site's own facts.
+
+        Of the parameters it counts those that get noise in a step, personal ones too; `parameters` are sent.
+        """
+        most = max(self.parameters, self.setting.parameters)
+        return replace(self.setting, parameters=most, secure=self.seed is None)
 
     @cached_property
     def settings(self) -> Config:
@@ -53,6 +67,8 @@ class Terms:
         try:
             config = configure(tomllib.loads(self.config), allowed=self.allowed)
             refuse_cyclic(config.algorithm)
+            if self.schema != schema_digest(config):
+                raise InvalidMessage("the terms' schema digest is not that of their configuration's schema")
             return config
         except PluginError:  # for the owner alone: it may reveal what is installed
             raise
@@ -102,9 +118,12 @@ class Terms:
                 config=str(found.pop("config")),
                 setting=Setting(**setting),
                 classes=tuple(map(str, found.pop("classes"))),
-                shape=tuple(int(n) for n in found.pop("shape")),
+                shape=read_shape(found.pop("shape")),
                 parameters=int(found.pop("parameters")),
                 seed=None if (seed := found.pop("seed")) is None else int(seed),
+                features=tuple(map(str, found.pop("features"))),
+                schema=None if (schema := found.pop("schema")) is None else str(schema),
+                frozen=str(found.pop("frozen")),
                 allowed=allowed,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -148,11 +167,22 @@ class Crossing:
         return {name for name in ("below", "share", "records") if getattr(self, name)}
 
 
+def frozen_digest(module: nn.Module, layout: Layout) -> str:
+    """The digest of what a model keeps as it is, frozen parameters and buffers; empty where it keeps nothing."""
+    frozen = layout.frozen(module)
+    return digest(frozen).hex()[:64] if frozen else ""
+
+
 def population(config: Config) -> Population:
     """Return the public facts about the sites: how many there are and, where configured, the range of their sizes."""
     section = config.federation
     sizes = {size for size in (section.min_records, section.max_records) if size is not None}
     return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True)
+
+
+def schema_digest(config: Config) -> str | None:
+    """The digest of a configuration's schema, if it has one."""
+    return None if config.schema is None else config.schema.digest
 
 
 def refuse_cyclic(algorithm: Algorithm) -> None:

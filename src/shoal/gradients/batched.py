@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call, in_training
 from shoal.errors import ModelError
 from shoal.gradients.deferred import DeferredLinearRule, capacity_for
 from shoal.gradients.layer_rule import Rule
@@ -19,6 +20,7 @@ from shoal.gradients.layers import LinearRule, rule_for
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.pooling_cuda import MaxPool, can_pool
+from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import all_digits
 from shoal.random.noise_source import Product
@@ -36,16 +38,16 @@ class BatchedNetwork:
     ) -> None:
         self.layout, self._losses = layout, losses
         self._bound = threading.local()
-        self._module = _with_rules(copy.deepcopy(module), layout, self._bound, kernels).train()
+        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._bound, kernels))
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> LayerTape:
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
         tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
         self._bound.params, self._bound.tape = params, tape
-        self._bound.anchor = params.new_zeros((), requires_grad=True)
-        outputs = self._module(x.flatten(0, 1))
+        self._bound.anchor, self._bound.records = params.new_zeros((), requires_grad=True), weights.numel()
+        outputs = call(self._module, each(x, lambda part: part.flatten(0, 1)))
         losses = self._losses(outputs, y.flatten(0, 1))
         torch.autograd.backward((losses * weights.flatten()).sum())
         return tape
@@ -58,7 +60,11 @@ class BatchedNetwork:
         capacities = {
             rule: capacity_for(rule, batch)
             for rule in rules
-            if isinstance(rule, LinearRule) and rule.kernels and used[rule.weight] == 1 and not params.is_cuda
+            if isinstance(rule, LinearRule)
+            and rule.kernels
+            and used[rule.weight] == 1
+            and not params.is_cuda
+            and not rule.weight.personal
         }
         clients = len(params)
         self._bound.deferred = {
@@ -162,12 +168,20 @@ class _Taped(torch.autograd.Function):
 
 
 class _ClientLayer(nn.Module):
-    def __init__(self, rule: Rule, before: Callable[[Tensor], Tensor], bound: threading.local) -> None:
+    """A layer by its rule. Its parameters have a type and a shape, for models that ask, but no values."""
+
+    def __init__(
+        self, layer: nn.Module, rule: Rule, before: Callable[[Tensor], Tensor], bound: threading.local
+    ) -> None:
         super().__init__()
-        self.rule, self._before, self._bound = rule, before, bound
+        self.training, self.rule, self._before, self._bound = layer.training, rule, before, bound
+        for name, parameter in layer.named_parameters(recurse=False):
+            setattr(self, name, torch.empty_like(parameter, device="meta", requires_grad=False))
 
     def forward(self, x: Tensor) -> Tensor:
         bound = self._bound
+        if len(x) == 1:  # the same for all records, such as positions
+            x = x.expand(bound.records, *x.shape[1:])
         rule = getattr(bound, "deferred", {}).get(self.rule, self.rule)
         y: Tensor = _Taped.apply(self._before(x), bound.anchor, rule, bound.params, bound.tape)  # type: ignore[no-untyped-call]
         return y
@@ -177,17 +191,14 @@ def _with_rules(module: nn.Module, layout: Layout, bound: threading.local, kerne
     entries = {entry.name: entry for entry in layout.entries}
     by_id = {id(p): entries[name] for name, p in module.named_parameters() if name in entries}
     if found := rule_for(module, by_id, kernels):
-        return _ClientLayer(*found, bound)
+        return _ClientLayer(module, *found, bound)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if found := rule_for(child, by_id, kernels):
-                setattr(parent, name, _ClientLayer(*found, bound))
+                setattr(parent, name, _ClientLayer(child, *found, bound))
             elif kernels and can_pool(child):
                 setattr(parent, name, MaxPool(child))
     return module
-
-
-_MIXES_OR_DRAWS = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 def rules_cover(module: nn.Module, layout: Layout) -> bool:
@@ -195,7 +206,14 @@ def rules_cover(module: nn.Module, layout: Layout) -> bool:
     entries = {entry.name: entry for entry in layout.entries}
     named = {name: p for name, p in module.named_parameters() if name in entries}
     by_id = {id(p): entries[name] for name, p in named.items()}
-    if any(isinstance(child, _MIXES_OR_DRAWS) for child in module.modules()):
+    if any(_mixes_or_draws(child) for child in module.modules()):
         return False
     ruled = [child for child in module.modules() if rule_for(child, by_id)]
     return {id(p) for child in ruled for p in child.parameters(recurse=False) if p.requires_grad} == set(by_id)
+
+
+def _mixes_or_draws(layer: nn.Module) -> bool:
+    """Layers in eval mode do neither."""
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.training and layer.p > 0
+    return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

@@ -231,7 +231,8 @@ class EmbeddingRule(Rule):
         return gram_squares(same.to(grad.dtype), grad, 1), None
 
     def _places(self, x: Tensor, clients: int) -> Tensor:
-        """The row of every word in all clients' tables, one below the other."""
+        """The row of every word in all clients' tables, one below the other: a word beyond its own is another's."""
+        torch._assert_async(((x >= 0) & (x < self.weight.shape[0])).all(), "index out of range of an nn.Embedding")
         client = torch.arange(clients, device=x.device).repeat_interleave(len(x) // clients)
         return x + self.weight.shape[0] * client.view(-1, *[1] * (x.dim() - 1))
 
@@ -262,6 +263,8 @@ def rule_for(
     if type(module) is nn.LayerNorm:
         shape, eps = module.normalized_shape, module.eps
         return AffineRule(-len(shape), weight, bias), lambda x: F.layer_norm(x, shape, eps=eps)
+    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and not module.training:
+        return _frozen_statistics(cast(nn.BatchNorm2d, module), weight, bias)
     plain = type(module) is nn.Embedding and module.max_norm is None
     if plain and not module.scale_grad_by_freq and not module.sparse:
         return EmbeddingRule(cast(nn.Embedding, module), weight), _same
@@ -275,6 +278,16 @@ def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor]
     frozen = copy.deepcopy(module)
     frozen.register_parameter("bias", None)
     return BiasRule(-1 if type(module) is nn.Linear else 1, bias), frozen
+
+
+def _frozen_statistics(
+    module: nn.BatchNorm2d, weight: Entry, bias: Entry | None
+) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+    """BatchNorm in eval mode: a constant shift and scale, then those that are trained."""
+    mean, variance, eps = module.running_mean, module.running_var, module.eps
+    if mean is None or variance is None:
+        return None
+    return AffineRule(1, weight, bias), lambda x: F.batch_norm(x, mean, variance, eps=eps)
 
 
 def _same(x: Tensor) -> Tensor:

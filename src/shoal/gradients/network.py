@@ -16,11 +16,11 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import ModelError
 from shoal.gradients.batched import BatchedNetwork, rules_cover
-from shoal.gradients.layout import Layout
+from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
+from shoal.inputs import Inputs, count, each
 from shoal.random.noise_source import Product
 
 
@@ -62,12 +62,12 @@ class Network(Protocol):
     layout: Layout
     batched: bool
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
 
         Args:
             params: One vector per client, [K, P].
-            x: Inputs, [K, B, ...].
+            x: Inputs, [K, B, ...], one tensor or several by name.
             y: Targets, [K, B, ...].
             weights: Weights of the records, [K, B]; 0 for padding.
 
@@ -79,7 +79,7 @@ class Network(Protocol):
         """While it is open, updates of `params` may be deferred where that is faster.
 
         Args:
-            start: The parameters that all clients begin with, [P].
+            start: The parameters that all clients begin with: all [P], or the first, before personal ones.
             params: The clients' parameters, [K, P]; whole again when the context is left.
             batch: Records of one client in a step.
         """
@@ -87,13 +87,14 @@ class Network(Protocol):
 
 def network(
     module: nn.Module,
-    sample: Tensor | None = None,
+    sample: Inputs | None = None,
     targets: Tensor | None = None,
     *,
     losses: Losses = cross_entropy,
     batched: bool = True,
     per_record: bool = False,
     kernels: bool = True,
+    personal: Personal = 0,
 ) -> Network:
     """Batched over clients where every layer has a rule, else sequential: one client (or record) after another.
 
@@ -106,24 +107,25 @@ def network(
         batched: Whether clients may be batched at all.
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
+        personal: The layers that stay with their clients.
 
     Returns:
         The network; its `batched` says which it is.
     """
     slow = RecordNetwork if per_record else SequentialNetwork
-    layout = Layout.of(module)
+    layout = Layout.of(module, personal)
     if not batched or not rules_cover(module, layout):
-        return slow(module, losses)
+        return slow(module, losses, layout)
     if sample is not None:
-        y = sample.new_zeros(len(sample), dtype=torch.int64) if targets is None else targets
+        y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
         if not _agree(module, sample, y, losses, slow, per_record):
-            return slow(module, losses)
+            return slow(module, losses, layout)
     return BatchedNetwork(module, layout, kernels, losses)
 
 
 def _agree(
     module: nn.Module,
-    sample: Tensor,
+    sample: Inputs,
     targets: Tensor,
     losses: Losses,
     slow: type[SequentialNetwork],
@@ -133,14 +135,12 @@ def _agree(
 
     The weights are perturbed first, since a layer that starts at zero would hide everything before it.
     """
-    module, sample = copy.deepcopy(module).cpu().double(), sample.cpu()
-    x = torch.stack([sample, sample[:1].expand_as(sample)])
-    x = x.double() if x.is_floating_point() else x
+    module, x = copy.deepcopy(module).cpu().double(), each(sample, _of_two_clients)
     layout = Layout.of(module)
     start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
     params = torch.stack([start, 0.9 * start])
-    y = targets.cpu().expand(2, *targets.shape)
-    weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(x.shape[:2])
+    y = torch.stack([targets, targets[:1].expand_as(targets)]).cpu()
+    weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(2, len(targets))
     found: list[list[Tensor]] = []
     for way in (BatchedNetwork(module, layout, losses=losses), slow(module, losses)):
         grads = torch.zeros_like(params)
@@ -148,9 +148,14 @@ def _agree(
             tape = way.backward(params, x, y, weights)
             tape.accumulate(grads, 1.0)
             found.append([grads, cast(RecordTape, tape).squares().sum(0)] if per_record else [grads])
-        except (RuntimeError, AttributeError, TypeError, IndexError, ModelError):
+        except Exception:
             return False
     return all(_close(ours, theirs) for ours, theirs in zip(*found, strict=True))
+
+
+def _of_two_clients(sample: Tensor) -> Tensor:
+    x = torch.stack([sample.cpu(), sample[:1].cpu().expand_as(sample)])
+    return x.double() if x.is_floating_point() else x
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

@@ -9,8 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, func, nn
 
+from shoal.calling import arguments, in_training, output_of
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import Losses, cross_entropy
+from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.precision import all_digits
 from shoal.random.noise_source import Product
@@ -21,42 +23,49 @@ class SequentialNetwork:
 
     batched = False
 
-    def __init__(self, module: nn.Module, losses: Losses = cross_entropy) -> None:
-        self.layout, self._losses = Layout.of(module), losses
-        self._module = copy.deepcopy(module).train()
+    def __init__(self, module: nn.Module, losses: Losses = cross_entropy, layout: Layout | None = None) -> None:
+        self.layout, self._losses = layout or Layout.of(module), losses
+        self._module = in_training(copy.deepcopy(module))
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> SumTape:
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> SumTape:
         """The tape of the gradients of a batch for every client."""
         total = torch.zeros_like(params)
         for k in range(len(params)):
             mask = weights[k] > 0
             if mask.any():
-                self._one(params[k], x[k][mask], y[k][mask], weights[k][mask], total[k])
+                self._one(params[k], _of(x, k, mask), y[k][mask], weights[k][mask], total[k])
         return SumTape(total)
 
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         """Nothing is deferred here."""
         return nullcontext()
 
-    def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def records(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Tensor:
         """The gradient of every record's weighted loss, [K, B, P]."""
         gradients = params.new_zeros(*weights.shape, params.shape[1])
         for k, b in weights.nonzero().tolist():
             one = slice(b, b + 1)
-            self._one(params[k], x[k, one], y[k, one], weights[k, one], gradients[k, b])
+            self._one(params[k], _of(x, k, one), y[k, one], weights[k, one], gradients[k, b])
         return gradients
 
-    def _one(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor, total: Tensor) -> None:
+    def _one(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, total: Tensor) -> None:
         views = self.layout.views(params)
         trainable = [entry for entry in self.layout.entries if entry.trainable]
         for entry in trainable:
             views[entry.name] = views[entry.name].detach().requires_grad_()
-        outputs = func.functional_call(self._module, views, (x,))
-        loss = (self._losses(outputs, y) * weights).sum()
+        loss = (self._losses(self._outputs(views, x), y) * weights).sum()
         grads = torch.autograd.grad(loss, [views[e.name] for e in trainable], allow_unused=True)
         for entry, grad in zip(trainable, grads, strict=True):
             if grad is not None:
                 total[entry.start : entry.stop] = grad.reshape(-1)
+
+    def _outputs(self, views: dict[str, Tensor], x: Inputs) -> Tensor:
+        """The model's output with these parameters."""
+        return output_of(func.functional_call(self._module, views, *arguments(x)))
+
+
+def _of(x: Inputs, client: int, records: Tensor | slice) -> Inputs:
+    return each(x, lambda part: part[client][records])
 
 
 class SumTape:
@@ -76,29 +85,29 @@ class RecordNetwork(SequentialNetwork):
     Where vmap does not support an operation, one record after another.
     """
 
-    def __init__(self, module: nn.Module, losses: Losses = cross_entropy) -> None:
-        super().__init__(module, losses)
+    def __init__(self, module: nn.Module, losses: Losses = cross_entropy, layout: Layout | None = None) -> None:
+        super().__init__(module, losses, layout)
         self._vmapped = True
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> GradientTape:  # type: ignore[override]
         """The tape of the gradients of a batch for every client."""
         return GradientTape(self.layout, self.records(params, x, y, weights))
 
-    def records(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    def records(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Tensor:
         """The gradients of single records, [K, B, P]."""
         if weights.numel() == 0:
             return params.new_zeros(*weights.shape, params.shape[1])
         if self._vmapped:
             try:
-                gradients = torch.stack([self._of_client(*client) for client in zip(params, x, y, strict=True)])
-                return gradients * weights.unsqueeze(2)
-            except RuntimeError:
+                found = [self._of_client(own, _of(x, k, slice(None)), y[k]) for k, own in enumerate(params)]
+                return torch.stack(found) * weights.unsqueeze(2)
+            except Exception:  # a fault of the model itself comes up again below
                 self._vmapped = False
         return super().records(params, x, y, weights)
 
-    def _of_client(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        def loss(vector: Tensor, record: Tensor, target: Tensor) -> Tensor:
-            outputs = func.functional_call(self._module, self.layout.views(vector), (record.unsqueeze(0),))
+    def _of_client(self, params: Tensor, x: Inputs, y: Tensor) -> Tensor:
+        def loss(vector: Tensor, record: Inputs, target: Tensor) -> Tensor:
+            outputs = self._outputs(self.layout.views(vector), each(record, lambda part: part.unsqueeze(0)))
             return self._losses(outputs, target.unsqueeze(0)).squeeze(0)
 
         with warnings.catch_warnings():

@@ -32,7 +32,9 @@ from shoal.mechanisms.statements import Stating
 MOST_STEPS = 1_000_000
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
-ONE_FOR_ANOTHER = "clients keep their momentum: who is in a fixed-size sample shows in later updates of others"
+ONE_FOR_ANOTHER = (
+    "clients keep state (momentum or personal layers): who is in a fixed-size sample shows in later updates of others"
+)
 WIDER = 1e-30
 """The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
 Indices = npt.NDArray[np.int64]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import nn
@@ -16,9 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
+from shoal.calling import call, in_training
 from shoal.errors import ModelError
+from shoal.inputs import Inputs, InputShape, Shape, each, joined, parts, shape_of
 from shoal.models.build import count, seeded
-from shoal.models.entry import Shape
 from shoal.tasks import Classification, Task
 
 RECORDS = 3
@@ -26,25 +29,25 @@ RECORDS = 3
 
 def check(
     model: nn.Module,
-    input_shape: Shape,
+    input_shape: InputShape,
     task: Task | int,
     *,
     record_level: bool,
     noisy_updates: bool = False,
     targets: torch.Tensor | None = None,
-    tokens: bool = False,
+    tokens: bool | Collection[str] = False,
 ) -> None:
     """Check that a model fits the data and the privacy asked for; copies are run, on the CPU.
 
     Args:
         model: The model, which is left as it was.
-        input_shape: The shape of one record.
+        input_shape: The shape of one record; those of several tensors by name.
         task: What it is trained for; a number stands for a classification into so many classes.
         record_level: Whether record-level DP is asked for: no record may have a say in another's output.
         noisy_updates: Whether updates get noise (client-level DP): records may mix, but running statistics would get
             noise as well.
         targets: A few targets, of which only the shape and the type matter; class labels if not given.
-        tokens: Whether records are whole numbers.
+        tokens: Whether records are whole numbers; of several tensors, the names of those that are.
 
     Raises:
         ModelError: It does not fit; the message names the layer and the fix.
@@ -66,13 +69,16 @@ def check(
     if isinstance(task, int):
         task = Classification(classes=tuple(map(str, range(task))))
     like = torch.zeros(RECORDS, dtype=torch.int64) if targets is None else targets
-    task.check_outputs(name, output, task.example_targets(RECORDS, like))
+    like = task.example_targets(RECORDS, like)
+    task.check_outputs(name, output, like)
+    _losses(task, output, like)
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
     if record_level or noisy_updates:
         before, after = (_run(model, each, input_shape, shake=True) for each in (batch, changed))
         if record_level:
             _refuse_mixing(model, before, after)
+            _refuse_mixing_loss(task, before.output, after.output, like)
         _refuse_statistics(model, before, after)
 
 
@@ -84,6 +90,21 @@ def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
     except ModelError:
         return False
     return True
+
+
+def refuse_tokens(model: nn.Module, *data: Inputs) -> None:
+    """Raise a ModelError where records [N, ...] have whole numbers that the model does not take.
+
+    The least and the greatest at each place are tried: beyond an embedding, training would stop in the middle.
+    """
+    ends = [each(x, lambda part: torch.stack([part.amin(0), part.amax(0)])) for x in data]
+    batch = reduce(joined, ends)
+    whole = [part for part in parts(batch).values() if not part.is_floating_point()]
+    least, greatest = min(int(part.min()) for part in whole), max(int(part.max()) for part in whole)
+    try:
+        _run(model, batch, shape_of(batch))
+    except ModelError as error:
+        raise ModelError(f"the data have whole numbers from {least} to {greatest}: {error}") from error
 
 
 def mixing_layers(model: nn.Module) -> list[str]:
@@ -106,9 +127,10 @@ def replace_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def _mixes(layer: nn.Module) -> bool:
+    """In eval mode, with statistics of its own, a layer neither looks at the batch nor writes anything down."""
     if isinstance(layer, _InstanceNorm):
-        return bool(layer.track_running_stats)
-    return isinstance(layer, _BatchNorm)
+        return bool(layer.track_running_stats and layer.training)
+    return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
 
 
 def _private(layer: nn.Module) -> nn.Module:
@@ -133,7 +155,7 @@ def _refuse_mixing_layers(model: nn.Module, why: str) -> None:
         layer = model.get_submodule(path)
         raise ModelError(
             f"layer '{path or 'model'}' is {type(layer).__name__}, which {why}; use nn.GroupNorm instead "
-            f"(shoal.models.replace_batchnorm(model) puts it in)"
+            f"(shoal.models.replace_batchnorm(model) puts it in), or freeze its statistics with layer.eval()"
         )
 
 
@@ -143,22 +165,22 @@ class _Result:
     buffers: dict[str, torch.Tensor]
 
 
-def _run(model: nn.Module, batch: torch.Tensor, shape: Shape, *, shake: bool = False) -> _Result:
+def _run(model: nn.Module, batch: Inputs, shape: InputShape, *, shake: bool = False) -> _Result:
     """One forward pass of a copy in training mode, dropout drawn from a fixed seed."""
-    model = copy.deepcopy(model).cpu().train()
+    model = in_training(copy.deepcopy(model).cpu())
     with torch.no_grad(), seeded(0):
         if shake:
             for parameter in model.parameters():
                 parameter.data += 0.1 * _pattern(parameter.numel()).view(parameter.shape)
         try:
-            output = model(batch)
+            output = call(model, batch)
+        except ModelError:
+            raise
         except Exception as error:
+            said = " ".join(str(error).split())
             raise ModelError(
-                f"model {type(model).__name__} cannot take records of shape {tuple(shape)}: "
-                f"{type(error).__name__}: {error}"
+                f"model {type(model).__name__} cannot take records of shape {shape}: {type(error).__name__}: {said}"
             ) from error
-    if not isinstance(output, torch.Tensor):
-        raise ModelError(f"model {type(model).__name__} gives a {type(output).__name__}, not a tensor [N, classes]")
     return _Result(output, dict(model.named_buffers()))
 
 
@@ -176,6 +198,32 @@ def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
         )
 
 
+def _refuse_mixing_loss(task: Task, output: torch.Tensor, changed: torch.Tensor, targets: torch.Tensor) -> None:
+    """Change one record's output and target and look at the losses of the others."""
+    changed = torch.stack([output[0], changed[1], output[2]])
+    for y in (targets, targets[[1, 0, 1]]):
+        before, after = _losses(task, output, y), _losses(task, changed, y[:1].expand_as(y))
+        if not before.isfinite().all():
+            raise ModelError("the loss of made-up records is not finite, so that it may mix records unseen")
+        if not torch.allclose(before[[0, 2]], after[[0, 2]]):
+            raise ModelError(
+                "task.loss mixes the records of a batch (one record's loss changes with another's output or target), "
+                "so that record-level privacy cannot hold; compute each loss from its own record only"
+            )
+
+
+def _losses(task: Task, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    try:
+        return task.losses(output, targets)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"task.loss cannot take outputs of shape {tuple(output.shape)} and targets of shape "
+            f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> None:
     """What a layer writes down of the records goes past every clip, to the next client and into the model."""
     for name, buffer in before.buffers.items():
@@ -186,16 +234,34 @@ def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> Non
             )
 
 
-def _batches(model: nn.Module, shape: Shape, tokens: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _batches(model: nn.Module, shape: InputShape, tokens: bool | Collection[str]) -> tuple[Inputs, Inputs]:
     """A few fixed records, and the same with the middle one changed."""
+    if isinstance(shape, dict):
+        whole = tokens if isinstance(tokens, Collection) else ()
+        pairs = {name: _named_batches(own, name in whole) for name, own in shape.items()}
+        return {name: batch for name, (batch, _) in pairs.items()}, {
+            name: changed for name, (_, changed) in pairs.items()
+        }
     numbers = RECORDS * math.prod(shape)
     words = [layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)]
     if words or tokens:
-        most = min(words, default=2)
+        most = min((each for each in words if each > 1), default=2)  # one word alone could not change
         batch = (torch.arange(numbers) % most).view(RECORDS, *shape)
         middle = (batch[1] + 1) % most
     else:
         batch = _pattern(numbers).view(RECORDS, *shape).to(next(model.parameters()).dtype)
+        middle = 3 - 5 * batch[1]
+    return batch, torch.stack([batch[0], middle, batch[2]])
+
+
+def _named_batches(shape: Shape, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for one of several tensors: whole numbers are 0 and 1, which tokens, types and masks may all be."""
+    size = math.prod(shape)
+    if whole:
+        batch = ((1 + torch.arange(size)) % 2).expand(RECORDS, size).view(RECORDS, *shape)
+        middle = torch.full(shape, int(size > 1))
+    else:
+        batch = _pattern(RECORDS * size).view(RECORDS, *shape)
         middle = 3 - 5 * batch[1]
     return batch, torch.stack([batch[0], middle, batch[2]])
 

@@ -9,10 +9,11 @@ from functools import partial
 from torch import nn
 
 from shoal.errors import ModelError
-from shoal.models.entry import Make, Shape
+from shoal.inputs import InputShape
 from shoal.registry import imported
 
 Factory = Callable[..., nn.Module]
+Make = Callable[[InputShape, int], nn.Module]
 
 
 def factory(model: str | Factory) -> Make:
@@ -30,7 +31,7 @@ def load(path: str) -> nn.Module | Factory:
     return found  # type: ignore[no-any-return]
 
 
-def call(found: nn.Module | Factory, path: str, shape: Shape, classes: int) -> nn.Module:
+def call(found: nn.Module | Factory, path: str, shape: InputShape, classes: int) -> nn.Module:
     """The model that a class or factory makes, given the shape and the classes if it asks for them."""
     if isinstance(found, nn.Module):
         return found
@@ -44,7 +45,9 @@ def call(found: nn.Module | Factory, path: str, shape: Shape, classes: int) -> n
     return model
 
 
-def _arguments(found: Factory, path: str, shape: Shape, classes: int) -> tuple[tuple[object, ...], dict[str, object]]:
+def _arguments(
+    found: Factory, path: str, shape: InputShape, classes: int
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """By name where it has parameters `input_shape` or `classes`, by place where two are required."""
     try:
         parameters = inspect.signature(found).parameters.values()

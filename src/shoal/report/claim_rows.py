@@ -7,7 +7,8 @@ from typing import Any
 
 from shoal.accounting.rounding import IN_NAME_ONLY, plain, up
 from shoal.report.plots import OBSERVERS, UNITS, observers_in_words, whose
-from shoal.report.run_reader import Run, number
+from shoal.report.run_reader import Run
+from shoal.report.scores import number
 from shoal.report.series import figure
 
 WEAK = 10.0

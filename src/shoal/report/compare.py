@@ -1,9 +1,9 @@
-"""Several runs on one page: accuracy against proven epsilon, and a sortable table."""
+"""Several runs on one page: the headline figure against proven epsilon, and a sortable table."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from shoal.accounting.rounding import epsilon as epsilon_words
 from shoal.errors import RunError
 from shoal.report.plots import OBSERVERS, PLAIN, UNITS
 from shoal.report.run_page import render, write_page
-from shoal.report.run_reader import REPORT, Run, number
-from shoal.report.series import Plot, build, column, figure, in_seconds, percent
+from shoal.report.run_reader import REPORT, Run
+from shoal.report.scores import Scores, name_of, number, title_of
+from shoal.report.series import build, column, figure, in_seconds
 
 MOST_LINES = 6
-"""The most runs whose accuracy is plotted over rounds: more cannot be distinguished."""
+"""The most runs that are plotted over rounds: more cannot be distinguished."""
 MOST_KEYS = 8
+NOTHING_LEARNT = "no better than a constant answer"
 _NOT_A_CHOICE = {"noise_seed", "log", "engine.device", "budget.calibrate"}
 
 
@@ -82,7 +84,7 @@ def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", obse
         state="finished",
         stopped=", ".join(sorted({run.dataset for run in runs})),
         warnings=[
-            "Not for release: accuracies are computed without noise. Choosing among these runs by their results "
+            "Not for release: figures are computed without noise. Choosing among these runs by their results "
             "costs privacy that no single ledger records."
         ],
     )
@@ -97,23 +99,13 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
     """
     if not entries:
         raise RunError("nothing to compare: name at least one run folder")
-    points = [_point(entry, unit, observer) for entry in entries if entry.run and entry.run.accuracy is not None]
-    whom = f"{UNITS.get(unit, unit)}; observer: {OBSERVERS.get(observer, observer)}"
-    plots: list[dict[str, Any]] = []
-    if len(points) > 1:
-        plots.append(
-            {
-                "id": "frontier",
-                "title": f"Proven for {whom}",
-                "note": "One point a run. The line is the best accuracy at each epsilon.",
-                "about": _about(points),
-                "points": points,
-            }
-        )
+    by_figure = by_headline(entries)
+    groups, names = list(by_figure.values()), ", ".join(map(name_of, by_figure))
+    apart = [f"Different headline figures ({names}) are not put on one axis."] if len(groups) > 1 else []
+    frontiers = [_frontier(group, place, unit, observer) for place, group in enumerate(groups)]
+    lines = [_over_rounds(group, place) for place, group in enumerate(groups)]
+    plots = [plot for plot in (*frontiers, *lines) if plot is not None]
     columns, rows = _table(entries, path, words.choices_first)
-    lines = _over_rounds(entries)
-    if lines is not None:
-        plots.append(lines.to_json())
     return render(
         kind="comparison",
         title=words.title,
@@ -122,7 +114,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
         state=words.state,
         stopped=words.stopped,
         rows_title=words.rows_title,
-        texts=words.texts,
+        texts=words.texts + apart,
         warnings=words.warnings,
         tables=words.tables,
         plots=plots,
@@ -143,15 +135,51 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return found[:MOST_KEYS]
 
 
-def _point(entry: Entry, unit: str, observer: str) -> dict[str, Any]:
-    run = entry.run
-    assert run is not None
-    assert run.accuracy is not None
-    epsilon = run.epsilon(unit, observer)
+def by_headline(entries: Iterable[Entry]) -> dict[str, list[tuple[Entry, Run]]]:
+    """The entries that have a headline figure, by its name."""
+    groups: dict[str, list[tuple[Entry, Run]]] = {}
+    for entry in entries:
+        if entry.run is not None and entry.run.scores.score is not None:
+            groups.setdefault(entry.run.scores.headline, []).append((entry, entry.run))
+    return groups
+
+
+def _frontier(group: Sequence[tuple[Entry, Run]], place: int, unit: str, observer: str) -> dict[str, Any] | None:
+    """The headline figure of each run against its epsilon; runs of other figures have a plot of their own."""
+    if len(group) < 2:
+        return None
+    scores = group[0][1].scores
+    points = [_point(entry, run, unit, observer) for entry, run in group]
+    whom = f"{UNITS.get(unit, unit)}; observer: {OBSERVERS.get(observer, observer)}"
+    note = f"One point a run. The line is the best {scores.name} at each epsilon"
+    unlearnt = any(not point["learnt"] for point in points)
+    return {
+        "id": f"frontier-{place}" if place else "frontier",
+        "title": f"{title_of(scores.headline)}, proven for {whom}",
+        "note": f"{note}; hollow points are {NOTHING_LEARNT}." if unlearnt else f"{note}.",
+        "about": _about(points, scores),
+        "figure": scores.name,
+        "format": scores.format,
+        "higher": scores.higher_is_better,
+        "points": points,
+        "lines": _constant(run.scores for _, run in group),
+    }
+
+
+def _constant(found: Iterable[Scores]) -> list[dict[str, Any]]:
+    """Where the constant answer stands, if that is the same for all."""
+    levels = {(scores.trivial_score, scores.trivial_answer) for scores in found}
+    (level, answer), *others = levels
+    return [] if others or level is None else [{"y": level, "label": answer}]
+
+
+def _point(entry: Entry, run: Run, unit: str, observer: str) -> dict[str, Any]:
+    scores, epsilon = run.scores, run.epsilon(unit, observer)
     details = [
         ("method", run.algorithm),
         ("data", run.dataset),
-        ("accuracy", percent(run.accuracy)),
+        (scores.name, scores.shown(scores.score)),
+        *([] if scores.learnt else [("", NOTHING_LEARNT)]),
         ("proven epsilon", "none" if epsilon is None else figure(epsilon)),
         ("adjacency", run.adjacency(unit, observer) or "not recorded"),
         ("rounds", f"{run.done:,}"),
@@ -162,28 +190,33 @@ def _point(entry: Entry, unit: str, observer: str) -> dict[str, Any]:
         "label": entry.label or run.algorithm,
         "group": run.algorithm,
         "x": epsilon,
-        "y": run.accuracy,
+        "y": scores.score,
+        "learnt": scores.learnt,
         "details": details,
     }
 
 
-def _over_rounds(entries: Sequence[Entry]) -> Plot | None:
-    shown = [(entry, entry.run) for entry in entries if entry.run and column(entry.run.metrics, "accuracy")]
+def _over_rounds(group: Sequence[tuple[Entry, Run]], place: int) -> dict[str, Any] | None:
+    scores = group[0][1].scores
+    shown = [(entry, run) for entry, run in group if column(run.metrics, scores.headline)]
     if not 1 < len(shown) <= MOST_LINES:
         return None
     by_method = len({run.algorithm for _, run in shown}) == len(shown)
+    names = [entry.label or (run.algorithm if by_method else entry.name) for entry, run in shown]
     columns = [
-        (entry.label or (run.algorithm if by_method else entry.name), column(run.metrics, "accuracy"), tone, False)
-        for tone, (entry, run) in enumerate(shown, start=1)
+        (names[place], column(run.metrics, scores.headline), place + 1, False) for place, (_, run) in enumerate(shown)
     ]
-    return build("over-rounds", "Accuracy over rounds", columns, format="share")
+    id, title = f"over-rounds-{place}" if place else "over-rounds", f"{title_of(scores.headline)} over rounds"
+    plot = build(id, title, columns, format=scores.format, lines=_constant(run.scores for _, run in shown))
+    return None if plot is None else plot.to_json()
 
 
 def _table(
     entries: Sequence[Entry], page: Path, choices_first: bool
 ) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
     """The columns (name, numeric) and the rows."""
-    shown = _columns([_cells(entry, choices_first) for entry in entries], choices_first)
+    figures = list(by_headline(entries))
+    shown = _columns([_cells(entry, figures, choices_first) for entry in entries], choices_first)
     made = [
         {
             "cells": [cells[place] for cells in shown.values()],
@@ -208,23 +241,27 @@ def _informative(name: str, cells: list[dict[str, Any]], sweep: bool) -> bool:
     return len(texts) > 1 if sweep and name in ("Method", "Data") else bool(texts)
 
 
-def _cells(entry: Entry, choices_first: bool) -> dict[str, dict[str, Any]]:
+def _cells(entry: Entry, figures: Sequence[str], choices_first: bool) -> dict[str, dict[str, Any]]:
     choice = {key: _cell(word(value), value) for key, value in entry.choice.items()}
     head = {"Run": _cell(entry.name)} | (choice if choices_first else {})
-    results = {} if entry.run is None else _results(entry.run) | ({} if choices_first else choice)
+    results = {} if entry.run is None else _results(entry.run, figures) | ({} if choices_first else choice)
     state = entry.failed or (entry.run.state if entry.run else "not run yet")
+    if entry.run is not None and not entry.run.scores.learnt:
+        state = f"{state}; {NOTHING_LEARNT}"
     return head | results | {"State": _cell(state)}
 
 
-def _results(run: Run) -> dict[str, dict[str, Any]]:
+def _results(run: Run, figures: Sequence[str]) -> dict[str, dict[str, Any]]:
     delta = min((claim["delta"] for claim in run.proven if claim.get("delta")), default=None)
     published = next((number(claim.get("epsilon")) for claim in run.published), None)
     client = "ε a simulated client" if run.simulated else "ε a client"
+    scores, beaten = run.scores, "" if run.scores.learnt else ", not beaten"
     return {
         "Method": _cell(run.algorithm),
         "Data": _cell(run.dataset),
-        "Accuracy": _optional(run.accuracy, percent),
-        PLAIN.capitalize(): _optional(run.plain_accuracy, percent),
+        **{title_of(name): _optional(scores.of_headline(name), scores.shown) for name in figures},
+        "Constant answer": _optional(scores.trivial_score, lambda value: scores.shown(value) + beaten),
+        PLAIN.capitalize(): _optional(run.plain_score, scores.shown),
         client: _optional(run.epsilon("client", "release"), _epsilon, "none"),
         "ε a record": _optional(run.epsilon("record", "release"), _epsilon, "none"),
         "δ": _optional(delta, plain),
@@ -266,10 +303,10 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _about(points: Sequence[dict[str, Any]]) -> str:
+def _about(points: Sequence[dict[str, Any]], scores: Scores) -> str:
     words = []
     for point in points[:20]:
         epsilon = "nothing proven" if point["x"] is None else f"epsilon {figure(point['x'])}"
-        words.append(f"{point['name']}: accuracy {percent(point['y'])}, {epsilon}")
+        words.append(f"{point['name']}: {scores.name} {scores.shown(point['y'])}, {epsilon}")
     more = f"; and {len(points) - 20} more" if len(points) > 20 else ""
     return "; ".join(words) + more + "."

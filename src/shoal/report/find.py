@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from shoal.errors import RunError, nearest
+from shoal.models.bundle import DESCRIPTION
 from shoal.report.run_reader import Run, is_running, read_run
 
 SWEEP = "sweep.json"
@@ -76,6 +77,11 @@ def one(name: str | Path, root: Path) -> Path:
             f"'{name}' is ambiguous: {', '.join(path.name for path in fitting[:5])}; give more of the name"
         )
     raise RunError(f"there is no run '{name}' in {root}{nearest(str(name), list(known)[-8:])}")
+
+
+def with_model(name: str | Path, root: Path) -> Path:
+    """As `one`; also any folder to which a model was copied."""
+    return Path(name) if (Path(name) / DESCRIPTION).is_file() else one(name, root)
 
 
 def expand(name: str | Path, root: Path) -> list[Path]:

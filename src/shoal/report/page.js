@@ -114,6 +114,13 @@
     if (yLabel) root.append(svg("text", { x: box.left - 34, y: 6 }, yLabel));
   }
 
+  function levels(root, lines, y, box, beside) {
+    for (const line of lines) {
+      root.append(svg("line", { class: "level", x1: box.left, x2: box.right, y1: y(line.y), y2: y(line.y) }));
+      root.append(svg("text", { class: "label", x: beside ? box.right + 9 : box.left + 6, y: y(line.y) + (beside ? 4 : -6) }, line.label));
+    }
+  }
+
   // Labels at the ends of lines, moved apart so that none hides another.
   function spread(labels, top, bottom) {
     labels.sort((a, b) => a.y - b.y);
@@ -150,21 +157,18 @@
     const named = many && !narrow && plot.series.every((s) => s.name.length < 20);
     const figure3 = (s) => plot.marks.find((m) => !m.hollow && m.tone === s.tone)?.text ?? say(final(s), format, 3);
     const words = plot.series.map((s) => (named ? `${s.name} ` : "") + figure3(s));
-    const longest = Math.max(...words.map((w) => w.length));
+    const clients = plot.names.length > 0, longest = clients ? 11 : Math.max(...words.map((w) => w.length));
     const box = frame(width, height, Math.min(14 + longest * 6.4, width * 0.34), 46);
     const x = scale(plot.x[0], plot.x[plot.x.length - 1] + (plot.x.length === 1 ? 1 : 0), box.left + 4, box.right, false);
     const y = scale(y0, y1, box.bottom, box.top, plot.log);
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: "0", "aria-label": `${plot.title}. ${plot.about}` });
     const xs = plot.x.length === 1 ? [plot.x[0]] : ticks(plot.x[0], plot.x[plot.x.length - 1], narrow ? 4 : 6, true);
     const ys = plot.log ? logTicks(y0, y1) : ticks(y0, y1, 4);
-    axes(root, box, x, y, xs, ys, (v) => v.toLocaleString("en"), (v) => say(v, format, 3), "round", "");
-    for (const line of plot.lines) {
-      if (!near.includes(line.y)) continue;
-      root.append(svg("line", { class: "level", x1: box.left, x2: box.right, y1: y(line.y), y2: y(line.y) }));
-      root.append(svg("text", { class: "label", x: box.left + 6, y: y(line.y) - 6 }, line.label));
-    }
+    axes(root, box, x, y, xs, ys, (v) => v.toLocaleString("en"), (v) => say(v, format, 3), clients ? "clients, the worst first" : "round", "");
+    levels(root, plot.lines.filter((line) => near.includes(line.y)), y, box, clients);
+    if (clients) dots(root, plot, x, y, box);
     const ends = [];
-    plot.series.forEach((s, n) => {
+    if (!clients) plot.series.forEach((s, n) => {
       const points = s.values.map((v, i) => [x(plot.x[i]), v === null ? NaN : y(v)]).filter((p) => Number.isFinite(p[1]));
       root.append(svg("path", { class: s.plain ? "line plain" : "line", style: `stroke:${tone(s.tone)}${plot.x.length > 400 ? ";stroke-width:1.1" : ""}`, d: path(points), "data-series": s.name }));
       const end = points[points.length - 1];
@@ -185,19 +189,34 @@
     return root;
   }
 
+  // One dot a client, as large as its records allow; the worst are named, away from the other dots.
+  function dots(root, plot, x, y, box) {
+    const values = plot.series[0].values, most = Math.max(...plot.records), room = (box.right - box.left) / plot.x.length;
+    values.forEach((value, n) => {
+      const r = Math.max(Math.min(3, 1.2 + 0.2 * room), Math.min(9, 0.45 * room) * Math.sqrt(plot.records[n] / most));
+      root.append(svg("circle", { class: "client", cx: x(plot.x[n]), cy: y(value), r, style: `fill:${tone(1)}` }));
+    });
+    const named = values.slice(0, Math.min(3, values.length - 1)).map((value, n) => ({ y: y(value) + 4, n }));
+    for (const { y: at, n } of spread(named, box.top, box.bottom)) {
+      const name = plot.names[n].length > 24 ? `${plot.names[n].slice(0, 23)}…` : plot.names[n];
+      root.append(svg("text", { class: "label", x: x(plot.x[n]) + Math.min(12, 4 + 0.45 * room), y: at }, name));
+    }
+  }
+
   function hoverLines(figure, plot, root, x, y, box) {
     const cross = svg("g", { class: "hover", visibility: "hidden" });
     root.append(cross, svg("rect", { x: box.left, y: 0, width: Math.max(0, box.right - box.left + 12), height: box.bottom, fill: "transparent" }));
     let at = plot.x.length - 1;
     function show(place) {
       at = Math.max(0, Math.min(plot.x.length - 1, place));
-      const px = x(plot.x[at]), rows = [html("b", {}, `round ${plot.x[at].toLocaleString("en")}`)];
+      const px = x(plot.x[at]), rows = [html("b", {}, plot.names[at] ?? `round ${plot.x[at].toLocaleString("en")}`)];
       cross.replaceChildren(svg("line", { class: "cross", x1: px, x2: px, y1: box.top, y2: box.bottom }));
       for (const s of plot.series) {
         if (s.values[at] === null) continue;
         cross.append(svg("circle", { cx: px, cy: y(s.values[at]), r: 4, style: `fill:${tone(s.tone)}` }));
         rows.push(html("div", {}, html("span", {}, html("i", { style: `--tone:${tone(s.tone)}` }), s.name), html("span", {}, say(s.values[at], plot.format, 5))));
       }
+      if (plot.names[at] !== undefined) rows.push(html("div", {}, html("span", {}, "held-out records"), html("span", {}, plot.records[at].toLocaleString("en"))));
       cross.setAttribute("visibility", "visible");
       tip(root, px, box.top, rows);
     }
@@ -243,7 +262,8 @@
     const box = frame(width, height, 20 + band, 50);
     const xsHeld = proven.map((p) => p.x), log = proven.length > 0 && Math.max(...xsHeld) / Math.min(...xsHeld) > 4 && Math.min(...xsHeld) > 0;
     const [x0, x1] = proven.length ? (log ? [Math.min(...xsHeld) / 1.25, Math.max(...xsHeld) * 1.25] : range([0, ...xsHeld], false, "number")) : [0, 1];
-    const [y0, y1] = range(plot.points.map((p) => p.y), false, "share");
+    const level = plot.lines.map((l) => l.y), better = (a, b) => (plot.higher ? a > b : a < b);
+    const [y0, y1] = range([...plot.points.map((p) => p.y), ...level], false, plot.format);
     const x = scale(x0, x1, box.left + 4, box.right, log), y = scale(y0, y1, box.bottom, box.top, false);
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "group", "aria-label": `${plot.title}. ${plot.about}` });
     if (band) {
@@ -251,8 +271,11 @@
       root.append(svg("text", { x: box.right + 14 + band / 2, y: box.bottom + 17, "text-anchor": "middle" }, "nothing proven"));
     }
     const xs = proven.length ? (log ? logTicks(x0, x1) : ticks(x0, x1, narrow ? 4 : 7)) : [];
-    axes(root, box, x, y, xs, ticks(y0, y1, 5), (v) => say(v, "number", 3), (v) => say(v, "share", 3), "proven epsilon" + (log ? ", log scale" : ""), "");
-    const best = [...proven].sort((a, b) => a.x - b.x || b.y - a.y).reduce((kept, p) => (kept.length && kept[kept.length - 1].y >= p.y ? kept : [...kept, p]), []);
+    axes(root, box, x, y, xs, ticks(y0, y1, 5), (v) => say(v, "number", 3), (v) => say(v, plot.format, 3), "proven epsilon" + (log ? ", log scale" : ""), "");
+    levels(root, plot.lines, y, box);
+    // A model that is no better than a constant answer is shown, and is never the best.
+    const ordered = proven.filter((p) => p.learnt).sort((a, b) => a.x - b.x || (better(a.y, b.y) ? -1 : 1));
+    const best = ordered.reduce((kept, p) => (kept.length && !better(p.y, kept[kept.length - 1].y) ? kept : [...kept, p]), []);
     if (best.length > 1) {
       const steps = best.flatMap((p, n) => (n ? [[x(p.x), y(best[n - 1].y)], [x(p.x), y(p.y)]] : [[x(p.x), y(p.y)]]));
       root.append(svg("path", { class: "frontier", d: path(steps) }));
@@ -262,7 +285,7 @@
     const colour = (group) => (groups.indexOf(group) % 6) + 1;
     plot.points.forEach((p, n) => {
       const cx = p.x === null ? box.right + 14 + band * (0.2 + (0.6 * (none.indexOf(p) + 0.5)) / none.length) : x(p.x);
-      const dot = svg("circle", { class: "point", cx, cy: y(p.y), r: 6.5, style: `fill:${tone(colour(p.group))}`, tabindex: "0", role: "img", "data-point": n, "aria-label": `${p.name}: accuracy ${say(p.y, "share")}, ${p.x === null ? "nothing proven" : `epsilon ${say(p.x, "epsilon")}`}` });
+      const dot = svg("circle", { class: "point", cx, cy: y(p.y), r: 6.5, style: p.learnt ? `fill:${tone(colour(p.group))}` : `fill:var(--card);stroke:${tone(colour(p.group))};stroke-width:2`, tabindex: "0", role: "img", "data-point": n, "aria-label": `${p.name}: ${plot.figure} ${say(p.y, plot.format)}${p.learnt ? "" : ", no better than a constant answer"}, ${p.x === null ? "nothing proven" : `epsilon ${say(p.x, "epsilon")}`}` });
       const show = () => {
         dot.classList.add("on");
         const rows = p.details.map(([key, value]) => html("div", {}, html("span", {}, key), html("span", {}, value)));
@@ -289,14 +312,15 @@
   // ---------------------------------------------------------------- tables
 
   function tableOf(plot) {
-    const points = plot.points !== undefined;
-    const names = points ? ["run", "proven epsilon", "accuracy"] : ["round", ...plot.series.map((s) => s.name)];
-    const rows = points ? plot.points.map((p) => [p.name, p.x, p.y]) : plot.x.map((round, n) => [round, ...plot.series.map((s) => s.values[n])]);
+    const points = plot.points !== undefined, clients = !points && plot.names.length > 0;
+    const names = points ? ["run", "proven epsilon", plot.figure] : [...(clients ? ["client", "held-out records"] : ["round"]), ...plot.series.map((s) => s.name)];
+    const rows = points ? plot.points.map((p) => [p.name, p.x, p.y]) : plot.x.map((round, n) => [...(clients ? [plot.names[n], plot.records[n]] : [round]), ...plot.series.map((s) => s.values[n])]);
     const head = html("thead", {}, html("tr", {}, ...names.map((name) => html("th", { scope: "col" }, name))));
     const body = html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map((v) => html("td", {}, v === null ? "" : String(v))))));
     const made = [html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${plot.title}: table` }, html("table", {}, head, body))];
     for (const extra of [...(plot.lines || []), ...(plot.marks || [])]) made.push(html("p", { class: "aside" }, `${extra.label}: ${extra.y}`));
-    if (plot.of > rows.length) made.push(html("p", { class: "aside" }, `${rows.length.toLocaleString("en")} of ${plot.of.toLocaleString("en")} rounds: the first, the last, and the extremes of each stretch. All are in metrics.jsonl.`));
+    const kept = clients ? "clients: the worst, and others at even distances. All are in result.json." : "rounds: the first, the last, and the extremes of each stretch. All are in metrics.jsonl.";
+    if (plot.of > rows.length) made.push(html("p", { class: "aside" }, `${rows.length.toLocaleString("en")} of ${plot.of.toLocaleString("en")} ${kept}`));
     return made;
   }
 

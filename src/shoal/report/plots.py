@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.report.run_reader import Run, number
-from shoal.report.series import Plot, build, column, figure, in_bytes
+from shoal.report.run_reader import Run
+from shoal.report.scores import Scores, name_of, number, title_of
+from shoal.report.series import MOST_POINTS, Plot, Series, build, column, figure, in_bytes
 
 UNITS = {"client": "a client", "record": "a record"}
 OBSERVERS = {
@@ -25,32 +26,21 @@ def whose(claim: Mapping[str, Any]) -> str:
 
 PLAIN = "no clip, no noise"
 
-_KNOWN = {"round", "accuracy", "loss", "clip", "noise", "clipped", "snr", "v_c", "u_s", "bytes_sent", "clients"}
+_KNOWN = {"round", "loss", "clip", "noise", "clipped", "snr", "v_c", "u_s", "bytes_sent", "clients"}
 _KNOWN |= {"expected_clients", "bad_updates", "seconds", "proven", "clipped_records", "record_clip", "step_noise"}
 _MOST_OTHERS = 8
+SAME_AS_LOSS = ("loss", "mean_loss")
+MOST_NAMED = 20
+"""The worst clients, of which every one is in the plot."""
 
 
 def plots_of(run: Run) -> list[Plot]:
     """The plots of a run in the order of the page; a plot without data is left out."""
     lines = run.metrics
-    own = "this run" if run.baseline else "accuracy"
     drawn = [
-        build(
-            "accuracy",
-            "Accuracy on held-out data",
-            [(own, column(lines, "accuracy"), 1, False), (PLAIN, column(run.baseline, "accuracy"), 0, True)],
-            format="share",
-        ),
+        _headline(run),
         _epsilon(run),
-        build(
-            "loss",
-            "Loss on held-out data",
-            [
-                ("this run" if run.baseline else "loss", column(lines, "loss"), 1, False),
-                (PLAIN, column(run.baseline, "loss"), 0, True),
-            ],
-            may_log=True,
-        ),
+        _loss(run),
         _clip_and_noise(run),
         build(
             "clipped",
@@ -93,6 +83,56 @@ def plots_of(run: Run) -> list[Plot]:
         *_others(run),
     ]
     return [plot for plot in drawn if plot is not None]
+
+
+def _headline(run: Run) -> Plot | None:
+    """The headline figure by round, and where the constant answer stands."""
+    scores, trivial = run.scores, run.scores.trivial_score
+    level = [] if trivial is None else [{"y": trivial, "label": scores.trivial_answer}]
+    return build(
+        scores.headline,
+        f"{title_of(scores.headline)} on held-out data",
+        _held_out(run, scores.headline),
+        note="" if scores.higher_is_better else "Lower is better.",
+        format=scores.format,
+        lines=level,
+    )
+
+
+def _loss(run: Run) -> Plot | None:
+    if run.scores.headline in SAME_AS_LOSS:
+        return None
+    return build("loss", "Loss on held-out data", _held_out(run, "loss"), may_log=True)
+
+
+def _held_out(run: Run, name: str) -> list[tuple[str, dict[int, float], int, bool]]:
+    own = "this run" if run.baseline else name_of(name)
+    return [(own, column(run.metrics, name), 1, False), (PLAIN, column(run.baseline, name), 0, True)]
+
+
+def spread_of(scores: Scores) -> Plot | None:
+    """The headline figure of every client, the worst first; of many clients the worst and evenly chosen others."""
+    clients = scores.clients
+    if not clients:
+        return None
+    count = len(clients)
+    step = max(1, (count - MOST_NAMED) // MOST_POINTS + 1)
+    kept = sorted({*range(min(count, MOST_NAMED)), *range(MOST_NAMED, count, step), count - 1})
+    worst = ", ".join(f"{client.name} {scores.shown(client.score)} ({client.records:,})" for client in scores.worst)
+    best = scores.shown(clients[-1].score)
+    return Plot(
+        id="spread",
+        title=f"{title_of(scores.headline)} by client",
+        note=f"Median of {count:,} clients: {scores.shown(scores.median)}. The worst, with their records: {worst}.",
+        about=f"{scores.name} of {count:,} clients, the best at {best}, the worst, with their records: {worst}.",
+        format=scores.format,
+        x=[place + 1 for place in kept],
+        series=[Series(scores.name, [clients[place].score for place in kept])],
+        lines=[] if scores.score is None else [{"y": scores.score, "label": "all records"}],
+        of=count,
+        names=[clients[place].name for place in kept],
+        records=[clients[place].records for place in kept],
+    )
 
 
 def _epsilon(run: Run) -> Plot | None:
@@ -217,7 +257,7 @@ def _others(run: Run) -> list[Plot | None]:
     names: dict[str, Any] = {}
     for line in run.metrics:
         names |= {name: None for name, value in line.items() if number(value) is not None}
-    others = [name for name in names if name not in _KNOWN][:_MOST_OTHERS]
+    others = [name for name in names if name not in _KNOWN | {run.scores.headline}][:_MOST_OTHERS]
     return [
         build(f"other-{place}", name.replace("_", " "), [(name, column(run.metrics, name), 1, False)], may_log=True)
         for place, name in enumerate(others)

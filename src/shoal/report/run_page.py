@@ -14,9 +14,10 @@ from shoal import __version__, release
 from shoal.accounting.rounding import IN_NAME_ONLY, plain
 from shoal.errors import RunError
 from shoal.report.claim_rows import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows, shared_notes
-from shoal.report.plots import OBSERVERS, plots_of, whose
-from shoal.report.run_reader import REPORT, Run, number, read_run
-from shoal.report.series import figure, in_seconds, percent
+from shoal.report.plots import OBSERVERS, plots_of, spread_of, whose
+from shoal.report.run_reader import REPORT, Run, read_run
+from shoal.report.scores import LOWER_IS_BETTER, Scores, in_percent, number, percent, title_of
+from shoal.report.series import figure, in_seconds
 
 HERE = Path(__file__).parent
 CHOSEN = (
@@ -34,13 +35,14 @@ def write_report(path: Path) -> Path:
 
 def run_page(run: Run) -> str:
     """The whole page of one run."""
-    plots = plots_of(run)
+    plots, spread = plots_of(run), spread_of(run.scores)
     return render(
         kind="run",
         title=run.name,
         live=run.state == "running",
         plots=plots,
-        data={"plots": [plot.to_json() for plot in plots]},
+        spread=spread,
+        data={"plots": [plot.to_json() for plot in (*([spread] if spread else []), *plots)]},
         **_context(run),
     )
 
@@ -85,6 +87,8 @@ def _context(run: Run) -> dict[str, Any]:
     return {
         "run": run,
         "headline": _headline(run),
+        "figures": _figures(run.scores) if result else [],
+        "verdict": run.scores.verdict(run.scores.shown),
         "stopped": _ending(run),
         "facts": _facts(run),
         "proven": rows,
@@ -102,9 +106,12 @@ def _context(run: Run) -> dict[str, Any]:
 
 
 def _headline(run: Run) -> dict[str, str]:
-    shown = {"accuracy": "–" if run.accuracy is None else percent(run.accuracy), "tone": "bad"}
-    if run.plain_accuracy is not None:
-        shown["plain"] = percent(run.plain_accuracy)
+    scores = run.scores
+    shown = {"figure": title_of(scores.headline) or "Score", "score": scores.shown(scores.score), "tone": "bad"}
+    if scores.trivial_score is not None:
+        shown |= {"trivial": scores.shown(scores.trivial_score), "trivial_answer": scores.trivial_answer}
+    if run.plain_score is not None:
+        shown["plain"] = scores.shown(run.plain_score)
     claim = main_claim(run)
     if claim is not None:
         observer = str(claim.get("observer"))
@@ -119,6 +126,20 @@ def _headline(run: Run) -> dict[str, str]:
     if run.seconds is not None:
         shown["time"] = in_seconds(run.seconds)
     return shown
+
+
+def _figures(scores: Scores) -> list[dict[str, Any]]:
+    """Every figure beside that of the constant answer."""
+    return [
+        {
+            "name": title_of(name),
+            "value": in_percent(name, value),
+            "trivial": in_percent(name, scores.trivial[name]) if name in scores.trivial else "",
+            "lower": name in LOWER_IS_BETTER,
+            "headline": name == scores.headline,
+        }
+        for name, value in scores.figures.items()
+    ]
 
 
 def _ending(run: Run) -> str:
@@ -136,6 +157,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     known = [
         ("method", run.algorithm),
         ("data", run.dataset),
+        ("task", result.get("task")),
         ("simulated clients" if run.simulated else "clients", result.get("clients")),
         ("training records", result.get("train_rows")),
         ("held-out records", result.get("test_rows")),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from shoal.accounting.hash_chain import Verification
 from shoal.errors import RunError
 from shoal.renamed import current
 from shoal.report.proof import Proof, proof_of
+from shoal.report.scores import Scores, number
 
 State = Literal["finished", "running", "stopped"]
 REPORT, RESULT, BASELINE, METRICS = "report.html", "result.json", "baseline.jsonl", "metrics.jsonl"
@@ -82,16 +83,14 @@ class Run:
             return int(self.result["rounds"])
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
-    @property
-    def accuracy(self) -> float | None:
-        """The accuracy of the released model, or of the last evaluation."""
-        if self.result is not None:
-            return number(self.result.get("accuracy"))
-        return next((number(line["accuracy"]) for line in reversed(self.metrics) if "accuracy" in line), None)
+    @cached_property
+    def scores(self) -> Scores:
+        """The figures of the released model, or of the last evaluation."""
+        return Scores.so_far(self.metrics) if self.result is None else Scores.of(self.result)
 
     @property
-    def plain_accuracy(self) -> float | None:
-        """The accuracy without clipping and noise, where that was asked for."""
+    def plain_score(self) -> float | None:
+        """The headline figure without clipping and noise, where that was asked for."""
         return number((self.result or {}).get("baseline"))
 
     @property
@@ -252,13 +251,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     except OSError:
         pass
     return found
-
-
-def number(value: Any) -> float | None:
-    """A finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

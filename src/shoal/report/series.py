@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from shoal.accounting.rounding import plain, up
-from shoal.report.run_reader import number
+from shoal.accounting.rounding import up
+from shoal.report.scores import number, percent, short
 
 MOST_POINTS = 800
 """About how many rounds a plot keeps: each stretch gives the minimum and the maximum of every series."""
@@ -42,6 +42,8 @@ class Plot:
         lines: Horizontal lines, such as a budget.
         marks: Single points, such as a published figure.
         of: How many rounds there were before thinning.
+        names: Of a plot of clients instead of rounds: their names, ...
+        records: ... and how many records each has.
     """
 
     id: str
@@ -55,6 +57,8 @@ class Plot:
     lines: list[dict[str, Any]] = field(default_factory=list)
     marks: list[dict[str, Any]] = field(default_factory=list)
     of: int = 0
+    names: list[str] = field(default_factory=list)
+    records: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The plot as JSON."""
@@ -113,16 +117,6 @@ def thinned(rounds: list[int], columns: Sequence[dict[int, float]], most: int = 
             if held:
                 kept |= {min(held, key=values.__getitem__), max(held, key=values.__getitem__)}
     return sorted(kept)
-
-
-def percent(value: float) -> str:
-    """0.953 as `95.3 %`."""
-    return f"{100 * value:.1f} %"
-
-
-def short(value: float) -> str:
-    """Four digits."""
-    return plain(value, 4)
 
 
 def figure(epsilon: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal import release
 from shoal.errors import ConfigError
-from shoal.report.run_reader import number
+from shoal.report.scores import number
 
 FOLDER = "tensorboard"
 

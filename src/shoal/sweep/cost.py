@@ -24,7 +24,7 @@ EVERY_TRIAL = (
     "a private selection is proven for an observer of the chosen model alone, and this observer sees every trial"
 )
 THEIR_ROWS = (
-    "the score is the accuracy on held-out rows of these same clients, and a private selection does not protect the "
+    "the score is computed on held-out rows of these same clients, and a private selection does not protect the "
     "rows that it scores on"
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from shoal.accounting.claims import Proven
 from shoal.accounting.ledger import FILE, Ledger
 from shoal.report.claim_rows import proven_rows
-from shoal.report.compare import MOST_LINES, Entry, Words, comparison_page
+from shoal.report.compare import MOST_LINES, Entry, Words, by_headline, comparison_page
 from shoal.report.run_page import write_page, write_report
 from shoal.report.run_reader import RESULT, Run, read_run
 from shoal.sweep import cost
@@ -24,7 +26,7 @@ LOOKING_COSTS = (
 )
 ONLY_THE_BEST = (
     "Only the chosen model is covered. The number of trials (visible in its folder's name) and the results of the "
-    "others must stay secret; records that accuracy is measured on are not protected."
+    "others must stay secret; records that figures are measured on are not protected."
 )
 
 
@@ -36,7 +38,7 @@ class Outcome:
         folder: The sweep's folder.
         plan: Its plan.
         entries: Its cells in order.
-        best: The most accurate cell; None where none has finished.
+        best: The cell with the best headline figure; None where none has finished, or where figures differ.
         proven: What is proven of all cells together, or of the chosen one.
     """
 
@@ -69,7 +71,7 @@ class Outcome:
 def outcome_of(folder: Path, plan: Plan) -> Outcome:
     """Read a sweep's cells, and compute the cost where it is asked for."""
     entries = [_entry(folder, plan, number) for number in range(len(plan.cells))]
-    best = _best(entries)
+    best = best_of(entries)
     proven: list[Proven] = []
     if plan.selection is not None:
         proven = cost.of_the_best(folder, plan)
@@ -82,14 +84,16 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
     return Outcome(folder, plan, entries, best, proven)
 
 
-def _best(entries: list[Entry]) -> int | None:
-    """The finished cell with the highest accuracy."""
-    scores = {
-        place: entry.run.accuracy
+def best_of(entries: Sequence[Entry]) -> int | None:
+    """The finished cell with the best headline figure, of those that learnt something if there are any."""
+    done = {
+        place: entry.run.scores
         for place, entry in enumerate(entries)
-        if entry.run is not None and entry.run.state == "finished" and entry.run.accuracy is not None
+        if entry.run is not None and entry.run.state == "finished" and entry.run.scores.score is not None
     }
-    return max(scores, key=lambda place: scores[place], default=None)
+    if len({scores.headline for scores in done.values()}) > 1:
+        return None
+    return max(done, key=lambda place: (done[place].learnt, done[place].height), default=None)
 
 
 def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
@@ -130,21 +134,23 @@ def write_sweep_page(outcome: Outcome) -> Path:
 
 
 def frontier(outcome: Outcome) -> list[Entry]:
-    """The Pareto frontier of accuracy and proven epsilon."""
+    """The Pareto frontier of the headline figure and proven epsilon.
+
+    A cell that is no better than a constant answer is never on it. Cells of different figures have a frontier each.
+    """
     unit, observer = _whom(outcome.plan)
-    scored = [
-        (epsilon, -entry.run.accuracy, place)
-        for place, entry in enumerate(outcome.entries)
-        if entry.run is not None
-        and entry.run.accuracy is not None
-        and (epsilon := entry.run.epsilon(unit, observer)) is not None
-    ]
     kept: list[Entry] = []
-    highest = -1.0
-    for _, loss, place in sorted(scored):
-        if -loss > highest:
-            highest = -loss
-            kept.append(outcome.entries[place])
+    for group in by_headline(outcome.entries).values():
+        scored = [
+            (epsilon, -run.scores.height, place)
+            for place, (_, run) in enumerate(group)
+            if run.scores.learnt and (epsilon := run.epsilon(unit, observer)) is not None
+        ]
+        least = math.inf
+        for _, depth, place in sorted(scored):
+            if depth < least:
+                least = depth
+                kept.append(group[place][0])
     return kept
 
 
@@ -171,13 +177,17 @@ def _progress(outcome: Outcome) -> str:
 
 def _cell(entry: Entry) -> dict[str, Any]:
     run = entry.run
+    scores = run.scores if run else None
     return {
         "cell": entry.name,
         "choice": entry.choice,
         "run": str(run.path) if run else None,
         "state": "failed" if entry.failed else run.state if run else "waiting",
         "failed": entry.failed,
-        "accuracy": run.accuracy if run else None,
+        "accuracy": scores.figures.get("accuracy") if scores else None,
+        "headline": scores.headline if scores else None,
+        "score": scores.score if scores else None,
+        "learnt": scores.learnt if scores else None,
         "seconds": run.seconds if run else None,
         "proven": run.proven if run else [],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError, DataError
 from shoal.tasks.settings import TaskSettings
-from shoal.tasks.task import Figures, Task, needs
+from shoal.tasks.task import Columns, Figures, Task, needs, probabilities
 
 BINS = 15
 """Of the calibration error."""
@@ -57,7 +58,8 @@ class Classification(Task):
         """The class weights on the device of the outputs, where they stay: a CUDA graph cannot copy them there."""
         place = outputs.device, outputs.dtype
         if place not in self._weights:
-            self._weights[place] = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
+            with torch.inference_mode(False):  # what evaluation makes here, training must be able to use
+                self._weights[place] = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
         return self._weights[place]
 
     def _one_logit(self, outputs: Tensor) -> bool:
@@ -82,11 +84,16 @@ class Classification(Task):
             raise DataError(f"{where}: labels run from {low} to {high}, but there are {len(self.classes)} classes")
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The probability of each class, [N, classes], in float64: in float32 large logits would tie."""
+        """The probability of each class, [N, classes], in float64: in float32 large logits would tie. 0 for NaN."""
         if not self._one_logit(outputs):
-            return outputs.double().softmax(1)
-        positive = outputs.double().reshape(-1).sigmoid()
+            return outputs.double().softmax(1).nan_to_num()
+        positive = outputs.double().reshape(-1).sigmoid().nan_to_num()
         return torch.stack([1 - positive, positive], 1)
+
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """The likeliest class, and the probability of each."""
+        found = self.predictions(outputs, outputs).numpy()
+        return {"class": np.array(self.classes)[found.argmax(1)]} | probabilities(self.classes, found)
 
     def cheap_figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """The accuracy."""

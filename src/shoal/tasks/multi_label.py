@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError, DataError
 from shoal.tasks.settings import TaskSettings
-from shoal.tasks.task import Figures, Task, needs
+from shoal.tasks.task import Columns, Figures, Task, needs, probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,14 @@ class MultiLabel(Task):
             raise DataError(f"{where}: multi-label targets must be 0 or 1")
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The probability of each label, [N, labels]."""
-        return outputs.sigmoid()
+        """The probability of each label, [N, labels]. 0 for NaN."""
+        return outputs.sigmoid().nan_to_num()
+
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """0 or 1 for each label, and its probability."""
+        found = self.predictions(outputs, outputs).numpy()
+        given = {name: (found[:, place] > 0.5).astype(np.int64) for place, name in enumerate(self.labels)}
+        return given | probabilities(self.labels, found)
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """Means over labels; those that all records or none have cannot be ranked, and are left out there."""

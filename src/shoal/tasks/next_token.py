@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError, DataError
 from shoal.tasks.settings import TaskSettings
-from shoal.tasks.task import Figures, Task, needs
+from shoal.tasks.task import Columns, Figures, Task, needs
 
 PADDING = -100
 """The target of a token that does not count."""
@@ -73,6 +74,12 @@ class NextToken(Task):
         right = (outputs.argmax(2) == targets) & counted
         losses = self._of_tokens(outputs, targets).sum(1)
         return torch.stack([losses, right.sum(1).to(losses), counted.sum(1).to(losses)], 1)
+
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """The likeliest token after the last place of a record, and its probability."""
+        best, token = outputs[:, -1].double().softmax(1).max(1)
+        tokens = np.array(names)[token.numpy()] if names else token.numpy()
+        return {"token": tokens, "probability": best.numpy()}
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """The share of right tokens, and the perplexity."""

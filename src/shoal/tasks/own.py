@@ -43,8 +43,7 @@ class Own(Task):
         return (len(targets),)
 
     def check_outputs(self, name: str, outputs: Tensor, targets: Tensor) -> None:
-        """The loss decides, and gives one value a record."""
-        self.losses(outputs, targets)
+        """Any are fine that the loss takes."""
 
     def check_targets(self, targets: Tensor, where: str) -> None:
         """Any are fine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.tasks.settings import TaskSettings
-from shoal.tasks.task import Figures, Task, needs
+from shoal.tasks.task import Columns, Figures, Task, needs, numbered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,10 @@ class Regression(Task):
         if not (self.width == 1 and outputs.shape == (len(targets),)):
             super().check_outputs(name, outputs, targets)
 
+    def example_targets(self, records: int, targets: Tensor) -> Tensor:
+        """Inside the range."""
+        return self.low + (self.high - self.low) * super().example_targets(records, targets)
+
     def check_targets(self, targets: Tensor, where: str) -> None:
         """Finite numbers."""
         fits = targets.dtype == torch.float32 and targets.dim() in (1, 2) and bool(targets.isfinite().all())
@@ -71,6 +76,10 @@ class Regression(Task):
     def predictions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """In the units of the targets, and of their shape."""
         return (outputs.reshape(targets.shape) * (self.high - self.low) + self.low).clamp(self.low, self.high)
+
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """The number, or several."""
+        return numbered("prediction", self.predictions(outputs, outputs.new_empty(len(outputs), self.width)))
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """MAE, RMSE and R2 in the units of the targets."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shoal.errors import DataError, ModelError
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.tasks.settings import TaskSettings
 
 Figures = dict[str, float]
+Columns = dict[str, np.ndarray]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -80,6 +84,15 @@ class Task(ABC):
     def trivial(self, targets: np.ndarray) -> np.ndarray:
         """The best constant prediction for these targets: a model that is no better has learnt nothing."""
 
+    def answers(self, outputs: Tensor, names: Sequence[str]) -> Columns:
+        """What a user of the model reads, one value a record in each column; here the outputs as they are.
+
+        Args:
+            outputs: The model's outputs.
+            names: The names of classes, labels or tokens, where the data have them.
+        """
+        return numbered("output", outputs)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each record, [N]."""
         if self.own_loss is None:
@@ -98,7 +111,7 @@ class Task(ABC):
 
     def all_figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """The task's figures and the user's."""
-        own = {name: float(metric(predictions, targets)) for name, metric in self.own_metrics.items()}
+        own = {name: _figure(name, metric, predictions, targets) for name, metric in self.own_metrics.items()}
         return self.figures(predictions, targets) | own
 
     def trivial_figures(self, targets: np.ndarray) -> Figures:
@@ -119,11 +132,35 @@ class Task(ABC):
             )
 
     def example_targets(self, records: int, targets: Tensor) -> Tensor:
-        """Targets of the shape and type of these for a few made-up records."""
-        return targets.new_zeros((records, *targets.shape[1:]))
+        """Targets of the shape and type of these for a few made-up records, two values in turn."""
+        turns = torch.arange(records, device=targets.device) % 2
+        values = 0.25 + 0.5 * turns if targets.is_floating_point() else turns
+        return values.to(targets.dtype).view(-1, *[1] * (targets.dim() - 1)).expand(records, *targets.shape[1:])
+
+
+def _figure(name: str, metric: Metric, predictions: np.ndarray, targets: np.ndarray) -> float:
+    """A figure of the user's, NaN where it cannot be computed: the training that came before it is not lost."""
+    try:
+        return float(metric(predictions, targets))
+    except Exception as error:
+        warnings.warn(f"task.metrics '{name}' failed: {type(error).__name__}: {error}", stacklevel=2)
+        return math.nan
 
 
 def needs(found: Tensor, where: str, wanted: str, fits: bool) -> None:
     """Raise a DataError that says what targets are needed, unless they fit."""
     if not fits:
         raise DataError(f"{where}: {wanted}, got {found.dtype} {tuple(found.shape)}")
+
+
+def numbered(name: str, values: Tensor) -> Columns:
+    """One column, or `name_1`, `name_2`, ... for several numbers a record."""
+    flat = values.reshape(len(values), -1).numpy()
+    if flat.shape[1] == 1:
+        return {name: flat[:, 0]}
+    return {f"{name}_{place}": column for place, column in enumerate(flat.T, 1)}
+
+
+def probabilities(names: Sequence[str], values: np.ndarray) -> Columns:
+    """One column a class or label."""
+    return {f"probability_{name}": values[:, place] for place, name in enumerate(names)}

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
+from shoal.calling import call, evaluating
 from shoal.gradients import Network
+from shoal.inputs import Inputs, device_of, numbers, take
 
 CPU_CHUNK_BYTES = 64 * 2**20
 
@@ -27,20 +29,22 @@ class Chunker:
         algorithm: Algorithm,
         network: Network,
         module: nn.Module,
-        sample: Tensor,
+        sample: Inputs,
         sizes: np.ndarray,
         workers: int,
         memory: float | None,
     ) -> None:
-        self._workers = workers
+        self._workers, device = workers, device_of(sample)
         most = int(sizes.max(initial=1))
         batch = min(math.ceil(algorithm.records.share(most) * most), most)
-        copies = 2 + bool(algorithm.local.momentum)
-        if algorithm.per_step is not None and sample.device.type != "cpu":
+        local = algorithm.local  # the model, its change, and what the optimiser needs besides
+        copies = 2 + (3 if local.optimizer == "adamw" else bool(local.momentum))
+        copies += bool(local.max_grad_norm or local.proximal)
+        if algorithm.per_step is not None and device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
         self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))
-        budget = memory * 2**30 if memory else _default_budget(sample.device)
-        if sample.device.type == "cpu":
+        budget = memory * 2**30 if memory else _default_budget(device)
+        if device.type == "cpu":
             budget = min(budget / workers, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int(budget // self.client_bytes)) if network.batched else 1
 
@@ -58,20 +62,19 @@ class Chunker:
         yield from np.array_split(order, count)
 
 
-def _activations(module: nn.Module, sample: Tensor) -> int:
+def _activations(module: nn.Module, sample: Inputs) -> int:
     """The number of activations of one record's forward pass, its input included."""
-    made = [sample[:1].numel()]
+    one = take(sample, slice(1))
+    made = [numbers(one)]
     handles = [
         child.register_forward_hook(lambda _module, _input, output: made.append(_numel(output)))
         for child in module.modules()
         if not list(child.children())
     ]
-    training = module.training
     try:
-        with torch.no_grad():
-            module.eval()(sample[:1])
+        with torch.no_grad(), evaluating(module):
+            call(module, one)
     finally:
-        module.train(training)
         for handle in handles:
             handle.remove()
     return sum(made)

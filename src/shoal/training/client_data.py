@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
+from shoal.inputs import Inputs, each, take
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,14 +21,15 @@ class ClientData:
     dataset: Dataset
     partition: Partition
     device: torch.device
-    x: Tensor
+    x: Inputs
     y: Tensor
     first: int = 0
 
     @classmethod
     def of(cls, dataset: Dataset, partition: Partition, device: torch.device) -> ClientData:
         """The clients of a partition, with their records on this device."""
-        return cls(dataset, partition, device, dataset.train_x.to(device), dataset.train_y.to(device))
+        x = each(dataset.train_x, lambda part: part.to(device))
+        return cls(dataset, partition, device, x, dataset.train_y.to(device))
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -41,12 +43,17 @@ class ClientData:
         """The record numbers of one client."""
         return self.partition.records(client - self.first)
 
-    def rows(self, records: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, records: Tensor) -> tuple[Inputs, Tensor]:
         """The records of a batch for each client, [K, B, ...], and their targets."""
-        flat = records.flatten()
-        x = self.x.index_select(0, flat)
-        y = self.y.index_select(0, flat)
-        return x.view(*records.shape, *x.shape[1:]), y.view(*records.shape, *y.shape[1:])
+
+        def rows_of(part: Tensor) -> Tensor:
+            return part.index_select(0, records.flatten()).view(*records.shape, *part.shape[1:])
+
+        return each(self.x, rows_of), rows_of(self.y)
+
+    def sample(self, records: int = 3) -> tuple[Inputs, Tensor]:
+        """The first few records and their targets."""
+        return take(self.x, slice(records)), self.y[:records]
 
 
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:

@@ -14,6 +14,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.errors import RunError
 from shoal.gradients import Network, network
+from shoal.inputs import Inputs, count, each
 from shoal.kernels import triton
 from shoal.random.streams import Streams
 from shoal.training.chunking import Chunker
@@ -25,7 +26,10 @@ from shoal.training.workers import Workers
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
-    """An algorithm, a model, clients with their records, random numbers, and the means to compute."""
+    """An algorithm, a model, clients with their records, random numbers, and the means to compute.
+
+    `personal`: the initial values of the layers that stay with their clients; none for most methods.
+    """
 
     algorithm: Algorithm
     network: Network
@@ -33,6 +37,7 @@ class TrainingContext:
     chunker: Chunker
     workers: Workers
     streams: Streams
+    personal: Tensor
     graphs: Graphs | None = None
     kernels: bool = True
 
@@ -62,20 +67,25 @@ class TrainingContext:
         module = module.to(device)
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
         sample = stand_ins(client_data.x)
-        targets = dataset.task.example_targets(len(sample), client_data.y)
+        targets = dataset.task.example_targets(count(sample), client_data.y)
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
-            kernels=settings.kernels,
+            kernels=settings.kernels, personal=algorithm.local.personal,
         )  # fmt: skip
+        personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers = Workers(device, settings.threads, side_by_side=net.batched)
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         graphs = Graphs() if settings.graphs and net.batched and can_record else None
-        return cls(algorithm, net, client_data, chunker, workers, streams, graphs, settings.kernels)
+        return cls(algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels)
 
 
-def stand_ins(x: Tensor) -> Tensor:
+def stand_ins(x: Inputs) -> Inputs:
     """Three inputs like these, but of nobody: how gradients are computed must not depend on the records."""
+    return each(x, _stand_in)
+
+
+def _stand_in(x: Tensor) -> Tensor:
     numbers = torch.arange(3 * math.prod(x.shape[1:]), device=x.device).view(3, *x.shape[1:])
     return (numbers.double().sin() + 1).to(x.dtype)  # from 0 to 2, so that a model may take them for words
 

@@ -2,7 +2,8 @@
 
 for each client k:      w_k <- w
     for each step:      g_k <- gradient(w_k; its next batch), clipped and with noise where the method says so
-                        w_k <- w_k - lr g_k
+                        g_k <- g_k + proximal (w_k - w), shortened to max_grad_norm, where the configuration says so
+                        w_k <- w_k - lr g_k, or another optimiser's step (training/optimizers)
     update_k <- w_k - w
 """
 
@@ -21,11 +22,17 @@ from shoal.gradients import Network, RecordTape, Tape
 from shoal.random.noise_source import Product
 from shoal.training.client_data import ClientData
 from shoal.training.context import TrainingContext
+from shoal.training.optimizers import OPTIMIZERS, Optimizer, optimizer
+from shoal.training.optimizers.optimizer import Pulled, Shortened
 from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
 
-VELOCITY = "velocity."
-"""The prefix of the state's keys under which clients keep their momentum."""
+OPTIMIZER_STATE = tuple(f"{name}." for kind in OPTIMIZERS.values() for name in kind.names)
+"""The prefixes of the state's keys under which clients keep the state of their optimisers."""
+PERSONAL = "personal."
+"""The prefix of those under which they keep their personal layers."""
+KEPT = (*OPTIMIZER_STATE, PERSONAL)
+"""The prefixes of all that is a client's own: at a site it never leaves."""
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 """For every step: records [K, B], their mask, their weights in the loss, which clients [K] are active."""
@@ -41,13 +48,13 @@ def train(
 
     Args:
         context: What they train with.
-        params: The model [P] from which all of them start.
+        params: The model [P] from which all of them start, but for their personal layers.
         clients: Their numbers [K].
         index: Which round this is.
-        state: What is carried between rounds; momentum is written into it where clients keep theirs.
+        state: What is carried between rounds; what clients keep for themselves is written into it.
 
     Returns:
-        The updates [K, P], and the metrics of their steps where records are clipped.
+        The updates [K, P], and the metrics of their steps where records are clipped. Personal layers are not in it.
     """
     plan = planned(context, clients, index)
     inputs = _inputs(context, plan, params)
@@ -56,9 +63,12 @@ def train(
         steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
         if steps.sanitiser and steps.sanitiser.metrics.non_finite:
             steps = _first(context, params, clients, index, state).run_carefully(inputs)
-    if context.algorithm.local.remembers and steps.velocity is not None:
-        state.update({f"{VELOCITY}{client}": row.cpu() for client, row in zip(clients, steps.velocity, strict=True)})
-    return steps.client_params.sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
+    kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}
+    if len(context.personal):
+        kept["personal"] = steps.client_params[:, len(params) :]
+    if kept:
+        _keep(kept, clients, steps.client_params.isfinite().all(1), state)
+    return steps.client_params[:, : len(params)].sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
 
 
 @dataclass(frozen=True)
@@ -138,41 +148,55 @@ def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -
 def _first(
     context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> LocalSteps:
-    """The state before the first step: every client has the model."""
+    """The state before the first step: every client has the model, and its own personal layers."""
     local = context.algorithm.local
-    client_params = aligned(params.expand(len(clients), -1))
-    velocity = _velocity(client_params, clients, state) if local.momentum else None
+    client_params = params.expand(len(clients), -1)
+    if len(context.personal):
+        own = [state.get(f"{PERSONAL}{client}", context.personal).to(params) for client in clients]
+        client_params = torch.cat([client_params, torch.stack(own)], 1)
+    client_params = aligned(client_params)
     clipping = sanitiser(context, client_params, clients, index, state)
-    lr = local.rate(index.t, index.total)
+    chosen = optimizer(local, local.rate(index.t, index.total), context.network.layout)
+    carried = chosen.state(client_params)
+    for name, rows in carried.items():
+        for place, client in enumerate(clients):
+            if (saved := state.get(f"{name}.{client}")) is not None:
+                rows[place] = saved.to(rows.device)
     return LocalSteps(
-        context.network, context.client_data, params, client_params, velocity, clipping, lr, local.momentum
-    )
+        context.network, context.client_data, params, client_params, clipping, chosen, carried,
+        local.proximal, local.max_grad_norm,
+    )  # fmt: skip
 
 
-def _velocity(client_params: Tensor, clients: np.ndarray, state: dict[str, Tensor]) -> Tensor:
-    velocity = torch.zeros_like(client_params)
-    for place, client in enumerate(clients):
-        if (saved := state.get(f"{VELOCITY}{client}")) is not None:
-            velocity[place] = saved.to(client_params.device)
-    return velocity
+def _keep(kept: dict[str, Tensor], clients: np.ndarray, finite: Tensor, state: dict[str, Tensor]) -> None:
+    """Write what each client keeps for its next round; one whose training diverged keeps what it had before."""
+    for name, rows in kept.items():
+        for client, row, trained in zip(clients, rows, finite.tolist(), strict=True):
+            if trained:
+                state[f"{name}.{client}"] = row.to("cpu", copy=True)
 
 
 @dataclass
 class LocalSteps:
-    """SGD of K clients from one model [P], each with its own parameters (and velocity), [K, P]."""
+    """The steps of K clients from one model [P], each with its own parameters [K, P].
+
+    `carried`: what the optimiser carries from step to step, by name, with a row for each client.
+    """
 
     network: Network
     client_data: ClientData
     params: Tensor
     client_params: Tensor
-    velocity: Tensor | None
     sanitiser: Sanitiser | None
-    lr: float
-    momentum: float
+    optimizer: Optimizer
+    carried: dict[str, Tensor]
+    proximal: float = 0.0
+    max_grad_norm: float | None = None
 
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
-        plain, batch = self.velocity is None and self.sanitiser is None, inputs[0].shape[2]
+        plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
+        batch = inputs[0].shape[2]
         with self.network.deferred_updates(self.params, self.client_params, batch) if plain else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
@@ -192,36 +216,42 @@ class LocalSteps:
         return self
 
     def step(self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor) -> None:
-        """One step of SGD for every client."""
+        """One step of every client."""
         self._move(self.network.backward(self.client_params, *self.client_data.rows(records), weights), mask, active)
 
     def _move(self, tape: Tape, mask: Tensor, active: Tensor) -> None:
-        """w <- w - lr g; with momentum v <- momentum v + g, w <- w - lr v, for the clients that have a step left."""
+        """A step of the optimiser, for the clients that have a step left."""
         if self.sanitiser is not None:
             tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
-        if self.velocity is None:
-            tape.accumulate(self.client_params, -self.lr)
-            return
-        self.velocity.mul_(torch.where(active > 0, self.momentum, 1.0).unsqueeze(1))
-        tape.accumulate(self.velocity, 1.0)
-        self.client_params.addcmul_(self.velocity, active.unsqueeze(1), value=-self.lr)
+        if self.proximal:
+            places = self.network.layout.shared.trained  # personal layers have no model to stay near
+            tape = Pulled(tape, self.client_params, self.params, self.proximal, places, active)
+        if self.max_grad_norm is not None:
+            tape = Shortened(tape, self.max_grad_norm)
+        self.optimizer.step(self.client_params, tape, active, self.carried)
 
     @property
     def constants(self) -> object:
         """The constants of a recorded step."""
-        return self.lr, self.momentum, None if self.sanitiser is None else self.sanitiser.values
+        clipping = None if self.sanitiser is None else self.sanitiser.values
+        return self.optimizer, self.proximal, self.max_grad_norm, clipping
 
     def copied(self) -> LocalSteps:
         """A copy with its own memory."""
-        velocity = None if self.velocity is None else self.velocity.clone()
-        client_params, clipping = aligned(self.client_params), deepcopy(self.sanitiser)
-        return replace(self, client_params=client_params, velocity=velocity, sanitiser=clipping)
+        return replace(
+            self,
+            params=self.params.clone(),
+            client_params=aligned(self.client_params),
+            sanitiser=deepcopy(self.sanitiser),
+            carried={name: rows.clone() for name, rows in self.carried.items()},
+        )
 
     def begin(self, other: LocalSteps) -> None:
         """Take over another one's values, in the same memory."""
+        self.params.copy_(other.params)
         self.client_params.copy_(other.client_params)
-        if self.velocity is not None and other.velocity is not None:
-            self.velocity.copy_(other.velocity)
+        for name, rows in self.carried.items():
+            rows.copy_(other.carried[name])
         if self.sanitiser is not None and other.sanitiser is not None:
             self.sanitiser.begin(other.sanitiser)
 

@@ -169,8 +169,8 @@ class SimulatedCohort(TrainingContext, Cohort):
 
     @property
     def layout(self) -> Layout:
-        """Where each layer lies in the model's flat parameters."""
-        return self.network.layout
+        """Where each layer lies in the model's flat parameters; personal ones are not in it."""
+        return self.network.layout.shared
 
     @cached_property
     def population(self) -> Population:

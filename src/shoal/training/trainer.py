@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from shoal import release
@@ -26,7 +27,8 @@ from shoal.training.budget import Spending
 from shoal.training.cohort import Cohort, State
 from shoal.training.engine_settings import Settings
 from shoal.training.evaluation import Evaluation
-from shoal.training.local_training import VELOCITY
+from shoal.training.local_training import OPTIMIZER_STATE, PERSONAL
+from shoal.training.personal import users_of
 from shoal.training.round import SimulatedCohort, run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT, RunFolder
@@ -66,7 +68,7 @@ class Trainer(Generic[AnyCohort]):
             cohort.algorithm.refuse_unfit(t, rounds, cohort.population.clients)
         secure = cohort.streams.mode == "secure"
         self.setting = cohort.population.setting(rounds, evaluation.layout, secure)
-        self.params = self._start = evaluation.layout.flatten(evaluation.module).float()
+        self.params = self._start = evaluation.layout.shared.flatten(evaluation.module).float()
         self.state: State = {}
         self.done = 0
         self._stopped = False
@@ -131,12 +133,49 @@ class Trainer(Generic[AnyCohort]):
         return given_out(self.cohort.algorithm.server, self.params, self.state)
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """The released model, by the names of the network's parameters."""
-        return self.evaluation.layout.views(self.model)
+        """The released parameters, by their names in the network; frozen and personal ones are not among them."""
+        return self.evaluation.layout.shared.views(self.model)
+
+    @property
+    def personal(self) -> dict[int, Tensor]:
+        """The personal layers of each simulated client that has taken part, as flat vectors. Not for release."""
+        own = {key: row for key, row in self.state.items() if key.startswith(PERSONAL)}
+        return {int(key.removeprefix(PERSONAL)): row for key, row in own.items()}
+
+    def personal_tensors(self) -> dict[str, Tensor]:
+        """The same by tensors, each named `client/tensor`; the client by its name, or by its number from 1."""
+        names, own, start = self.client_names, self.evaluation.layout.own, self._start
+        return {
+            f"{names[client]}/{name}": tensor
+            for client, row in self.personal.items()
+            for name, tensor in own.views(torch.cat([start, row.to(start)])).items()
+        }
+
+    @property
+    def client_names(self) -> list[str]:
+        """What the data call each client, or its number from 1."""
+        names, count = self.evaluation.dataset.owner_names, self.setting.clients
+        named = len(names) == count and not self.setting.simulated
+        return list(names) if named else [str(client + 1) for client in range(count)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of results should know of the data, and of layers that stay with their clients."""
+        return [*self.evaluation.dataset.notes, *self.evaluation.about_personal]
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The whole model by the names of its `state_dict`: released parameters, frozen ones, buffers.
+
+        Personal layers are those that nobody has trained.
+        """
+        module = self.evaluation.module
+        self.evaluation.layout.load(module, torch.cat([self.model, self.evaluation.initial]))
+        state = module.state_dict().items()
+        return {name: tensor.detach().clone() for name, tensor in state if isinstance(tensor, Tensor)}
 
     def evaluate(self) -> dict[str, float | None]:
         """The task's headline figure and the loss, on the held-out rows."""
-        return self.evaluation.metrics(self.model)
+        return self.evaluation.metrics(self.model, self.personal)
 
     def without_privacy(self) -> Trainer[SimulatedCohort]:
         """The same training from the start, with neither clip nor noise: what privacy costs in accuracy."""
@@ -145,7 +184,7 @@ class Trainer(Generic[AnyCohort]):
         plain = replace(self.cohort.algorithm, per_record=None, per_step=None, per_update=None, per_round=None)
         often = max(self.settings.evaluate_every, math.ceil(self.rounds / MOST_BASELINE_POINTS))
         module = copy.deepcopy(self.evaluation.module)
-        self.evaluation.layout.load(module, self._start)
+        self.evaluation.layout.shared.load(module, self._start)
         return simulate(
             plain, module, self.evaluation.dataset, self.cohort.partition, rounds=self.rounds,
             streams=Streams(self.cohort.streams.seed), settings=replace(self.settings, evaluate_every=often),
@@ -162,7 +201,8 @@ class Trainer(Generic[AnyCohort]):
         """Write the checkpoint; returns the hash of its file."""
         state = self.state
         if self.cohort.streams.mode == "secure":  # a resumed run restarts its correlated noise and its momentum
-            state = {key: tensor for key, tensor in state.items() if key != PAST and not key.startswith(VELOCITY)}
+            kept = (key for key in state if key != PAST and not key.startswith(OPTIMIZER_STATE))
+            state = {key: state[key] for key in kept}
         notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
         folder.write_tensors(CHECKPOINT, {"model": self.params, **state}, notes)
         return folder.digest(CHECKPOINT)
@@ -190,5 +230,7 @@ def simulate(
         settings: Device, memory, threads, and how often to evaluate and to commit.
     """
     cohort = SimulatedCohort.of(algorithm, module, dataset, partition, streams=streams, settings=settings)
-    evaluation = Evaluation.of(module, cohort.network.layout, dataset, cohort.workers)
+    layout = cohort.network.layout
+    users = users_of(dataset, partition) if layout.personal_layers else None
+    evaluation = Evaluation.of(module, layout, dataset, cohort.workers, users)
     return Trainer(cohort, evaluation, rounds=rounds, settings=settings)

@@ -73,8 +73,7 @@ class SecureCohort(RemoteCohort):
         return Sum(update, weight=clients, clients=clients, below=below)
 
     def _plan(self, index: RoundIndex, clip_norm: float) -> Plan:
-        setting = self.setting
-        return Plan.of(self.algorithm, self.section, setting, setting.parameters, index.t, clip_norm)
+        return Plan.of(self.algorithm, self.section, self.setting, self.layout.size, index.t, clip_norm)
 
     def _known(self, number: int, identity: bytes) -> bool:
         """Whether this is the public key that identifies the site of this number."""

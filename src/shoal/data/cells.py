@@ -1,0 +1,102 @@
+"""The cells of an Arrow column as numbers or texts, whatever way they are stored; nothing is guessed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.checked import short
+from shoal.data.columns import MISSING_TEXTS
+from shoal.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """The columns of a table; each lookup in the table itself would go through all of them."""
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def numbers_of(column: pa.ChunkedArray, where: str) -> np.ndarray:
+    """Float64 [N], NaN where a cell is missing.
+
+    Raises:
+        DataError: A cell is no finite number, or the column holds something else.
+    """
+    from pyarrow import types
+
+    column = decoded(column, where)
+    if types.is_string(column.type):
+        return _parsed(texts_of(column, where, _number_text), where)
+    found = np.asarray(column.cast("float64", safe=False).to_numpy(), np.float64)
+    if np.isinf(found).any():
+        row = int(np.isinf(found).argmax())
+        raise DataError(f"{where}: data row {row + 1} holds {found[row]}; write a number, or leave it empty")
+    return found
+
+
+def texts_of(
+    column: pa.ChunkedArray, where: str, change: Callable[[str], str | None] = lambda text: text
+) -> np.ndarray:
+    """An array of str and None, each different text changed once."""
+    import pyarrow as pa
+
+    try:
+        coded = decoded(column, where).cast("string").combine_chunks().dictionary_encode()
+    except pa.ArrowException as error:
+        raise DataError(f"{where} cannot be read as text: {error}") from None
+    found = np.array(
+        [None if text is None else change(text) for text in coded.dictionary.to_pylist()] + [None], object
+    )
+    texts: np.ndarray = found[coded.indices.fill_null(len(found) - 1).to_numpy()]
+    return texts
+
+
+def decoded(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """A column of numbers or of text; DataError for anything else."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    held = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_null(held):
+        held = pa.string()
+    is_text = types.is_string(held) or types.is_large_string(held) or types.is_string_view(held)
+    is_number = types.is_boolean(held) or types.is_integer(held) or types.is_floating(held) or types.is_decimal(held)
+    if not (is_text or is_number):
+        raise DataError(
+            f"{where} is of type {column.type}; only numbers and text are read, turn it into one or leave it out"
+        )
+    try:
+        return column.cast(pa.string() if is_text else held)
+    except pa.ArrowException as error:
+        raise DataError(f"{where} cannot be read: {error}") from error
+
+
+def _number_text(text: str) -> str | None:
+    text = text.strip()
+    return None if text in MISSING_TEXTS else text
+
+
+def _parsed(texts: np.ndarray, where: str) -> np.ndarray:
+    numbers = {text: _number(text) for text in set(texts)}
+    found = np.array([numbers[text] for text in texts], np.float64)
+    if np.isinf(found).any():
+        row = int(np.isinf(found).argmax())
+        raise DataError(
+            f"{where}: data row {row + 1} holds {short(texts[row])}, which is no number; write one such as 12.5, "
+            f"leave it empty, or give the column another kind"
+        )
+    return found
+
+
+def _number(text: str | None) -> float:
+    """The number, NaN for a missing cell, infinity for what is no finite number."""
+    if text is None:
+        return np.nan
+    return float(text) if NUMBER.fullmatch(text) else np.inf

@@ -1,0 +1,228 @@
+"""A schema proposed for a table: from the columns' names and types where they say enough, else from the data.
+
+What is proposed from the data, a range rounded outwards or the categories that occur, is no public fact: the schema
+lists it as unconfirmed until its owner has put something public in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.data.cells import by_name, numbers_of, texts_of
+from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
+from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
+from shoal.data.schema import Schema, TaskKind
+from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_repeated, refuse_wide
+from shoal.errors import DataError
+
+FEW = 50  # categories, at most
+SEEN = 10  # rows that a category needs to be proposed: a rarer one would point to a few people
+MOST_CLASSES = 20
+ABSENT = "not known"  # the category of missing values
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column is taken for, why, and whether that was read from the data."""
+
+    column: Column
+    why: str
+    from_data: bool = False
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schema, and what a reader should know of it.
+
+    Attributes:
+        schema: The schema.
+        why: The reason for each column, the label included.
+        rows: How many rows there are.
+        sizes: How many rows each client has; empty where no column names clients.
+        hints: Further remarks, one line each.
+    """
+
+    schema: Schema
+    why: dict[str, str]
+    rows: int
+    sizes: tuple[int, ...]
+    hints: tuple[str, ...]
+
+
+def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKind | None = None) -> Proposal:
+    """A schema for a table.
+
+    Args:
+        path: A .csv or .parquet file.
+        labels: The columns that are predicted; several for multi-label.
+        client: The column of owners, or None.
+        task: What is learnt; by default as the label looks.
+
+    Raises:
+        DataError: The table cannot be read or used.
+    """
+    names = column_names(path)
+    refuse_wide(path, len(names))
+    refuse_repeated(path, names)
+    roles = [*labels, *([client] if client else [])]
+    if lacks := missing_columns(roles, names):
+        raise DataError(f"{path}: {lacks}")
+    table = by_name(read_columns(path, names))
+    inputs = [name for name in names if name not in roles]
+    guesses = {name: _guess(name, table[name], f"{path}: column '{name}'") for name in inputs}
+    guesses = _with_text(guesses)
+    target = _label(path, table, labels, task)
+    why = {name: guess.why for name, guess in guesses.items()} | {labels[0]: target.why}
+    read = tuple(name for name, guess in guesses.items() if guess.from_data) + (
+        (labels[0],) if target.from_data else ()
+    )
+    columns = {name: guess.column for name, guess in guesses.items()}
+    sizes = _sizes(table[client], f"{path}: column '{client}'") if client else ()
+    schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
+    return Proposal(schema, why, len(table[labels[0]]), sizes, _hints(table, client, inputs))
+
+
+def _guess(name: str, column: Any, where: str) -> Guess:
+    try:
+        texts = texts_of(column, where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
+    except DataError as error:
+        return Guess(Ignore(), str(error).removeprefix(where).strip())
+    known = texts[texts != None]  # noqa: E711  each element
+    if not len(known):
+        return Guess(Ignore(), "empty")
+    if IDENTIFIER.search(words(name)):
+        return Guess(Ignore(), "an identifier, by its name")
+    gaps = len(known) < len(texts)
+    try:
+        return _number(name, numbers_of(column, where), gaps)
+    except DataError:
+        guess = _category(known)
+    if gaps and isinstance(guess.column, Category):
+        listed = (*guess.column.categories, ABSENT)
+        return Guess(Category(listed, missing=ABSENT), guess.why, guess.from_data)
+    return guess
+
+
+def _number(name: str, numbers: np.ndarray, gaps: bool) -> Guess:
+    there = numbers[~np.isnan(numbers)]
+    if set(np.unique(there)) <= {0.0, 1.0}:
+        return Guess(Number((0, 1), 0.0 if gaps else None), "a flag, 0 or 1")
+    for known, low, high, typical in RANGES:
+        named = re.search(rf"(^|_)({known})(_|$)", words(name)) is not None
+        if named and np.mean((there < low) | (there > high)) < 0.01:
+            return Guess(Number((low, high), typical if gaps else None), "range known by the column's name")
+    bounds = rounded_range(there)
+    middle = float(np.clip(float(f"{np.median(there):.1g}"), *bounds))
+    return Guess(Number(bounds, middle if gaps else None), "range rounded outwards", from_data=True)
+
+
+def _category(known: np.ndarray) -> Guess:
+    values, counts = np.unique(known.astype(np.str_), return_counts=True)
+    for listed in VOCABULARIES:
+        if set(values) <= set(listed):
+            return Guess(Category(listed), "categories known by their kind")
+    if np.mean([DATE.match(value) is not None for value in values[:1000]]) > 0.9:
+        return Guess(Ignore(), "dates; turn them into numbers, such as days since admission, to use them")
+    often = tuple(str(value) for value, count in zip(values, counts, strict=True) if count >= SEEN)
+    if 1 <= len(often) <= FEW and counts[counts >= SEEN].sum() > 0.5 * len(known):
+        return Guess(Category(often), f"categories of {SEEN} rows or more", from_data=True)
+    return Guess(Ignore(), 'text of many values; {kind = "text", buckets = 64} would use its words')
+
+
+def _with_text(guesses: dict[str, Guess]) -> dict[str, Guess]:
+    """Text is used where there is nothing else."""
+    if any(not isinstance(guess.column, Ignore) for guess in guesses.values()):
+        return guesses
+    texts = {name: guess for name, guess in guesses.items() if guess.why.startswith("text")}
+    if not texts:
+        raise DataError(
+            f"no column to learn from: {', '.join(f'{name} ({each.why})' for name, each in guesses.items())}"
+        )
+    return guesses | {name: Guess(Text(buckets=64), "its words, hashed") for name in texts}
+
+
+@dataclass(frozen=True)
+class _Target:
+    keys: dict[str, Any]
+    why: str
+    from_data: bool = False
+
+
+def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None) -> _Target:
+    if len(labels) > 1 and task in (None, "multi-label"):
+        return _Target({"label": tuple(labels), "task": "multi-label"}, "several labels, each 0 or 1")
+    name = labels[0]
+    where = f"{path}: label column '{name}'"
+    texts = texts_of(table[name], where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
+    values = sorted({text for text in texts if text is not None}, key=_natural)
+    if len(values) < 2:
+        raise DataError(f"{where} holds {', '.join(map(repr, values)) or 'nothing'} only; two classes are needed")
+    numbers = _numbers_or_none(table[name], where)
+    if task is None:
+        varied = numbers is not None and len(values) > MOST_CLASSES
+        fractions = numbers is not None and bool((np.nan_to_num(numbers) % 1 != 0).any())
+        task = "regression" if varied or fractions else "classification"
+    if task == "regression":
+        if numbers is None:
+            raise DataError(f"{where} holds text, which regression cannot predict; use --task classification")
+        guess = _number(name, numbers, gaps=False)
+        assert isinstance(guess.column, Number)
+        return _Target({"label": name, "range": guess.column.range, "task": task}, guess.why, guess.from_data)
+    if len(values) > FEW:
+        raise DataError(
+            f"{where} holds {len(values):,} different texts, more than {FEW} classes; name another --label"
+        )
+    kinds = (("0", "1"), *VOCABULARIES)
+    known = next((listed for listed in kinds if set(values) <= set(listed)), None)
+    classes = known or tuple(values)
+    why = "classes known by their kind" if known else "classes that the data hold"
+    return _Target({"label": name, "classes": classes, "task": "classification"}, why, known is None)
+
+
+def _numbers_or_none(column: Any, where: str) -> np.ndarray | None:
+    try:
+        return numbers_of(column, where)
+    except DataError:
+        return None
+
+
+def _natural(text: str) -> tuple[float, str]:
+    return (float(text), text) if re.fullmatch(r"-?\d+(\.\d+)?", text) else (math.inf, text)
+
+
+def rounded_range(numbers: np.ndarray) -> tuple[float, float]:
+    """A round range around all but the outermost hundredth of some numbers."""
+    low, high = (float(each) for each in np.quantile(numbers, (0.01, 0.99)))
+    half = (high - low) / 2 or abs(high) / 2 or 0.5
+    power = 10.0 ** math.floor(math.log10(half))
+    step = next(each * power for each in (1, 2, 5, 10) if each * power >= half * 0.999)
+    digits = max(0, -math.floor(math.log10(step)) + 1)
+    bottom, top = math.floor(low / step) * step, math.ceil(high / step) * step
+    return round(bottom, digits), round(top if top > bottom else bottom + step, digits)
+
+
+def _sizes(column: Any, where: str) -> tuple[int, ...]:
+    texts = texts_of(column, where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
+    _, counts = np.unique(texts[texts != None].astype(np.str_), return_counts=True)  # noqa: E711  each element
+    return tuple(int(count) for count in counts)
+
+
+def _hints(table: Any, client: str | None, inputs: Sequence[str]) -> tuple[str, ...]:
+    """A person with several rows is not protected as a record."""
+    person = find_person(inputs)
+    if person is None or person == client:
+        return ()
+    people = _sizes(table[person], person)
+    if len(people) == sum(people):
+        return ()
+    return (
+        f"column '{person}' repeats: record privacy protects one row, not all rows of a person; for that, give "
+        f"--client-column {person}",
+    )

@@ -1,0 +1,341 @@
+"""`load_model`: a saved model with its preprocessing, for predictions on new records."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal import __version__, release
+from shoal.config import Config
+from shoal.data import Dataset
+from shoal.data.arrays import new_records, read_arrays
+from shoal.data.features import features
+from shoal.data.schema import Schema
+from shoal.data.table_files import column_names, read_table
+from shoal.data.tables import Encoded, encode_again
+from shoal.errors import ConfigError, DataError, RunError
+from shoal.extras import optional
+from shoal.inputs import Inputs, count, shape_of, single, take
+from shoal.models.bundle import PASS_AGAIN, Bundle, Type, read_bundle, read_weights, rebuild, resolved
+from shoal.prepare import as_numbers
+from shoal.tasks import NextToken, Regression, Task
+from shoal.tasks.saved import of_mapping, to_mapping
+from shoal.training.evaluation import finite, in_parts, outputs_of
+from shoal.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TABLES, ARRAYS = (".csv", ".parquet"), (".npz", ".npy")
+
+
+def load_model(run: str | Path, *, model: nn.Module | type[nn.Module] | str | None = None) -> Model:
+    """The model of a run, ready for predictions.
+
+    Args:
+        run: The run's folder, or any folder with its `model.safetensors` and `model.json`.
+        model: The network, where it was passed in Python: a module, whose weights do not matter, or its class.
+
+    Returns:
+        The model with its preprocessing, on the CPU.
+
+    Raises:
+        RunError: A file is missing, damaged or was changed.
+        ModelError: The network cannot be built, or is another one.
+    """
+    folder = Path(run)
+    bundle = read_bundle(folder)
+    weights = read_weights(folder, bundle)
+    try:
+        task = of_mapping(bundle.task)
+        schema = None if bundle.schema is None else replace(Schema.of(bundle.schema), unconfirmed=())
+    except ConfigError as error:
+        raise RunError(f"{folder / 'model.json'} is damaged: {error}; copy it again from the run") from None
+    return Model(rebuild(bundle, weights, task.outputs, model), bundle, task, schema)
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records as a model takes them.
+
+    Attributes:
+        x: The inputs.
+        targets: What they should be predicted as, where that is known.
+        notes: What was changed on the way, such as values outside their ranges.
+    """
+
+    x: Inputs
+    targets: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of records, in their order.
+
+    Attributes:
+        columns: By name: the class and the probability of each, the number, or the labels.
+        notes: What a reader should know.
+        figures: How good they are, where the targets are known; None for one that is not finite.
+        trivial: The same of the best constant prediction.
+    """
+
+    columns: dict[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+    figures: dict[str, float | None] = field(default_factory=dict)
+    trivial: dict[str, float | None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A saved model.
+
+    Attributes:
+        module: The network with its weights, in eval mode.
+        bundle: What `model.json` says.
+        task: What it was trained for.
+        schema: The schema of its table, where it was trained on one.
+    """
+
+    module: nn.Module
+    bundle: Bundle
+    task: Task
+    schema: Schema | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of classes, labels or tokens."""
+        return self.bundle.classes
+
+    @property
+    def claims(self) -> tuple[dict[str, Any], ...]:
+        """What is proven of the model."""
+        return self.bundle.claims
+
+    def predict(self, data: Any) -> Predictions:
+        """Predictions for new records.
+
+        Args:
+            data: A .csv, .parquet, .npz or .npy file, an Arrow table, a data frame, a mapping of columns, an array
+                of records, or a `Dataset`, of which the test rows are taken.
+
+        Raises:
+            DataError: The records are not such as the model was trained on.
+        """
+        records = self.prepared(data)
+        task = self.task if records.targets is None else self._scoring
+        answers, scores = [], []
+        with torch.inference_mode():
+            for rows in in_parts(count(records.x)):
+                x = take(records.x, rows)
+                outputs = outputs_of(self.module, x)
+                answers.append(task.answers(self._at_the_end(outputs, x), self.classes))
+                if records.targets is not None:
+                    scores.append(torch.nan_to_num(task.predictions(outputs, records.targets[rows])))
+        columns = {name: np.concatenate([part[name] for part in answers]) for name in answers[0]}
+        return self._scored(Predictions(columns, records.notes + _not_finite(columns)), records.targets, scores)
+
+    def prepared(self, data: Any) -> Records:
+        """Records as the model takes them: encoded, scaled, with their features."""
+        if isinstance(data, Dataset):
+            found = self._of_dataset(data)
+        elif isinstance(data, Mapping) and isinstance(self.bundle.input_shape, dict):
+            found = self._of_several(data)
+        elif _is_table(data):
+            found = self._of_table(data)
+        else:
+            found = self._of_arrays(data)
+        return replace(found, x=self._fitting(found.x))
+
+    @cached_property
+    def _scoring(self) -> Task:
+        """The task with the user's own figures, which are only imported where there is something to score."""
+        return of_mapping(self.bundle.task, own=True)
+
+    def _scored(self, found: Predictions, targets: Tensor | None, scores: list[Tensor]) -> Predictions:
+        if targets is None:
+            return found
+        predictions, known = torch.cat(scores).numpy(), targets.numpy()
+        figures, trivial = self._scoring.all_figures(predictions, known), self._scoring.trivial_figures(known)
+        return replace(found, figures=finite(figures), trivial=finite(trivial))
+
+    def _at_the_end(self, outputs: Tensor, x: Inputs) -> Tensor:
+        """For next-token prediction the outputs up to the end of each text, which may be followed by padding."""
+        if not isinstance(self.task, NextToken) or self.schema is None or not isinstance(x, Tensor):
+            return outputs
+        last = (x != 0).sum(1).clamp(min=1) - 1
+        return outputs[torch.arange(len(x)), last][:, None]
+
+    def _of_dataset(self, dataset: Dataset) -> Records:
+        if isinstance(self.task, Regression) and dataset.test_y.dtype == torch.int64:
+            dataset = as_numbers(dataset)
+        if dataset.classes != self.classes:
+            raise DataError(
+                f"data '{dataset.name}' has {len(dataset.classes)} classes {_some(dataset.classes)}, the model "
+                f"{len(self.classes)} {_some(self.classes)}"
+            )
+        self.task.check_targets(dataset.test_y, f"data '{dataset.name}', test")
+        return Records(dataset.test_x, dataset.test_y)
+
+    def _of_table(self, data: Any) -> Records:
+        where = str(data) if isinstance(data, str | Path) else "the table"
+        if self.schema is not None:
+            return self._by_schema(data, where)
+        if not self.bundle.columns:
+            raise DataError(
+                f"{where}: the model was trained on arrays of shape {self.bundle.input_shape}, not on a table with "
+                f"columns; give a .npz or .npy file or an array"
+            )
+        table = read_table(Path(data)) if isinstance(data, str | Path) else _arrow(data)
+        found = encode_again(table, where, self.bundle.columns, self.bundle.label)
+        return self._labelled(found, where)
+
+    def _by_schema(self, data: Any, where: str) -> Records:
+        """The columns of the schema; the label too, where it is there and can be read."""
+        assert self.schema is not None
+        there = column_names(Path(data)) if isinstance(data, str | Path) else (data := _arrow(data)).column_names
+        problem: tuple[str, ...] = ()
+        if set(self.schema.labels) <= set(there):
+            try:
+                return _encoded(self._encode(data, where, targets=True))
+            except DataError as error:
+                problem = (f"no figures: {error}",)
+        found = self._encode(data, where, targets=False)  # raises where the problem is not the label's
+        return replace(_encoded(found), notes=found.notes + problem)
+
+    def _encode(self, data: Any, where: str, *, targets: bool) -> Encoded:
+        assert self.schema is not None
+        if isinstance(data, str | Path):
+            data = self.schema.read(Path(data), targets=targets, owners=False)
+        return self.schema.encode(data, where, targets=targets, owners=False)
+
+    def _labelled(self, table: Encoded, where: str) -> Records:
+        try:
+            return self._records(table.inputs, table.targets, where, table.notes)
+        except DataError as error:
+            found = self._records(table.inputs, None, where, table.notes)
+            return replace(found, notes=(*found.notes, f"no figures: {error}"))
+
+    def _of_arrays(self, data: Any) -> Records:
+        where = str(data) if isinstance(data, str | Path) else "the array"
+        x, y = read_arrays(Path(data)) if isinstance(data, str | Path) else (data, None)
+        return self._records(x, y, where, ())
+
+    def _of_several(self, data: Mapping[str, Any]) -> Records:
+        wanted = tuple(self.bundle.input_shape) if isinstance(self.bundle.input_shape, dict) else ()
+        if lacks := [name for name in wanted if name not in data]:
+            raise DataError(f"the arrays lack {', '.join(lacks)}; the model takes {', '.join(wanted)}")
+        return Records(
+            {name: single(self._records(data[name], None, name, ()).x, DataError, name) for name in wanted}
+        )
+
+    def _records(self, x: Any, y: Any, where: str, notes: tuple[str, ...]) -> Records:
+        found, targets = new_records(
+            x, y, where, scale=self.bundle.scale, name=self.bundle.data, classes=self.classes, task=self.task
+        )
+        return Records(found, targets, notes)
+
+    def _fitting(self, x: Inputs) -> Inputs:
+        """With features, and of the model's type; DataError where the shape is another."""
+        bundle = self.bundle
+        if isinstance(x, Tensor):
+            x = features(bundle.features, x)
+        if shape_of(x) != bundle.input_shape:
+            raise DataError(f"records have shape {shape_of(x)}, the model takes {bundle.input_shape}")
+        if isinstance(x, Tensor):
+            return _of_type(x, str(bundle.input_type))
+        assert isinstance(bundle.input_type, dict)
+        return {name: _of_type(part, bundle.input_type[name]) for name, part in x.items()}
+
+
+def describe(
+    config: Config, trainer: Trainer[Any], claims: list[dict[str, Any]], weights: str, passed: bool
+) -> Bundle:
+    """The description of a run's model.
+
+    Args:
+        config: The run's configuration.
+        trainer: Its trainer.
+        claims: What is proven.
+        weights: The SHA-256 of the file of weights.
+        passed: Whether the model was passed in Python.
+    """
+    dataset, schema = trainer.evaluation.dataset, config.schema
+    from_table = schema is None and bool(dataset.features)
+    from_data = any("=" in name for name in dataset.features) if schema is None else bool(schema.unconfirmed)
+    return Bundle(
+        release=release.of_description(claims, trainer.cohort.streams.mode, from_data),
+        model=config.model if passed else resolved(config.model, dataset.input_shape),
+        note=PASS_AGAIN if passed else "",
+        input_shape=dataset.input_shape,
+        input_type=_type(dataset.test_x),
+        task=to_mapping(dataset.task),
+        classes=dataset.classes,
+        data=dataset.name,
+        scale=config.data.scale,
+        features=config.data.features,
+        columns=dataset.features,
+        label=config.data.label if from_table else None,
+        schema=None if schema is None else schema.to_mapping(),
+        claims=tuple(claims),
+        versions={"shoal": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        weights=weights,
+    )
+
+
+def _type(x: Inputs) -> Type | dict[str, Type]:
+    if isinstance(x, Tensor):
+        return "int64" if x.dtype == torch.int64 else "float32"
+    return {name: "int64" if part.dtype == torch.int64 else "float32" for name, part in x.items()}
+
+
+def _of_type(x: Tensor, wanted: str) -> Tensor:
+    if x.dtype != torch.int64 and wanted == "int64":
+        raise DataError("records are fractions, the model takes tokens, which are whole numbers (int64)")
+    return x if wanted == "int64" else x.float()
+
+
+def _encoded(table: Encoded) -> Records:
+    targets = None if table.targets is None else torch.from_numpy(np.ascontiguousarray(table.targets))
+    return Records(torch.from_numpy(np.ascontiguousarray(table.inputs)), targets, table.notes)
+
+
+def _is_table(data: Any) -> bool:
+    """A file of a table, an Arrow table, a data frame, or a mapping of columns."""
+    if isinstance(data, str | Path):
+        suffix = Path(data).suffix
+        if suffix not in TABLES + ARRAYS:
+            raise DataError(f"{data}: records are read from {', '.join(TABLES + ARRAYS)} files")
+        if not Path(data).is_file():
+            raise DataError(f"there is no file {data}")
+        return suffix in TABLES
+    return isinstance(data, Mapping) or hasattr(data, "columns") or hasattr(data, "column_names")
+
+
+def _arrow(data: Any) -> pa.Table:
+    pa = optional("pyarrow", "a table")
+    try:
+        return data if isinstance(data, pa.Table) else pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"the table cannot be read: {error}") from None
+
+
+def _not_finite(columns: dict[str, np.ndarray]) -> tuple[str, ...]:
+    numbers = [~np.isfinite(column) for column in columns.values() if column.dtype.kind == "f"]
+    count = int(np.any(numbers, axis=0).sum()) if numbers else 0
+    return (f"{count:,} predictions are not finite: the model has diverged",) if count else ()
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names[:5])}{', ...' if names[5:] else ''})"

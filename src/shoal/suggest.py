@@ -1,0 +1,103 @@
+"""A method and a budget that fit a table: what `shoal init` writes, as a start.
+
+One client among a hundred or more can hide in the noise of their sum. Fewer cannot, so that then their records are
+protected: each client adds noise to every gradient step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from shoal.data.schema import TaskKind
+
+MANY_CLIENTS = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Keys of a configuration, by section, and the reason for each that needs one."""
+
+    keys: dict[str, dict[str, Any]]
+    why: dict[str, str] = field(default_factory=dict)
+    unit: str = ""
+
+
+def suggest(rows: int, sizes: Sequence[int], task: TaskKind, test_fraction: float = 0.2) -> Plan:
+    """A plan for a table.
+
+    Args:
+        rows: How many rows it has.
+        sizes: How many of them each client has; empty for one client.
+        task: What is learnt.
+        test_fraction: The share of the rows that is held out.
+    """
+    train = max(1, round(rows * (1 - test_fraction)))
+    many = len(sizes) >= MANY_CLIENTS
+    return _client_level(sizes, test_fraction) if many else _record_level(train, len(sizes))
+
+
+def _record_level(train: int, clients: int) -> Plan:
+    nominal = _down(train / max(1, clients))
+    rate = min(0.25, max(0.005, _down(2000 / train)))
+    because = f"{clients} clients are too few for one of them to hide among" if clients > 1 else "there is one client"
+    return Plan(
+        {
+            "": {"algorithm": "dp-sgd", "model": "linear", "rounds": 100},
+            "budget": _budget("record", train, 4.0 if train < 50_000 else 2.0),
+            "records": {"rate": rate, "nominal_records": nominal},
+            "local": {"steps": 1, "lr": 10.0},
+            "per_record": {"clip_norm": 1.0},
+            "server": {"momentum": 0.5, "average": 0.5},
+        },
+        {
+            "algorithm": "every client adds noise to each step",
+            "model": "a small model suffers least from noise",
+            "budget.unit": f"records, because {because}",
+            "budget.delta": f"below 1/{train:,}, one over the records to train on",
+            "budget.calibrate": "the noise is set so that all rounds together spend epsilon",
+            "records.rate": "the share of records in a step",
+            "records.nominal_records": "a client's records, on average: a public number that sums are divided by",
+        },
+        "record",
+    )
+
+
+def _client_level(sizes: Sequence[int], test_fraction: float) -> Plan:
+    clients, typical = len(sizes), median(sizes) * (1 - test_fraction)
+    few = clients <= 1000
+    cohort = {"sampling": "all"} if few else {"sampling": "poisson", "cohort": max(500, _down(clients / 10))}
+    return Plan(
+        {
+            "": {"algorithm": "geyer-private", "model": "linear", "rounds": 30 if few else 60},
+            "budget": _budget("client", clients, 8.0 if clients < 300 else 4.0 if clients < 5000 else 2.0),
+            "clients": cohort,
+            "records": {"batch": max(1, min(20, _down(typical)))},
+            "local": {"epochs": 3, "lr": 0.5},
+            "per_update": {"initial_clip_norm": 1.0},
+        },
+        {
+            "algorithm": "the server adds noise to the sum of clipped updates",
+            "model": "a small model suffers least from noise",
+            "budget.unit": f"clients, because one of {clients:,} can hide among the others",
+            "budget.delta": f"below 1/{clients:,}, one over the clients",
+            "budget.calibrate": "the noise is set so that all rounds together spend epsilon",
+            "per_update.initial_clip_norm": "it then follows a private quantile of the updates",
+        },
+        "client",
+    )
+
+
+def _budget(unit: str, units: int, epsilon: float) -> dict[str, Any]:
+    delta = 10.0 ** -(math.floor(math.log10(units)) + 1)
+    return {"unit": unit, "epsilon": epsilon, "delta": delta, "calibrate": True}
+
+
+def _down(number: float) -> Any:
+    """Rounded down to one significant digit."""
+    power = 10.0 ** math.floor(math.log10(number))
+    found = math.floor(number / power + 1e-9) * power
+    return int(found) if found >= 1 else float(f"{found:.1g}")

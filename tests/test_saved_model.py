@@ -1,0 +1,392 @@
+"""A run saves its model; loaded again, it predicts what the trainer's evaluation said."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import shoal
+from shoal.data.schema import Schema
+from shoal.errors import DataError, ModelError, RunError, ShoalError
+from shoal.saved_model import load_model
+from support.saved_net import Small, Tokens
+from support.tiny import FEDAVG, PRIVATE, network, play
+
+GENERATOR = np.random.default_rng(11)
+X = GENERATOR.standard_normal((600, 4)).astype(np.float32)
+OWNERS = np.repeat(np.arange(12), 50)
+CONFIG = FEDAVG | {"rounds": 2}
+HOSPITALS = ["north", "south", "west"]
+SCHEMA = {
+    "label": "died",
+    "classes": ["no", "yes"],
+    "client_column": "hospital",
+    "columns": {
+        "age": {"kind": "number", "range": [0, 120], "missing": 60},
+        "sex": {"kind": "category", "categories": ["F", "M"]},
+        "note": {"kind": "text", "buckets": 8},
+    },
+}
+
+
+def trained(tmp_path, data, model=None, **keys):
+    """A run, and what its trainer said of each held-out record."""
+    seen = []
+    keep = lambda _config, trainer, _run: seen.append(trainer)  # noqa: E731
+    result = shoal.run(CONFIG | keys, data=data, model=model, runs=tmp_path / "runs", on_start=keep)
+    trainer = seen[0]
+    return result, trainer.evaluation._predicted(trainer.model)[0]
+
+
+def classes(columns, names):
+    return np.stack([columns[f"probability_{name}"] for name in names], 1)
+
+
+def patients(path, rows=60, without=(), **changes):
+    """A table of patients."""
+    generator = np.random.default_rng(3)
+    columns = {
+        "hospital": [HOSPITALS[row % 3] for row in range(rows)],
+        "age": generator.integers(0, 120, rows).tolist(),
+        "sex": generator.choice(["F", "M"], rows).tolist(),
+        "note": generator.choice(["fever and cough", "none", "broken leg"], rows).tolist(),
+    }
+    columns["died"] = ["yes" if age > 60 else "no" for age in columns["age"]]
+    columns = {name: values for name, values in (columns | changes).items() if name not in without}
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_patients(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("patients")
+    table = {"name": str(patients(folder / "patients.csv"))}
+    config = CONFIG | {"data": table, "schema": SCHEMA, "clients.sampling": "all"}
+    return folder, shoal.run(config, runs=folder / "runs")
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run of a module that was passed in Python."""
+    return play(tmp_path, PRIVATE | {"rounds": 2}).run
+
+
+# --- round trips ----------------------------------------------------------------------------------------
+
+
+def test_classification_is_predicted_as_it_was_evaluated(tmp_path):
+    """More rows than are evaluated at once, and a network by its name."""
+    data = shoal.from_arrays(X, (X.sum(1) > 0).astype(np.int64), client=OWNERS, test_fraction=0.5)
+    result, expected = trained(tmp_path, data, "auto")
+    model = shoal.load_model(result.run)
+    found = model.predict(data)
+    assert len(found) == len(data.test_y) > 250
+    assert np.array_equal(classes(found.columns, model.classes), expected)
+    assert found.columns["class"].tolist() == [model.classes[k] for k in expected.argmax(1)]
+    assert (found.figures, found.trivial) == (result.figures, result.trivial)
+    assert np.array_equal(classes(model.predict(data.test_x.numpy()).columns, model.classes), expected)
+    assert model.task == data.task
+    assert list(model.claims) == result.proven
+
+
+def test_regression_is_predicted_in_its_own_units(tmp_path):
+    y = (20 + 5 * X[:, 0]).clip(0, 50)
+    data = shoal.from_arrays(X, y, client=OWNERS)
+    result, expected = trained(tmp_path, data, "linear", **{"task.range": (0.0, 50.0)})
+    found = shoal.load_model(result.run).predict(data)
+    assert np.array_equal(found.columns["prediction"], expected)
+    assert found.figures == result.figures
+
+
+def test_labels_are_predicted_each(tmp_path):
+    y = (X[:, :3] > 0).astype(np.float32)
+    data = shoal.from_arrays(X, y, client=OWNERS, classes=["a", "b", "c"])
+    result, expected = trained(tmp_path, data, "linear")
+    found = shoal.load_model(result.run).predict(data)
+    assert np.array_equal(classes(found.columns, "abc"), expected)
+    assert np.array_equal(found.columns["b"], (expected[:, 1] > 0.5).astype(int))
+    assert found.figures == result.figures
+
+
+def test_the_next_token_comes_from_a_module_passed_again(tmp_path):
+    sequence = (GENERATOR.integers(0, 6, (600, 1)) + np.arange(7)) % 6
+    data = shoal.from_arrays(sequence[:, :-1], sequence[:, 1:], client=OWNERS, classes=list("abcdef"))
+    result, _ = trained(tmp_path, data, Tokens())
+    with pytest.raises(ModelError, match=r"of class support\.saved_net:Tokens, was passed in Python: pass it again"):
+        shoal.load_model(result.run)
+    model = shoal.load_model(result.run, model=Tokens())
+    found = model.predict(data)
+    assert found.figures == result.figures
+    with torch.no_grad():
+        scores = model.module(data.test_x)[:, -1].softmax(1)
+    assert found.columns["token"].tolist() == [model.classes[k] for k in scores.argmax(1)]
+    assert np.allclose(found.columns["probability"], scores.max(1).values)
+    assert model.module.scores.weight is model.module.embedding.weight
+    with pytest.raises(DataError, match="the model takes tokens"):
+        model.predict(X[:, :1].repeat(6, 1))
+
+
+def test_a_network_by_its_path_keeps_frozen_layers_and_buffers(tmp_path):
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    result, expected = trained(tmp_path, data, "support.saved_net:Small")
+    saved = load_file(result.run / "model.safetensors")
+    assert {"fixed.weight", "norm.running_mean", "scores.weight"} <= saved.keys()
+    model = shoal.load_model(result.run)
+    assert isinstance(model.module, Small)
+    assert not model.module.training
+    assert np.array_equal(classes(model.predict(data).columns, model.classes), expected)
+
+
+def test_a_class_that_can_be_imported_need_not_be_passed_again(tmp_path):
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    result, expected = trained(tmp_path, data, Small)
+    found = shoal.load_model(result.run).predict(data)
+    assert np.array_equal(classes(found.columns, data.classes), expected)
+
+
+def test_public_features_are_computed_before_predictions(tmp_path):
+    result = shoal.run(CONFIG | {"data": {"name": "digits", "features": "hog"}}, runs=tmp_path)
+    found = shoal.load_model(result.run).predict(shoal.load("digits"))
+    assert found.figures == result.figures
+
+
+def test_own_figures_are_computed_where_targets_are_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_metric.py").write_text("def first(predictions, targets): return float(predictions[0, 0])\n")
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    result, expected = trained(tmp_path, data, "linear", **{"task.metrics": ("own_metric:first",)})
+    model = shoal.load_model(result.run)
+    assert model.predict(data).figures["first"] == expected[0, 0]
+    assert model.predict(data.test_x).figures == {}
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_encoded_by_its_schema_whatever_its_order(of_patients, tmp_path):
+    folder, result = of_patients
+    model = shoal.load_model(result.run)
+    assert model.schema == Schema.of(SCHEMA)
+    whole = model.predict(folder / "patients.csv")
+    assert whole.figures.keys() == result.figures.keys()
+    columns = [line.split(",") for line in (folder / "patients.csv").read_text().splitlines()]
+    (tmp_path / "turned.csv").write_text("\n".join(",".join(row[:-1][::-1]) for row in columns))
+    turned = model.predict(tmp_path / "turned.csv")
+    assert turned.figures == {}
+    assert all(np.array_equal(turned.columns[name], column) for name, column in whole.columns.items())
+    in_memory = {name: values for name, *values in zip(*columns, strict=True) if name != "hospital"}
+    assert model.predict(in_memory).figures == whole.figures
+
+
+def test_what_a_table_lacks_is_named_at_once_and_what_is_odd_is_counted(of_patients, tmp_path):
+    model = shoal.load_model(of_patients[1].run)
+    with pytest.raises(DataError, match="there are no columns 'age', 'sex'") as problem:
+        model.predict(patients(tmp_path / "new.csv", without=("age", "sex", "died")))
+    assert "\n" not in str(problem.value)
+    odd = patients(tmp_path / "odd.csv", rows=4, age=[-5, 130, "", 4], sex=["F", "X", "X", "M"])
+    notes = " / ".join(model.predict(odd).notes)
+    assert "clipped to their public ranges: age 2" in notes
+    assert "in no public category, taken as none of them: sex 2" in notes
+    assert "missing values filled by public constants: age 1" in notes
+
+
+def test_labels_that_cannot_be_read_cost_the_figures_alone(of_patients, tmp_path):
+    model = shoal.load_model(of_patients[1].run)
+    found = model.predict(patients(tmp_path / "new.csv", rows=3, died=["yes", "maybe", "no"]))
+    assert len(found) == 3
+    assert found.figures == {}
+    assert "no figures" in found.notes[-1]
+    assert "'maybe', which is no class" in found.notes[-1]
+
+
+def test_a_table_without_a_schema_is_encoded_as_it_was(tmp_path):
+    path = patients(tmp_path / "patients.csv", note=["a=b", "c", "c"] * 20)
+    keys = {"data": {"name": str(path), "label": "died", "client_column": "hospital"}, "clients.sampling": "all"}
+    result = shoal.run(CONFIG | keys, runs=tmp_path / "runs")
+    model = shoal.load_model(result.run)
+    data = shoal.load(path, label="died", client="hospital")
+    new = patients(tmp_path / "new.csv", note=["a=b", "c", "c"] * 20)
+    whole, held_out = model.predict(new), model.predict(data)
+    assert held_out.figures == result.figures
+    truth = [line.split(",")[-1] for line in new.read_text().splitlines()[1:]]
+    assert whole.figures["accuracy"] == float((whole.columns["class"] == np.array(truth)).mean())
+    encoded = {tuple(row): k for k, row in enumerate(model.prepared(new).x.tolist())}
+    places = [encoded[tuple(row)] for row in data.test_x.tolist()]
+    assert np.allclose(whole.columns["probability_yes"][places], held_out.columns["probability_yes"])
+    unknown = model.predict(patients(tmp_path / "odd.csv", rows=3, sex=["F", "X", "X"], without=("died",)))
+    assert "sex 2" in " ".join(unknown.notes)
+    with pytest.raises(DataError, match="no columns 'age', 'note'"):
+        model.predict(patients(tmp_path / "less.csv", without=("age", "note")))
+    assert json.loads((result.run / "model.json").read_text())["release"].startswith("not for release")
+
+
+def test_arrays_want_arrays(tmp_path, finished):
+    model = shoal.load_model(finished, model=network())
+    with pytest.raises(DataError, match=r"trained on arrays of shape \(4,\), not on a table"):
+        model.predict(patients(tmp_path / "new.csv"))
+    with pytest.raises(DataError, match=r"records have shape \(3,\), the model takes \(4,\)"):
+        model.predict(X[:, :3])
+    with pytest.raises(DataError, match="there is no file"):
+        model.predict(tmp_path / "absent.npz")
+    with pytest.raises(DataError, match=r"records are read from \.csv"):
+        model.predict("digits")
+    np.save(tmp_path / "x.npy", X)
+    np.savez(tmp_path / "x.npz", x=X, y=(X.sum(1) > 0).astype(int))
+    plain, known = model.predict(tmp_path / "x.npy"), model.predict(tmp_path / "x.npz")
+    assert np.array_equal(plain.columns["probability_1"], known.columns["probability_1"])
+    truth = np.where(X.sum(1) > 0, "1", "0")
+    assert known.figures["accuracy"] == float((known.columns["class"] == truth).mean())
+
+
+def test_labels_are_taken_by_name_before_they_are_taken_by_place(tmp_path):
+    data = shoal.from_arrays(X, (X[:, 0] > 0) + 1, client=OWNERS)
+    result, _ = trained(tmp_path, data, "linear")
+    model = shoal.load_model(result.run)
+    assert model.classes == ("1", "2")
+    np.savez(tmp_path / "x.npz", x=data.test_x.numpy(), y=data.test_y.numpy() + 1)
+    assert model.predict(tmp_path / "x.npz").figures == result.figures
+
+
+def test_other_classes_are_refused(tmp_path, finished):
+    model = shoal.load_model(finished, model=network())
+    data = shoal.from_arrays(X, np.where(X[:, 0] > 0, "ill", "well"), client=OWNERS)
+    with pytest.raises(DataError, match=r"has 2 classes \(ill, well\), the model 2 \(0, 1\)"):
+        model.predict(data)
+
+
+def test_a_model_that_has_diverged_says_so(finished):
+    diverged = network()
+    model = shoal.load_model(finished, model=diverged)
+    with torch.no_grad():
+        model.module.weight.fill_(torch.nan)
+    assert "12 predictions are not finite" in model.predict(X[:12]).notes[-1]
+
+
+# --- what a run writes ----------------------------------------------------------------------------------
+
+
+def test_the_description_says_all_that_is_needed_and_nothing_without_noise(finished):
+    found = json.loads((finished / "model.json").read_text())
+    assert found["model"] == "torch.nn.modules.linear:Linear"
+    assert "passed in Python" in found["note"]
+    assert found["task"] == {"kind": "classification", "classes": ["0", "1"], "class_weights": []}
+    assert {"adjacency", "observer", "delta", "unit", "epsilon"} <= found["claims"][0].keys()
+    assert found["versions"].keys() == {"shoal", "torch", "python"}
+    assert found["versions"]["torch"] == torch.__version__
+    assert not {"accuracy", "loss", "figures", "notes", "seed"} & found.keys()
+
+
+def test_a_run_that_was_stopped_has_no_model_yet(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(RunError, match=r"has no model\.json: the run has not ended"):
+        shoal.load_model(run)
+
+
+def test_the_two_files_alone_are_enough(tmp_path, finished):
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(finished / name, tmp_path / name)
+    expected = shoal.load_model(finished, model=network()).predict(X)
+    found = shoal.load_model(tmp_path, model=network()).predict(X)
+    assert np.array_equal(found.columns["probability_0"], expected.columns["probability_0"])
+
+
+# --- hostile files --------------------------------------------------------------------------------------
+
+
+def refused(run, model=None):
+    """The one line that says why a model cannot be loaded."""
+    with pytest.raises(ShoalError) as problem:
+        load_model(run, model=model)
+    assert "\n" not in str(problem.value)
+    return str(problem.value)
+
+
+def edit(run, **changes):
+    path = run / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def sealed(run, tensors):
+    """Other weights, whose digest the description states."""
+    save_file(tensors, run / "model.safetensors")
+    edit(run, weights=hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest())
+
+
+def test_weights_that_were_cut_off_changed_or_lost_are_refused(finished):
+    path = finished / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    assert "was changed or cut off" in refused(finished, network())
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "is not the file that model.json describes" in refused(finished, network())
+    path.unlink()
+    assert "has no model.safetensors" in refused(finished, network())
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"\xff" * 64, b"\x08" + b"\0" * 7 + b'{"a":1}}'])
+def test_what_is_no_safetensors_file_is_refused_even_if_its_digest_is_right(finished, content):
+    (finished / "model.safetensors").write_bytes(content)
+    edit(finished, weights=hashlib.sha256(content).hexdigest())
+    assert "is damaged" in refused(finished, network())
+
+
+def test_weights_of_other_names_or_shapes_are_refused(finished):
+    sealed(finished, {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)})
+    assert "'bias' is of shape (3,) in model.safetensors, of shape (2,) in Linear" in refused(finished, network())
+    sealed(finished, {"weight": torch.zeros(2, 4)})
+    assert "'bias' is missing in model.safetensors" in refused(finished, network())
+    sealed(finished, {"weight": torch.zeros(2, 4), "bias": torch.zeros(2)})
+    found = refused(finished, nn.Linear(4, 2, bias=False))
+    assert "'bias' is of shape (2,) in model.safetensors, missing in Linear" in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "format is 2, this version reads 1"),
+        ({"input_shape": []}, "input_shape cannot be []"),
+        ({"input_shape": [-4]}, "input_shape cannot be [-4]"),
+        ({"input_shape": [10**6, 10**6]}, "input_shape cannot be"),
+        ({"input_shape": "four"}, "input_shape cannot be 'four'"),
+        ({"input_type": "float64"}, "input_type cannot be 'float64'"),
+        ({"model": 3}, "model cannot be 3"),
+        ({"model": "no-such", "note": ""}, "there is no model 'no-such'"),
+        ({"model": "no_such:Class", "note": ""}, "no module 'no_such'"),
+        ({"model": "os:getcwd", "note": ""}, "gives a str, it must give a torch.nn.Module"),
+        ({"model": "linear", "note": "", "input_shape": [1 << 30]}, "another model"),
+        ({"task": {}}, "task.kind"),
+        ({"task": {"kind": "no-such"}}, "no-such"),
+        ({"task": {"kind": "classification"}}, "task lacks classes"),
+        ({"task": {"kind": "classification", "classes": ["a"], "colour": 1}}, "no key 'task.colour'"),
+        ({"task": {"kind": "classification", "classes": 5}}, "task.classes cannot be 5"),
+        ({"task": {"kind": "regression", "low": "x", "high": 1}}, "task.low cannot be 'x'"),
+        ({"schema": {"columns": {}}}, "schema.columns has no column"),
+        ({"schema": [1]}, "schema cannot be"),
+        ({"claims": "none"}, "claims cannot be 'none'"),
+        ({"weights": None}, "weights cannot be None"),
+    ],
+)  # fmt: skip
+def test_an_edited_description_is_refused_in_one_line(finished, changes, words):
+    edit(finished, **changes)
+    assert words in refused(finished, None if "note" in changes else network())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": 1}', "[" * 100_000, "\udcff", '{"format": NaN}'])
+def test_what_is_no_description_is_refused(finished, text):
+    (finished / "model.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert "model.json is damaged" in refused(finished, network())
+
+
+def test_a_module_that_is_passed_again_is_copied(tmp_path):
+    run, given = play(tmp_path, FEDAVG | {"rounds": 1}).run, network()
+    before = given.weight.clone()
+    model = shoal.load_model(run, model=given)
+    assert torch.equal(given.weight, before)
+    assert not torch.equal(model.module.weight, before)
