@@ -87,7 +87,8 @@ class Dataset:
             raise DataError(f"{where}: no data, shape {tuple(x.shape)}")
         if (row := first_bad_row(x)) is not None:
             raise DataError(f"{where}: row {row} {NOT_FINITE}")
-        if self.known_task is not None or y.dtype == torch.int64:  # of numbers the configuration must tell the range
+        named = y.dtype == torch.int64 and bool(self.classes)
+        if self.known_task is not None or named:  # of numbers the configuration must tell the task, or the range
             self.task.check_targets(y, where)
 
     def _check_owners(self, owners: np.ndarray | None, rows: int) -> None:
