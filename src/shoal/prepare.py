@@ -25,7 +25,7 @@ from shoal.models.check import refuse_tokens, takes_tokens
 from shoal.models.initial import load_initial
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
-from shoal.tasks import Regression, TaskSettings, choose
+from shoal.tasks import Own, Regression, TaskSettings, choose
 from shoal.training.budget import Limit
 from shoal.training.cohort import Population
 from shoal.training.round import SimulatedCohort
@@ -62,19 +62,28 @@ def dataset_of(config: Config, data: Any) -> Dataset:
 
 def with_task(dataset: Dataset, settings: TaskSettings, allowed: Collection[str] | None = None) -> Dataset:
     """The data set with the task that the configuration asks for; classes named by numbers may become numbers."""
-    if settings.kind == Regression.kind and dataset.train_y.dtype == torch.int64:
-        dataset = as_numbers(dataset)
+    if settings.kind in (Regression.kind, Own.kind) and dataset.train_y.dtype == torch.int64:
+        dataset = as_numbers(dataset, settings.kind)
     task = choose(settings, dataset.train_y, dataset.classes, dataset.known_task, allowed)
     return replace(dataset, known_task=task)
 
 
-def as_numbers(dataset: Dataset) -> Dataset:
-    """The data set with the numbers that its classes are named by as targets."""
+def as_numbers(dataset: Dataset, kind: str = Regression.kind) -> Dataset:
+    """Codes of classes become the numbers that name them; for a loss of one's own, names stay codes."""
+    own, train_y, test_y = kind == Own.kind, dataset.train_y, dataset.test_y
+    codes = train_y.dim() == 1 and bool(dataset.classes)
     try:
-        values = torch.tensor([float(name) for name in dataset.classes])
+        values = torch.tensor([int(name) if own else float(name) for name in dataset.classes if codes])
     except ValueError as error:
+        if own:
+            return dataset
         raise ConfigError(f"task.kind is regression, but the targets are names: {error}") from None
-    train_y, test_y = values[dataset.train_y], values[dataset.test_y]
+    if codes:
+        train_y, test_y = values[train_y], values[test_y]
+    elif own:
+        return dataset
+    else:
+        train_y, test_y = train_y.float(), test_y.float()
     return replace(dataset, train_y=train_y, test_y=test_y, classes=(), known_task=None)
 
 

@@ -333,3 +333,16 @@ def test_a_path_that_is_no_data_file_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "none.csv")
     with pytest.raises(DataError, match="neither known nor a file"):
         load(tmp_path / "data.xlsx")
+
+
+def test_labels_that_are_numbers_are_found_by_name_not_by_place(tmp_path):
+    """A site that has none of class 5 agrees with the others on what 1 is."""
+    x, y = np.zeros((40, 2), np.float32), 1 + np.arange(40) % 4
+    data = from_arrays(x, y, test=(x, y), classes=["1", "2", "5", "3", "4"])
+    assert data.train_y[:4].tolist() == [0, 1, 3, 4]
+    with pytest.raises(DataError, match="label 4 in row 3 is not among the classes"):
+        from_arrays(x, y, classes=["1", "2", "3"])
+    np.savez(tmp_path / "own.npz", train_x=x, train_y=y - 1, test_x=x, test_y=y - 1, classes=["d", "c", "b", "a"])
+    there = load(str(tmp_path / "own.npz"), classes=["a", "b", "c", "d"])
+    assert there.train_y[:4].tolist() == [3, 2, 1, 0]
+    assert load(str(tmp_path / "own.npz")).train_y[:4].tolist() == [0, 1, 2, 3]

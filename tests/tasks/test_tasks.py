@@ -243,3 +243,11 @@ def test_class_weights_that_evaluation_used_first_can_be_trained_with():
         weighted.losses(outputs, y)
     weighted.losses(outputs.requires_grad_(), y).sum().backward()
     assert outputs.grad is not None
+
+
+def test_settings_that_would_have_no_effect_are_refused():
+    _, y = of_task(CLASSES)
+    with pytest.raises(ConfigError, match=r"task\.range is for regression; leave it out for classification"):
+        choose(TaskSettings(kind="classification", range=(0.0, 5.0)), y, CLASSES.classes)
+    with pytest.raises(ConfigError, match=r"task\.class_weights has no effect on a task\.loss"):
+        TaskSettings(loss="own:loss", class_weights=(1.0, 2.0))

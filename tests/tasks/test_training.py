@@ -7,6 +7,8 @@ from torch import nn
 
 import shoal
 from shoal.errors import ConfigError, ModelError
+from shoal.prepare import with_task
+from shoal.tasks import TaskSettings
 
 CLIENT_LEVEL = {
     "algorithm": "geyer-private",
@@ -242,3 +244,28 @@ def test_a_large_vocabulary_is_evaluated_in_smaller_parts(tmp_path, monkeypatch)
         scores.append(trained(CLIENT_LEVEL | {"rounds": 1}, data, model, tmp_path).figures["perplexity"])
         assert max(seen) == {6 * 6 * 5: 5, 1: 1, 10**6: 48}[most]
     assert scores == pytest.approx(scores[:1] * 3, rel=1e-6)
+
+
+def ratio(outputs, targets):
+    """Smallest where outputs are twice the targets, or the first of them."""
+    return (outputs[:, 0] / 2 - targets.reshape(len(targets), -1)[:, 0]).square()
+
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_a_loss_of_ones_own_sees_whole_numbers_as_they_are(width, tmp_path):
+    """Counts of 20 and 30 are no codes 0 and 1."""
+    counts = np.where(X[:, 0] > 0, 20, 30) if width is None else np.full((240, 2), 20)
+    data = shoal.from_arrays(X, counts, client=OWNERS)
+    task = TaskSettings(kind="own", loss=f"{__name__}:ratio")
+    result = trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, kind=task.kind, loss=task.loss)
+    assert result.score > 15**2
+    again = with_task(with_task(data, task), task)
+    assert again.train_y.shape == data.train_y.shape
+    assert set(again.train_y.unique().tolist()) <= {20, 30}
+
+
+def test_a_range_means_regression_whatever_values_the_targets_happen_to_have(tmp_path):
+    data = shoal.from_arrays(X, np.clip(np.round(3 + X[:, 0]), 1, 5), client=OWNERS)
+    assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, range=(1.0, 5.0)).task == "regression"
+    data = shoal.from_arrays(X, np.full((240, 2), 4), client=OWNERS)
+    assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(2), tmp_path, range=(1.0, 5.0)).trivial["rmse"] == 0

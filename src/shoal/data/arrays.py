@@ -60,7 +60,8 @@ def from_arrays(
         client: The owner of each row: whole numbers or text.
         test: Test rows and labels. Without them a fixed share of the rows is held out: of each client where owners
             are known, else by the rows' numbers alone, so that no row's label decides where another one goes.
-        classes: The classes' names; labels are then numbers from 0 or these names. Without them the classes are the
+        classes: The classes' names; labels are then these names or, where not all names are whole numbers, numbers
+            from 0. Without them the classes are the
             different labels, in order.
         test_fraction: The share that is held out.
         scale: 'unit', 'standard' or 'raw', for pixels (uint8).
@@ -187,9 +188,9 @@ def read_own_npz(
     given = None if "classes" not in arrays else [str(c) for c in arrays["classes"].reshape(-1)]
     dataset = from_arrays(
         arrays[allowed[0]],
-        arrays[allowed[1]],
+        _by_name(arrays[allowed[1]], given),
         client=arrays.get("train_client" if split else "client"),
-        test=(arrays["test_x"], arrays["test_y"]) if "test_x" in arrays else None,
+        test=(arrays["test_x"], _by_name(arrays["test_y"], given)) if "test_x" in arrays else None,
         classes=classes or given,
         test_fraction=test_fraction,
         scale=scale,
@@ -264,6 +265,12 @@ def _known_targets(values: np.ndarray, rows: int, classes: tuple[str, ...], task
         raise DataError(f"{where}: targets are of type {values.dtype}, expected numbers")
     real = isinstance(task, Regression | MultiLabel) or values.dtype.kind == "f"
     return values.astype(np.float32 if real else np.int64)
+
+
+def _by_name(y: np.ndarray, classes: list[str] | None) -> np.ndarray:
+    """The names of the classes that whole numbers in a file stand for: elsewhere they may have another order."""
+    codes = classes and y.ndim == 1 and y.dtype.kind in "iu" and y.size and y.min() >= 0 and y.max() < len(classes)
+    return np.array(classes)[y] if codes else y
 
 
 def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:
@@ -444,6 +451,12 @@ def _given_codes(labels: np.ndarray, names: tuple[str, ...], where: str) -> np.n
             if label not in names:
                 raise DataError(f"{where}: label '{label}' is not among the classes{nearest(str(label), names)}")
         return np.array([names.index(label) for label in found])[inverse]
+    numbers = [int(name) for name in names if name.removeprefix("-").isdecimal()]
+    if len(numbers) == len(names):  # classes 1 to 5 are no codes 0 to 4
+        if (outside := ~np.isin(labels, numbers)).any():
+            row = int(outside.argmax())
+            raise DataError(f"{where}: label {labels[row]} in row {row} is not among the classes {list(names)[:10]}")
+        return np.argsort(numbers)[np.searchsorted(np.sort(numbers), labels)]
     outside = (labels < 0) | (labels >= len(names))
     if outside.any():
         row = int(outside.argmax())

@@ -87,7 +87,8 @@ class Dataset:
             raise DataError(f"{where}: no data, an empty mapping")
         for name, values in parts(x).items():
             self._check_features(f"{where} '{name}'" if name else where, values, len(y), 1 if name else 2)
-        if self.known_task is not None or y.dtype == torch.int64:  # of numbers the configuration must tell the range
+        named = y.dtype == torch.int64 and bool(self.classes)
+        if self.known_task is not None or named:  # of numbers the configuration must tell the task, or the range
             self.task.check_targets(y, where)
 
     def _check_features(self, where: str, x: torch.Tensor, rows: int, least: int) -> None:

@@ -13,8 +13,8 @@ class TaskSettings:
     """What the model is trained for. All of it is public: nothing here is computed from records.
 
     Attributes:
-        kind: `auto` (by the targets), classification, multi-label, regression, next-token, own, or a task of
-            another package.
+        kind: `auto` (by the targets, or regression where there is a range), classification, multi-label, regression,
+            next-token, own, or a task of another package.
         loss: A loss of one's own, `package.module:function`: (outputs, targets) -> one value a record.
         metrics: Figures of one's own, `package.module:function`: (predictions, targets) -> a number.
         class_weights: How much each class counts in the loss.
@@ -33,3 +33,7 @@ class TaskSettings:
                 raise ConfigError(f"task.class_weights must be > 0 and finite, got {weight}")
         if self.range is not None and not -math.inf < self.range[0] < self.range[1] < math.inf:
             raise ConfigError(f"task.range must be two numbers, low < high, got {list(self.range)}")
+        if self.range is not None and self.kind == "auto":
+            object.__setattr__(self, "kind", "regression")
+        if self.class_weights and self.loss is not None:
+            raise ConfigError("task.class_weights has no effect on a task.loss; weigh the classes there")
