@@ -69,6 +69,8 @@ def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_
     "changes",
     [
         {"local.momentum": 0.5, "local.keep_momentum": True},
+        {"local.optimizer": "adamw", "local.lr": 0.01, "local.keep_momentum": True},
+        {"local.proximal": 0.5, "local.weight_decay": 0.1, "local.max_grad_norm": 0.5},
         {"server.momentum": 0.9},
         {"data.partition": "dirichlet"},
         {"model": "mlp"},

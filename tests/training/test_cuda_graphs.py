@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 FALLING = replace(small("fed-cdp"), per_record=RecordClip("linear:4:1"), per_step=StepNoise("linear:2:1"))
+OTHER = {"optimizer": "adamw", "lr": 0.01, "keep_momentum": True, "weight_decay": 0.1, "max_grad_norm": 0.5}
 
 
 def models(record, recorded):
@@ -45,6 +46,10 @@ def played(sim):
         small("adaclip"),
         small("pfl"),
         small("fedavg"),
+        small("fedprox"),
+        small("fedper"),
+        *(replace(record, local=replace(record.local, **OTHER)) for record in (small("fedavg"), small("fedper"))),
+        replace(FALLING, local=replace(FALLING.local, optimizer="adamw", weight_decay=0.1, proximal=0.1)),
     ],
     ids=lambda record: record.name,
 )

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import shoal
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.config import configure
@@ -138,6 +139,22 @@ def test_a_client_that_diverges_keeps_what_it_had():
     assert not update.isfinite().all()
     assert list(state) == ["velocity.0"]
     assert state["velocity.0"] is had
+
+
+def test_a_run_that_is_resumed_ends_as_if_nothing_had_been(tmp_path):
+    given = {"algorithm": "fedavg", "model": "linear", "rounds": 4, "data.clients": 5, "clients.cohort": 3}
+    given |= {"local.optimizer": "adamw", "local.lr": 0.01, "local.weight_decay": 0.1, "local.keep_momentum": True}
+    given |= {"local.proximal": 0.1, "engine.threads": 1, "engine.device": "cpu"}
+    whole, held = shoal.run(given, runs=tmp_path), []
+
+    def stop_after_two(line):
+        if line["round"] == 2:
+            held[0].stop()
+
+    with pytest.raises(shoal.ShoalError, match="stopped after round 2") as stopped:
+        shoal.run(given, runs=tmp_path, on_start=lambda config, sim, run: held.append(sim), on_round=stop_after_two)
+    rest = shoal.run(resume=stopped.value.run)
+    assert all(torch.equal(rest.model[name], tensor) for name, tensor in whole.model.items())
 
 
 @pytest.mark.parametrize("case", CASES)

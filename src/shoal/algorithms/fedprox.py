@@ -22,7 +22,7 @@ FEDPROX = replace(
     name="fedprox",
     paper="Li et al. (2020)",
     summary="federated averaging with a proximal term, which keeps clients near the model of the round",
-    local=Local(epochs=20, lr=0.03, proximal=1.0),  # of MNIST in the paper's section 5
+    local=Local(epochs=20, lr=0.03, proximal=1.0),
 )
 
 ALGORITHMS = (FEDPROX,)
