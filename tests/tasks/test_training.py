@@ -1,5 +1,7 @@
 """Every task is trained from beginning to end, at client level and at record level."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -269,3 +271,16 @@ def test_a_range_means_regression_whatever_values_the_targets_happen_to_have(tmp
     assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, range=(1.0, 5.0)).task == "regression"
     data = shoal.from_arrays(X, np.full((240, 2), 4), client=OWNERS)
     assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(2), tmp_path, range=(1.0, 5.0)).trivial["rmse"] == 0
+
+
+def test_every_line_of_metrics_is_json_where_nothing_is_proven(tmp_path):
+    """Noise far too small for any bound: no infinite epsilon is written."""
+    config = CLIENT_LEVEL | {"per_round": {"noise_multiplier": 1e-9}, "rounds": 2}
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    result = trained(config, data, linear(2), tmp_path)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    for line in (result.run / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)

@@ -110,7 +110,7 @@ class Spending:
             epsilon = running.epsilon(self.limit.delta)
             if epsilon is not None and self._kept == (unit, observer):
                 epsilon = min(epsilon, self.limit.epsilon or epsilon)  # PLD has found that no round passes it
-            if epsilon is not None:
+            if epsilon is not None and epsilon < math.inf:
                 claims.append(
                     {
                         "unit": unit,
