@@ -285,10 +285,7 @@ def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
         ({"clients": Clients("fixed-size", 100)}, "reveals the cohort size"),
         ({"local": Local(epochs=1)}, "clients of different sizes"),
         ({"aggregate": Aggregate("size")}, "clients of different sizes"),
-        (
-            {"local": Local(steps=12, momentum=0.5, keep_momentum=True)},
-            "clients keep state (momentum or personal layers)",
-        ),
+        ({"local": Local(steps=12, momentum=0.5, keep_momentum=True)}, "clients keep state (momentum"),
     ],
 )
 def test_the_release_tells_of_a_client_where_its_noise_is_missing_with_it(changes, reason):
