@@ -14,7 +14,7 @@ from shoal.report.run_reader import read_run
 from shoal.report.scores import Client
 from support import chromium
 from support.pages import HOSTILE, long_run
-from support.tiny import FEDAVG, PRIVATE, play, play_numbers, play_unbalanced, stopped_after
+from support.tiny import FEDAVG, PRIVATE, line, numbers, play, play_numbers, play_unbalanced, stopped_after
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium here: apt-get install chromium")
 
@@ -147,6 +147,19 @@ def test_every_client_is_a_dot_the_worst_first_and_tells_its_name_and_records(br
         assert column(page, "#spread details", 0)[0] == "ward-3"
         assert wide_as_window(page)
         quiet(page, result.run / "report.html")
+
+
+def test_a_task_with_one_figure_alone_is_drawn(browser, tmp_path, monkeypatch):
+    (tmp_path / "absolute.py").write_text("def wrong(outputs, y):\n    return (outputs[:, 0] - y).abs()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = {"task.kind": "own", "task.loss": "absolute:wrong"}
+    result = shoal.run(FEDAVG | task, data=numbers(), model=line(1), runs=tmp_path)
+    page = opened(browser, result.run / "report.html")
+    assert page.do("document.querySelector('.tile h2').textContent") == "Mean loss"
+    drawn = page.do("[...document.querySelectorAll('.canvas')].every((c) => c.querySelector('svg') !== null)")
+    assert drawn
+    assert page.do("document.querySelectorAll('#spread circle.client').length") == 12
+    quiet(page, result.run / "report.html")
 
 
 def test_three_thousand_clients_are_drawn_at_once(browser, run, tmp_path):

@@ -189,18 +189,19 @@
     return root;
   }
 
-  // One dot a client, as large as its records allow; the worst are named, away from the other dots.
+  // One dot a client, as large as its records allow, above the names of the worst, which keep away from the others.
   function dots(root, plot, x, y, box) {
     const values = plot.series[0].values, most = Math.max(...plot.records), room = (box.right - box.left) / plot.x.length;
+    const away = values[0] < values[values.length - 1] ? 12 : -6;
+    const named = values.slice(0, Math.min(3, values.length - 1)).map((value, n) => ({ y: y(value) + away, n }));
+    for (const { y: at, n } of spread(named, box.top, box.bottom - 5)) {
+      const name = plot.names[n].length > 24 ? `${plot.names[n].slice(0, 23)}…` : plot.names[n];
+      root.append(svg("text", { class: "label", x: x(plot.x[n]) + Math.min(12, 4 + 0.45 * room), y: at }, name));
+    }
     values.forEach((value, n) => {
       const r = Math.max(Math.min(3, 1.2 + 0.2 * room), Math.min(9, 0.45 * room) * Math.sqrt(plot.records[n] / most));
       root.append(svg("circle", { class: "client", cx: x(plot.x[n]), cy: y(value), r, style: `fill:${tone(1)}` }));
     });
-    const named = values.slice(0, Math.min(3, values.length - 1)).map((value, n) => ({ y: y(value) + 4, n }));
-    for (const { y: at, n } of spread(named, box.top, box.bottom)) {
-      const name = plot.names[n].length > 24 ? `${plot.names[n].slice(0, 23)}…` : plot.names[n];
-      root.append(svg("text", { class: "label", x: x(plot.x[n]) + Math.min(12, 4 + 0.45 * room), y: at }, name));
-    }
   }
 
   function hoverLines(figure, plot, root, x, y, box) {
