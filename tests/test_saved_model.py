@@ -14,7 +14,7 @@ import shoal
 from shoal.data.schema import Schema
 from shoal.errors import DataError, ModelError, RunError, ShoalError
 from shoal.saved_model import load_model
-from support.saved_net import Small, Tokens
+from support.saved_net import Rating, Small, Tokens
 from support.tiny import FEDAVG, PRIVATE, network, play
 
 GENERATOR = np.random.default_rng(11)
@@ -40,7 +40,7 @@ def trained(tmp_path, data, model=None, **keys):
     keep = lambda _config, trainer, _run: seen.append(trainer)  # noqa: E731
     result = shoal.run(CONFIG | keys, data=data, model=model, runs=tmp_path / "runs", on_start=keep)
     trainer = seen[0]
-    return result, trainer.evaluation._predicted(trainer.model)[0]
+    return result, trainer.evaluation._predicted(trainer.model, trainer.personal)[0]
 
 
 def classes(columns, names):
@@ -166,6 +166,57 @@ def test_own_figures_are_computed_where_targets_are_known(tmp_path, monkeypatch)
     assert model.predict(data.test_x).figures == {}
 
 
+def ratings():
+    x = {"user": GENERATOR.integers(0, 5, 600), "item": GENERATOR.standard_normal((600, 2, 2)).astype(np.float32)}
+    return shoal.from_arrays(x, (x["item"].sum((1, 2)) > 0).astype(np.int64), client=OWNERS)
+
+
+def test_several_inputs_by_name(tmp_path):
+    data = ratings()
+    result, expected = trained(tmp_path, data, Rating)
+    model = shoal.load_model(result.run)
+    assert model.bundle.input_shape == {"user": (), "item": (2, 2)}
+    assert np.array_equal(classes(model.predict(data).columns, model.classes), expected)
+    arrays = {name: part.numpy() for name, part in data.test_x.items()}
+    assert np.array_equal(classes(model.predict(arrays).columns, model.classes), expected)
+    np.savez(tmp_path / "x.npz", y=data.test_y.numpy(), **{f"x.{name}": part for name, part in arrays.items()})
+    assert model.predict(tmp_path / "x.npz").figures == result.figures
+    with pytest.raises(DataError, match="the arrays: lacks user; the model takes user, item"):
+        model.predict({"item": arrays["item"]})
+    with pytest.raises(DataError, match="different numbers of rows"):
+        model.predict(arrays | {"user": arrays["user"][:3]})
+    for changes in ({"input_type": {"user": "int64"}}, {"input_shape": {}, "input_type": {}}):
+        edit(result.run, **changes)
+        assert "must name the same inputs" in refused(result.run)
+
+
+def test_a_series_is_no_picture(tmp_path):
+    x = GENERATOR.standard_normal((600, 5, 3)).astype(np.float32)
+    data = shoal.from_arrays(x, (x[:, 0, 0] > 0).astype(np.int64), client=OWNERS, pictures=False)
+    result, expected = trained(tmp_path, data, "linear")
+    model = shoal.load_model(result.run)
+    assert np.array_equal(classes(model.predict(data.test_x.numpy()).columns, model.classes), expected)
+
+
+def test_pixels_are_scaled_as_in_training(tmp_path):
+    x = GENERATOR.integers(0, 256, (600, 8, 8)).astype(np.uint8)
+    data = shoal.from_arrays(x, (x[:, 0, 0] > 100).astype(np.int64), client=OWNERS)
+    result, expected = trained(tmp_path, data, "linear")
+    kept = (255 * data.test_x[:, 0]).round().to(torch.uint8).numpy()
+    found = shoal.load_model(result.run).predict(kept)
+    assert np.array_equal(classes(found.columns, data.classes), expected)
+
+
+def test_personal_layers_are_those_that_nobody_has_trained(tmp_path):
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    result, _ = trained(tmp_path, data, net, algorithm="fedper", **{"local.personal": ("1",)})
+    model = shoal.load_model(result.run, model=net)
+    assert torch.equal(model.module[1].weight, net[1].weight)
+    assert not torch.equal(model.module[0].weight, net[0].weight)
+    assert "personal layers (1) hold their initial values" in model.predict(data).notes[0]
+
+
 # --- tables ---------------------------------------------------------------------------------------------
 
 
@@ -265,7 +316,7 @@ def test_a_model_that_has_diverged_says_so(finished):
     model = shoal.load_model(finished, model=diverged)
     with torch.no_grad():
         model.module.weight.fill_(torch.nan)
-    assert "12 predictions are not finite" in model.predict(X[:12]).notes[-1]
+    assert "12 outputs are not finite" in model.predict(X[:12]).notes[-1]
 
 
 # --- what a run writes ----------------------------------------------------------------------------------
@@ -274,7 +325,7 @@ def test_a_model_that_has_diverged_says_so(finished):
 def test_the_description_says_all_that_is_needed_and_nothing_without_noise(finished):
     found = json.loads((finished / "model.json").read_text())
     assert found["model"] == "torch.nn.modules.linear:Linear"
-    assert "passed in Python" in found["note"]
+    assert found["passed_in_python"]
     assert found["task"] == {"kind": "classification", "classes": ["0", "1"], "class_weights": []}
     assert {"adjacency", "observer", "delta", "unit", "epsilon"} <= found["claims"][0].keys()
     assert found["versions"].keys() == {"shoal", "torch", "python"}
@@ -357,10 +408,10 @@ def test_weights_of_other_names_or_shapes_are_refused(finished):
         ({"input_shape": "four"}, "input_shape cannot be 'four'"),
         ({"input_type": "float64"}, "input_type cannot be 'float64'"),
         ({"model": 3}, "model cannot be 3"),
-        ({"model": "no-such", "note": ""}, "there is no model 'no-such'"),
-        ({"model": "no_such:Class", "note": ""}, "no module 'no_such'"),
-        ({"model": "os:getcwd", "note": ""}, "gives a str, it must give a torch.nn.Module"),
-        ({"model": "linear", "note": "", "input_shape": [1 << 30]}, "another model"),
+        ({"model": "no-such", "passed_in_python": False}, "there is no model 'no-such'"),
+        ({"model": "no_such:Class", "passed_in_python": False}, "no module 'no_such'"),
+        ({"model": "os:getcwd", "passed_in_python": False}, "gives a str, it must give a torch.nn.Module"),
+        ({"model": "linear", "passed_in_python": False, "input_shape": [1 << 30]}, "another model"),
         ({"task": {}}, "task.kind"),
         ({"task": {"kind": "no-such"}}, "no-such"),
         ({"task": {"kind": "classification"}}, "task lacks classes"),
@@ -375,7 +426,7 @@ def test_weights_of_other_names_or_shapes_are_refused(finished):
 )  # fmt: skip
 def test_an_edited_description_is_refused_in_one_line(finished, changes, words):
     edit(finished, **changes)
-    assert words in refused(finished, None if "note" in changes else network())
+    assert words in refused(finished, None if "passed_in_python" in changes else network())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": 1}', "[" * 100_000, "\udcff", '{"format": NaN}'])

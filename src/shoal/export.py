@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call
 from shoal.errors import ConfigError, ModelError, nearest
 from shoal.extras import optional
-from shoal.models.bundle import DESCRIPTION
+from shoal.inputs import Shape
+from shoal.models.bundle import DESCRIPTION, Bundle
 from shoal.saved_model import Model
 from shoal.training.run_folder import write_whole
 
@@ -54,12 +57,12 @@ def export(model: Model, path: Path, kind: str) -> float:
     """
     file_name(kind)
     write, read = (_onnx, _run_onnx) if kind == "onnx" else (_torchscript, _run_torchscript)
-    module, name = model.module, type(model.module).__name__
+    name, module = type(model.module).__name__, ByPlace(model.module, names_of(model.bundle)).eval()
     try:
-        with _quiet():
-            content = write(module, _example(model, TRACED), model.bundle.to_json())
+        with _quiet(), torch.no_grad():
+            content = write(module, _example(model.bundle, TRACED), model.bundle.to_json())
             run = read(content)
-            worst = max(_difference(module, run, _example(model, records)) for records in OTHERS)
+            worst = max(_difference(module, run, _example(model.bundle, records)) for records in OTHERS)
     except ConfigError:
         raise
     except Exception as error:  # exporters and runtimes raise what they like
@@ -71,29 +74,63 @@ def export(model: Model, path: Path, kind: str) -> float:
     return worst
 
 
-def _example(model: Model, records: int) -> Tensor:
+class ByPlace(nn.Module):
+    """A network whose inputs come by their places, and which gives the one tensor that counts."""
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return call(self.module, dict(zip(self.names, inputs, strict=True)) if self.names else inputs[0])
+
+
+def names_of(bundle: Bundle) -> list[str]:
+    """The names of several inputs; none for a single one."""
+    return list(bundle.input_shape) if isinstance(bundle.input_shape, dict) else []
+
+
+def takes(bundle: Bundle) -> str:
+    """In words, what the file takes."""
+    words = []
+    for name, (shape, kind) in _inputs(bundle).items():
+        words.append(f"{name} {kind} [{', '.join(map(str, ('N', *shape)))}]".strip())
+    return ", ".join(words)
+
+
+def _inputs(bundle: Bundle) -> dict[str, tuple[Shape, str]]:
+    """The shape and the type of each input, by name; a single one has none."""
+    shape, kind = bundle.input_shape, bundle.input_type
+    if isinstance(shape, dict) and isinstance(kind, dict):
+        return {name: (shape[name], kind[name]) for name in shape}
+    assert not isinstance(shape, dict)
+    return {"": (shape, str(kind))}
+
+
+def _example(bundle: Bundle, records: int) -> tuple[Tensor, ...]:
     """Records of fixed numbers: tokens 0 and 1, or fractions."""
-    shape = (records, *model.bundle.input_shape)
-    numbers = torch.arange(records * int(torch.tensor(shape[1:]).prod())).reshape(shape)
-    return numbers % 2 if model.bundle.input_type == "int64" else torch.sin(numbers * 12.9898)
+    found = []
+    for shape, kind in _inputs(bundle).values():
+        numbers = torch.arange(records * math.prod(shape)).reshape(records, *shape)
+        found.append(numbers % 2 if kind == "int64" else torch.sin(numbers * 12.9898))
+    return tuple(found)
 
 
-def _difference(module: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    with torch.no_grad():
-        expected = module(x)
-    found = run(x)
+def _difference(module: nn.Module, run: Callable[..., Tensor], x: tuple[Tensor, ...]) -> float:
+    expected, found = module(*x), run(*x)
     if found.shape != expected.shape:
-        raise ValueError(f"a batch of {len(x)} gives the shape {tuple(found.shape)}, not {tuple(expected.shape)}")
+        raise ValueError(f"a batch of {len(x[0])} gives the shape {tuple(found.shape)}, not {tuple(expected.shape)}")
     scale = expected.abs().max().clamp(min=1.0)
     return float(((found - expected).abs() / scale).max())
 
 
-def _onnx(module: nn.Module, x: Tensor, about: str) -> bytes:
+def _onnx(module: ByPlace, x: tuple[Tensor, ...], about: str) -> bytes:
     onnx = optional("onnx", "--format onnx")
     optional("onnxscript", "--format onnx")
+    batch = torch.export.Dim("batch")
     program = torch.onnx.export(
-        module, (x,), dynamo=True, verbose=False, input_names=["records"], output_names=["outputs"],
-        dynamic_shapes=({0: torch.export.Dim("records_count")},),
+        module, x, dynamo=True, verbose=False, input_names=module.names or ["records"], output_names=["outputs"],
+        dynamic_shapes=(tuple({0: batch} for _ in x),),
     )  # fmt: skip
     assert program is not None
     proto = program.model_proto
@@ -102,28 +139,27 @@ def _onnx(module: nn.Module, x: Tensor, about: str) -> bytes:
     return content
 
 
-def _run_onnx(content: bytes) -> Callable[[Tensor], Tensor]:
+def _run_onnx(content: bytes) -> Callable[..., Tensor]:
     runtime = optional("onnxruntime", "--format onnx")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {"records": x.numpy()})[0])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(*x: Tensor) -> Tensor:
+        given = {name: part.numpy() for name, part in zip(names, x, strict=True)}
+        return torch.from_numpy(session.run(None, given)[0])
+
+    return run
 
 
-def _torchscript(module: nn.Module, x: Tensor, about: str) -> bytes:
-    with torch.no_grad():
-        traced = torch.jit.trace(module, x, check_trace=False)  # type: ignore[no-untyped-call]
+def _torchscript(module: ByPlace, x: tuple[Tensor, ...], about: str) -> bytes:
+    traced = torch.jit.trace(module, x, check_trace=False)  # type: ignore[no-untyped-call]
     stream = io.BytesIO()
     torch.jit.save(traced, stream, _extra_files={DESCRIPTION: about})
     return stream.getvalue()
 
 
-def _run_torchscript(content: bytes) -> Callable[[Tensor], Tensor]:
-    loaded = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
-
-    def run(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return loaded(x)  # type: ignore[no-any-return]
-
-    return run
+def _run_torchscript(content: bytes) -> Callable[..., Tensor]:
+    return torch.jit.load(io.BytesIO(content))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @contextlib.contextmanager

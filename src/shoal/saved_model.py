@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +23,12 @@ from shoal.data.table_files import column_names, read_table
 from shoal.data.tables import Encoded, encode_again
 from shoal.errors import ConfigError, DataError, RunError
 from shoal.extras import optional
-from shoal.inputs import Inputs, count, shape_of, single, take
-from shoal.models.bundle import PASS_AGAIN, Bundle, Type, read_bundle, read_weights, rebuild, resolved
+from shoal.inputs import Inputs, count, shape_of, take
+from shoal.models.bundle import Bundle, Type, read_bundle, read_weights, rebuild, resolved
 from shoal.prepare import as_numbers
 from shoal.tasks import NextToken, Regression, Task
 from shoal.tasks.saved import of_mapping, to_mapping
-from shoal.training.evaluation import finite, in_parts, outputs_of
+from shoal.training.evaluation import finite, in_parts, outputs_of, rows_at_once
 from shoal.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -128,30 +128,33 @@ class Model:
 
         Args:
             data: A .csv, .parquet, .npz or .npy file, an Arrow table, a data frame, a mapping of columns, an array
-                of records, or a `Dataset`, of which the test rows are taken.
+                of records or several by name, or a `Dataset`, of which the test rows are taken.
 
         Raises:
             DataError: The records are not such as the model was trained on.
         """
         records = self.prepared(data)
         task = self.task if records.targets is None else self._scoring
-        answers, scores = [], []
+        answers, scores, bad = [], [], 0
         with torch.inference_mode():
-            for rows in in_parts(count(records.x)):
+            first = outputs_of(self.module, take(records.x, slice(1)))
+            for rows in in_parts(count(records.x), rows_at_once(first.numel())):
                 x = take(records.x, rows)
                 outputs = outputs_of(self.module, x)
+                bad += int((~outputs.isfinite()).flatten(1).any(1).sum())
                 answers.append(task.answers(self._at_the_end(outputs, x), self.classes))
                 if records.targets is not None:
-                    scores.append(torch.nan_to_num(task.predictions(outputs, records.targets[rows])))
+                    scores.append(task.predictions(outputs, records.targets[rows]))
         columns = {name: np.concatenate([part[name] for part in answers]) for name in answers[0]}
-        return self._scored(Predictions(columns, records.notes + _not_finite(columns)), records.targets, scores)
+        notes = (*filter(None, [self.bundle.note]), *records.notes, *_diverged(bad))
+        return self._scored(Predictions(columns, notes), records.targets, scores)
 
     def prepared(self, data: Any) -> Records:
         """Records as the model takes them: encoded, scaled, with their features."""
         if isinstance(data, Dataset):
             found = self._of_dataset(data)
         elif isinstance(data, Mapping) and isinstance(self.bundle.input_shape, dict):
-            found = self._of_several(data)
+            found = self._of_arrays(data)
         elif _is_table(data):
             found = self._of_table(data)
         else:
@@ -228,22 +231,16 @@ class Model:
             return replace(found, notes=(*found.notes, f"no figures: {error}"))
 
     def _of_arrays(self, data: Any) -> Records:
-        where = str(data) if isinstance(data, str | Path) else "the array"
+        where = str(data) if isinstance(data, str | Path) else "the arrays"
         x, y = read_arrays(Path(data)) if isinstance(data, str | Path) else (data, None)
         return self._records(x, y, where, ())
 
-    def _of_several(self, data: Mapping[str, Any]) -> Records:
-        wanted = tuple(self.bundle.input_shape) if isinstance(self.bundle.input_shape, dict) else ()
-        if lacks := [name for name in wanted if name not in data]:
-            raise DataError(f"the arrays lack {', '.join(lacks)}; the model takes {', '.join(wanted)}")
-        return Records(
-            {name: single(self._records(data[name], None, name, ()).x, DataError, name) for name in wanted}
-        )
-
     def _records(self, x: Any, y: Any, where: str, notes: tuple[str, ...]) -> Records:
+        bundle = self.bundle
         found, targets = new_records(
-            x, y, where, scale=self.bundle.scale, name=self.bundle.data, classes=self.classes, task=self.task
-        )
+            x, y, where, shape=bundle.input_shape, scale=bundle.scale, name=bundle.data, classes=self.classes,
+            task=self.task,
+        )  # fmt: skip
         return Records(found, targets, notes)
 
     def _fitting(self, x: Inputs) -> Inputs:
@@ -277,7 +274,8 @@ def describe(
     return Bundle(
         release=release.of_description(claims, trainer.cohort.streams.mode, from_data),
         model=config.model if passed else resolved(config.model, dataset.input_shape),
-        note=PASS_AGAIN if passed else "",
+        passed_in_python=passed,
+        note=_about_personal(trainer.evaluation.layout.personal_layers),
         input_shape=dataset.input_shape,
         input_type=_type(dataset.test_x),
         task=to_mapping(dataset.task),
@@ -291,6 +289,15 @@ def describe(
         claims=tuple(claims),
         versions={"shoal": __version__, "torch": torch.__version__, "python": platform.python_version()},
         weights=weights,
+    )
+
+
+def _about_personal(layers: Sequence[str]) -> str:
+    if not layers:
+        return ""
+    return (
+        f"personal layers ({', '.join(layers)}) hold their initial values here: each client keeps its own, and "
+        f"predicts better with them"
     )
 
 
@@ -331,10 +338,8 @@ def _arrow(data: Any) -> pa.Table:
         raise DataError(f"the table cannot be read: {error}") from None
 
 
-def _not_finite(columns: dict[str, np.ndarray]) -> tuple[str, ...]:
-    numbers = [~np.isfinite(column) for column in columns.values() if column.dtype.kind == "f"]
-    count = int(np.any(numbers, axis=0).sum()) if numbers else 0
-    return (f"{count:,} predictions are not finite: the model has diverged",) if count else ()
+def _diverged(bad: int) -> tuple[str, ...]:
+    return (f"{bad:,} outputs are not finite: the model has diverged",) if bad else ()
 
 
 def _some(names: tuple[str, ...]) -> str:

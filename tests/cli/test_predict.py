@@ -11,7 +11,7 @@ import torch
 
 import shoal
 from shoal.cli.main import main
-from support.saved_net import Small, Tokens
+from support.saved_net import Rating, Small, Tokens
 from support.tiny import FEDAVG, network, play
 
 CONFIG = FEDAVG | {"rounds": 1, "clients.sampling": "all"}
@@ -130,10 +130,13 @@ def test_a_run_shows_its_model(shell, run):
 def run_onnx(path):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (shoal[export])")
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return (
-        lambda x: torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]),
-        session.get_modelmeta().custom_metadata_map["model.json"],
-    )
+    names = [each.name for each in session.get_inputs()]
+
+    def found(*x):
+        given = {name: part.numpy() for name, part in zip(names, x, strict=True)}
+        return torch.from_numpy(session.run(None, given)[0])
+
+    return found, session.get_modelmeta().custom_metadata_map["model.json"]
 
 
 def run_torchscript(path):
@@ -192,6 +195,18 @@ def test_pictures_tokens_and_frozen_layers_are_exported(kind, tmp_path):
     run = shoal.run(CONFIG, data=frozen, model=Small, runs=tmp_path).run
     model, found, _ = exported(run, kind, tmp_path / "frozen")
     assert agree(model.module, found, torch.randn(5, 7, generator=torch.manual_seed(0)))
+
+
+@pytest.mark.slow
+def test_several_inputs_and_outputs_with_names_are_exported(kind, tmp_path):
+    generator = np.random.default_rng(0)
+    x = {"user": np.arange(96) % 5, "item": generator.standard_normal((96, 2, 2)).astype(np.float32)}
+    data = shoal.from_arrays(x, np.arange(96) % 2, client=np.arange(96) % 4)
+    model, found, _ = exported(shoal.run(CONFIG, data=data, model=Rating, runs=tmp_path).run, kind, tmp_path / "file")
+    given = {name: part[:7] for name, part in data.test_x.items()}
+    with torch.no_grad():
+        expected = model.module(**given)["logits"]
+        assert torch.allclose(found(*given.values()), expected, rtol=1e-5, atol=1e-5)
 
 
 class Looking(torch.nn.Linear):

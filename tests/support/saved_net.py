@@ -1,6 +1,6 @@
 """A user's own networks, as a bundle names them."""
 
-from torch import nn
+from torch import cat, nn
 
 
 class Small(nn.Module):
@@ -26,3 +26,14 @@ class Tokens(nn.Module):
 
     def forward(self, x):
         return self.scores(self.embedding(x))
+
+
+class Rating(nn.Module):
+    """Two inputs by name: a number of a user, and numbers that say what is rated."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.scores = nn.Embedding(5, 3), nn.Linear(7, 2)
+
+    def forward(self, user, item):
+        return {"logits": self.scores(cat([self.users(user), item.flatten(1)], 1))}

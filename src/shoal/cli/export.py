@@ -19,17 +19,16 @@ def command(
 ) -> None:
     """Export the model of a run for other programs."""
     import shoal
-    from shoal.export import export, file_name
+    from shoal.export import export, file_name, takes
     from shoal.report.find import with_model
 
     folder = with_model(run, runs)
     path = out or folder / file_name(kind)
     model = shoal.load_model(folder)
     error = export(model, path, kind)
-    about = {"out": str(path), "format": kind, "input_shape": list(model.bundle.input_shape)}
+    about = {"out": str(path), "format": kind, "input_shape": model.bundle.input_shape}
     if as_json:
         print_json(about | {"input_type": model.bundle.input_type, "largest_difference": error})
         return
-    shape = ", ".join(map(str, model.bundle.input_shape))
-    typer.echo(f"{path}: takes {model.bundle.input_type} [N, {shape}]; differs from the model by at most {error:.1g}")
+    typer.echo(f"{path}: takes {takes(model.bundle)}; differs from the model by at most {error:.1g}")
     typer.echo("it holds the network alone: encode records as `shoal predict` does, by the schema in model.json")

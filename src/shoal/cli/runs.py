@@ -176,15 +176,19 @@ def _model(run: Run) -> dict[str, Any] | None:
         return None
     files = [str(run.path / name) for name in (WEIGHTS, DESCRIPTION) if (run.path / name).is_file()]
     about = {"model": bundle.model, "task": bundle.task.get("kind"), "input_shape": bundle.input_shape}
+    about["passed_in_python"] = bundle.passed_in_python
     return about | {"note": bundle.note, "release": bundle.release, "versions": bundle.versions, "files": files}
 
 
 def _model_words(run: Run) -> str:
+    from shoal.models.bundle import PASS_AGAIN
+
     found = _model(run)
     if found is None:
         return "none that can be read; a run saves it when it ends"
-    shape = " x ".join(map(str, found["input_shape"]))
-    use = f" ({found['note']})" if found["note"] else f"; use it: shoal predict {run.name} FILE"
+    shapes = found["input_shape"] if isinstance(found["input_shape"], dict) else {"": found["input_shape"]}
+    shape = ", ".join(f"{name} {' x '.join(map(str, sizes)) or 1}".strip() for name, sizes in shapes.items())
+    use = f"; {PASS_AGAIN}" if found["passed_in_python"] else f"; use it: shoal predict {run.name} FILE"
     return f"{found['model']} for {found['task']}, records of {shape}: {', '.join(found['files'])}{use}"
 
 

@@ -22,7 +22,7 @@ from shoal.data.scaling import pictures as scaled_pictures
 from shoal.data.sequences import Padding, are_sequences, by_name
 from shoal.data.split import held_out
 from shoal.errors import ConfigError, DataError, nearest
-from shoal.inputs import Inputs, take
+from shoal.inputs import Inputs, InputShape, Shape, parts, take
 from shoal.inputs import count as count_of
 from shoal.tasks import Classification, MultiLabel, Regression, Task
 
@@ -211,11 +211,11 @@ def _grouped(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return found
 
 
-def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+def read_arrays(path: Path) -> tuple[Any, np.ndarray | None]:
     """Records to predict, and their targets if they are there: a .npy, or a .npz with x, y or test_x, test_y."""
     if path.suffix == ".npy":
         return read_npy(path), None
-    arrays = read_npz(path, str(path))
+    arrays = _grouped(read_npz(path, str(path)))
     found = next((key for key in ("x", "test_x") if key in arrays), None)
     if found is None:
         raise DataError(f"{path}: lacks the array 'x', has {', '.join(sorted(arrays)) or 'none'}")
@@ -223,14 +223,23 @@ def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def new_records(
-    x: Array, y: Array | None, where: str, *, scale: str, name: str, classes: Sequence[str], task: Task
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    x: Array | Mapping[str, Array],
+    y: Array | None,
+    where: str,
+    *,
+    shape: InputShape,
+    scale: str,
+    name: str,
+    classes: Sequence[str],
+    task: Task,
+) -> tuple[Inputs, torch.Tensor | None]:
     """Records to predict as a model for these data takes them, and their targets where they are known.
 
     Args:
         x: Records, as `from_arrays` takes them.
         y: Their targets.
         where: What messages call them.
+        shape: The shape of a record as the model takes it; arrays of this shape need no other.
         scale: As for `from_arrays`.
         name: The data set whose public constants scale pixels.
         classes: The names of classes.
@@ -239,18 +248,33 @@ def new_records(
     Raises:
         DataError: They are malformed.
     """
-    array = _array(x, f"{where}, x")
-    if array.dtype != np.uint8:
-        found = _features(array, where, "unit")
-    elif scale == "standard" and name in STANDARD:
-        found = scaled_pictures(_channels_first(array, where), scale, name=name)
+    if isinstance(shape, dict):
+        given = x if isinstance(x, Mapping) else {}
+        if lacks := [part for part in shape if part not in given]:
+            raise DataError(f"{where}: lacks {', '.join(lacks)}; the model takes {', '.join(shape)}")
+        found: Inputs = {
+            part: _new(given[part], f"{where} '{part}'", own, scale, name) for part, own in shape.items()
+        }
+    elif isinstance(x, Mapping):
+        raise DataError(f"{where}: several arrays ({', '.join(x)}), but the model takes one")
     else:
-        found = _features(array, where, scale)
+        found = _new(x, where, shape, scale, name)
+    if len(set(map(len, parts(found).values()))) > 1:
+        raise DataError(f"{where}: the arrays have different numbers of rows")
     if y is None:
         return found, None
-    targets = torch.from_numpy(_known_targets(_array(y, f"{where}, y"), len(found), tuple(classes), task, where))
+    known = _known_targets(_array(y, f"{where}, y"), count_of(found), tuple(classes), task, where)
+    targets = torch.from_numpy(known)
     task.check_targets(targets, where)
     return found, targets
+
+
+def _new(value: Array, where: str, shape: Shape, scale: str, name: str) -> torch.Tensor:
+    array = _array(value, f"{where}, x")
+    pixels = array.dtype == np.uint8
+    if pixels and scale == "standard" and name in STANDARD:
+        return scaled_pictures(_channels_first(array, where), scale, name=name)
+    return _features(array, where, scale if pixels else "unit", pictures=array.shape[1:] != shape)
 
 
 def _known_targets(values: np.ndarray, rows: int, classes: tuple[str, ...], task: Task, where: str) -> np.ndarray:

@@ -40,7 +40,8 @@ class Bundle:
     Attributes:
         release: Whether the model may be released.
         model: The name of the network, or `package.module:Class`.
-        note: What the user has to know to build the model again.
+        passed_in_python: Whether it was passed as an object, so that no name can build it again.
+        note: What else a user has to know.
         input_shape: The shape of one record, as the model takes it; of several arrays by name.
         input_type: Its type.
         task: The task, as `shoal.tasks.saved` writes it.
@@ -59,6 +60,7 @@ class Bundle:
     format: int = FORMAT
     release: str
     model: str
+    passed_in_python: bool = False
     note: str = ""
     input_shape: InputShape
     input_type: Type | dict[str, Type] = "float32"
@@ -74,11 +76,6 @@ class Bundle:
     versions: dict[str, str] = field(default_factory=dict)
     weights: str
 
-    @property
-    def passed(self) -> bool:
-        """Was the model passed in Python, so that no name can build it again?"""
-        return self.note == PASS_AGAIN
-
     def to_json(self) -> str:
         """The text of `model.json`."""
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -91,12 +88,23 @@ class Bundle:
             raise ConfigError(f"format is {given.get('format')!r}, this version reads {FORMAT}")
         if lacks := [each.name for each in fields(cls) if _needed(each) and each.name not in given]:
             raise ConfigError(f"it lacks {', '.join(lacks)}")
+        if isinstance(shapes := given["input_shape"], dict):
+            given["input_shape"] = {name: tuple(s) if isinstance(s, list) else s for name, s in shapes.items()}
         hints = get_type_hints(cls)
         bundle = cls(**{name: checked(name, given[name], kind) for name, kind in hints.items() if name in given})
-        shapes = bundle.input_shape.values() if isinstance(bundle.input_shape, dict) else (bundle.input_shape,)
-        if not shapes or any(not shape or min(shape) < 1 or math.prod(shape) > NUMBERS_LIMIT for shape in shapes):
-            raise ConfigError(f"input_shape cannot be {given['input_shape']}")
+        _refuse_odd_inputs(bundle.input_shape, bundle.input_type)
         return bundle
+
+
+def _refuse_odd_inputs(shape: InputShape, kind: Type | dict[str, Type]) -> None:
+    """Raise a ConfigError for shapes that no record has."""
+    several = isinstance(shape, dict)
+    for sizes in shape.values() if isinstance(shape, dict) else [shape]:
+        if not (sizes or several) or min(sizes, default=1) < 1 or math.prod(sizes) > NUMBERS_LIMIT:
+            raise ConfigError(f"input_shape cannot be {list(sizes)}")
+    names = list(shape) if isinstance(shape, dict) else None
+    if names == [] or (list(kind) if isinstance(kind, dict) else None) != names:
+        raise ConfigError("input_type and input_shape must name the same inputs")
 
 
 def _needed(each: Any) -> bool:
@@ -158,7 +166,7 @@ def rebuild(bundle: Bundle, weights: Mapping[str, Tensor], outputs: int, model: 
     Raises:
         ModelError: It cannot be built, or the weights are those of another network.
     """
-    if model is None and bundle.passed:
+    if model is None and bundle.passed_in_python:
         raise ModelError(f"the model, of class {bundle.model}, was {PASS_AGAIN}")
     wanted, shape = bundle.model if model is None else deepcopy(model), bundle.input_shape
     if isinstance(wanted, str) and ":" not in wanted:

@@ -131,7 +131,7 @@ class Evaluation:
         """The predictions for some rows with these personal layers, and the sum of their losses."""
         self.layout.load(self.module, torch.cat([params, own.to(params)]))
         task = self.dataset.task
-        count = max(1, min(ROWS, OUTPUTS // math.prod(task.output_shape(self.y[:1]))))
+        count = rows_at_once(math.prod(task.output_shape(self.y[:1])))
 
         def part(rows: slice) -> tuple[Tensor, float]:
             with torch.inference_mode():
@@ -149,8 +149,13 @@ def finite(figures: Figures) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}
 
 
-def in_parts(rows: int, most: int = ROWS) -> list[slice]:
-    """The rows that are evaluated at once."""
+def rows_at_once(outputs: int) -> int:
+    """How many rows are evaluated at once, of which each has so many outputs."""
+    return max(1, min(ROWS, OUTPUTS // outputs))
+
+
+def in_parts(rows: int, most: int) -> list[slice]:
+    """The rows, at most so many at once."""
     return [slice(start, start + most) for start in range(0, rows, most)]
 
 
