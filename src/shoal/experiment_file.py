@@ -14,7 +14,7 @@ from shoal.toml_text import toml_key, toml_word
 HEAD = """\
 # Written by `shoal init {file}` from the names and types of its columns, and from a look at its values.
 # CONFIRM marks what was read from the data, which no guarantee covers: put in its place what is publicly known, and
-# remove the name from `unconfirmed`. Then: shoal run experiment.toml
+# remove the name from `unconfirmed`.
 """
 
 

@@ -12,7 +12,7 @@ WIDTH = 1180
 
 
 def picture(run: Path, to: Path) -> None:
-    """From the top of the page down to its first plots."""
+    """From the top of the page down to what is proven."""
     from PIL import Image
 
     browser = Browser()
@@ -20,7 +20,7 @@ def picture(run: Path, to: Path) -> None:
         page = browser.open()
         page.size(WIDTH, 900, scale=2)
         page.go(run / "report.html")
-        end = page.do("document.querySelector('.plots').children[1].getBoundingClientRect().bottom + scrollY + 11")
+        end = page.do("document.getElementById('audit').getBoundingClientRect().top + scrollY - 11")
         page.size(WIDTH, round(end), scale=2)
         time.sleep(0.3)  # plots are drawn again at the new size
         page.screenshot(to, whole=False)

@@ -11,13 +11,14 @@ import shoal
 from shoal.report.compare import write_comparison
 from shoal.report.run_page import run_page, write_page, write_report
 from shoal.report.run_reader import read_run
+from shoal.report.scores import Client
 from support import chromium
 from support.pages import HOSTILE, long_run
-from support.tiny import FEDAVG, PRIVATE, play, stopped_after
+from support.tiny import FEDAVG, PRIVATE, play, play_numbers, play_unbalanced, stopped_after
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium here: apt-get install chromium")
 
-PLOTS = ["accuracy", "epsilon", "loss", "clip", "clipped", "snr", "scale", "bytes", "clients"]
+PLOTS = ["spread", "accuracy", "epsilon", "loss", "clip", "clipped", "snr", "scale", "bytes", "clients"]
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,8 @@ def column(page, table, place):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_plot_is_drawn_and_nothing_sticks_out(browser, run, width, dark):
     page = opened(browser, run / "report.html", width, dark)
-    drawn = (
-        "[...document.querySelectorAll('figure.plot')].map((f) => [f.id, f.querySelectorAll('svg path.line').length])"
-    )
-    found = dict(page.do(drawn))
+    marks = "f.querySelectorAll('svg path.line, svg circle.client').length"
+    found = dict(page.do(f"[...document.querySelectorAll('figure.plot')].map((f) => [f.id, {marks}])"))
     assert list(found) == PLOTS
     assert all(found.values())
     assert wide_as_window(page)
@@ -99,11 +98,12 @@ def test_dark_mode_follows_the_system_and_the_button(browser, run):
     assert page.do(colour) == dark
 
 
-def test_text_can_be_read_in_light_and_dark(browser, run):
+def test_text_can_be_read_in_light_and_dark(browser, run, tmp_path):
     """At least 4.5 to 1 between text and what it stands on (WCAG AA)."""
     script = (Path(__file__).parent / "contrast.js").read_text()
-    for dark in (False, True):
-        assert opened(browser, run / "report.html", dark=dark).do(script) == []
+    for shown in (run, play_unbalanced(tmp_path, FEDAVG).run):
+        for dark in (False, True):
+            assert opened(browser, shown / "report.html", dark=dark).do(script) == []
 
 
 def test_pointing_at_a_plot_tells_the_round_and_its_figures(browser, run):
@@ -130,6 +130,55 @@ def test_a_finger_leaves_the_figures_to_be_read_until_it_touches_something_else(
     assert page.do("document.getElementById('tip').hidden")
 
 
+def test_every_client_is_a_dot_the_worst_first_and_tells_its_name_and_records(browser, tmp_path):
+    result = play_numbers(tmp_path, FEDAVG | {"rounds": 20, "local.lr": 0.1})
+    for width in (1280, 390):
+        page = opened(browser, result.run / "report.html", width)
+        assert page.do("document.querySelectorAll('#spread circle.client').length") == 12
+        heights = page.do("[...document.querySelectorAll('#spread circle.client')].map((c) => +c.getAttribute('cy'))")
+        assert heights == sorted(heights), "of RMSE the worst is the highest"
+        assert "ward-3" in page.do("document.querySelector('#spread svg').textContent")
+        page.point_at("#spread svg rect", 0.0, 0.5)
+        said = page.do("document.getElementById('tip').textContent")
+        assert said.startswith("ward-3")
+        assert "held-out records4" in said
+        page.do("document.querySelector('#spread details').open = true")
+        time.sleep(0.2)
+        assert column(page, "#spread details", 0)[0] == "ward-3"
+        assert wide_as_window(page)
+        quiet(page, result.run / "report.html")
+
+
+def test_three_thousand_clients_are_drawn_at_once(browser, run, tmp_path):
+    held = read_run(run)
+    clients = [Client(f"c{place}", 1 + place % 7, place / 3000) for place in range(3000)]
+    crowded = replace(held, path=tmp_path)
+    crowded.__dict__["scores"] = replace(held.scores, clients=clients)
+    path = write_page(tmp_path / "report.html", run_page(crowded))
+    page = opened(browser, path)
+    assert 700 < page.do("document.querySelectorAll('#spread circle.client').length") < 900
+    assert wide_as_window(page)
+    quiet(page, path)
+
+
+def test_the_best_are_the_lowest_where_lower_is_better_and_nobody_who_learnt_nothing(browser, tmp_path):
+    rates = (0.1, 0.02, 0.0001)
+    configs = [PRIVATE | {"per_round.noise_multiplier": noise} for noise in (0.4, 0.8, 4.0)]
+    runs = [
+        read_run(play_numbers(tmp_path, config | {"local.lr": rate}).run)
+        for config, rate in zip(configs, rates, strict=True)
+    ]
+    path = write_comparison(tmp_path / "c.html", runs)
+    page = opened(browser, path)
+    hollow = "[...document.querySelectorAll('#frontier .point')].map((p) => p.style.fill === 'var(--card)')"
+    assert page.do(hollow) == [not run.scores.learnt for run in runs]
+    assert not runs[2].scores.learnt
+    labels = page.do("[...document.querySelectorAll('#frontier .point')].map((p) => p.getAttribute('aria-label'))")
+    assert all("RMSE" in label for label in labels)
+    assert "no better than a constant answer" in labels[2]
+    quiet(page, path)
+
+
 def test_the_keyboard_walks_along_a_plot(browser, run):
     page = opened(browser, run / "report.html")
     page.do("document.querySelector('#loss svg').focus()")
@@ -154,7 +203,7 @@ def test_the_tables_hold_exactly_the_numbers_of_metrics_jsonl(browser, run):
     for place, claim in enumerate(lines[-1]["proven"], start=1):
         shown = [float(text) for text in column(page, "#epsilon details", place)]
         assert shown == [line["proven"][place - 1]["epsilon"] for line in lines], claim
-    big = page.do("document.getElementById('accuracy-now').textContent")
+    big = page.do("document.getElementById('score-now').textContent")
     assert big == f"{100 * lines[-1]['accuracy']:.1f} %"
     assert wide_as_window(page)
 
@@ -229,7 +278,7 @@ def test_a_page_of_15000_rounds_opens_in_under_two_seconds(browser, tmp_path):
     path = write_report(run)
     warm, page = browser.open(), browser.open()
     seconds = min(warm.go(path), page.go(path))  # a busy machine may be slow once
-    assert page.do("document.querySelectorAll('svg path.line').length") >= len(PLOTS)
+    assert page.do("document.querySelectorAll('svg path.line').length") >= len(PLOTS) - 1
     assert seconds < 2
     page.point_at("#accuracy svg rect", 0.5, 0.5)
     assert "round" in page.do("document.getElementById('tip').textContent")

@@ -98,8 +98,6 @@ def test_what_is_read_is_what_is_written(
     tmp_path: Path, table: tuple[list[str], list[list[str]]], end: str, mark: str, bom: bool
 ) -> None:
     header, rows = table
-    if mark != "," and "," in "".join(header):
-        return  # a comma in the header makes commas the separator
     path = tmp_path / "t.csv"
     path.write_bytes(written(header, rows, end=end, mark=mark, encoding="utf-8-sig" if bom else "utf-8"))
     found = SCHEMA.encode(SCHEMA.read(path))

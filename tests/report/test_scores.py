@@ -175,8 +175,8 @@ def test_the_page_of_a_regression_has_its_figures_and_no_confusion(regression):
     assert f"<b>{regression.trivial['rmse']:.4g}</b> always the mean" in html
     assert 'class="warn nothing"' not in html
     assert "Errors by class" not in html
-    for name in ("RMSE", "MAE", "R²"):
-        assert f'<th scope="row">{name}' in html
+    for name in ("RMSE ↓", "MAE ↓", "R²"):
+        assert f"<dt>{name}</dt>" in html
 
 
 def test_the_page_draws_the_figure_over_rounds_and_by_client(regression):
@@ -215,7 +215,7 @@ def test_a_result_without_the_new_keys_is_still_shown(tmp_path):
     (run / "result.json").write_text(json.dumps(old))
     html = write_report(run).read_text()
     assert f'id="score-now">{100 * held["accuracy"]:.1f} %<' in html
-    assert "Constant" not in html
+    assert "always the most frequent" not in html
     assert "Errors by class" in html
 
 

@@ -19,7 +19,7 @@ from shoal.data.cells import by_name, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind
-from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_repeated, refuse_wide
+from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_names, refuse_wide
 from shoal.errors import DataError
 
 FEW = 50  # categories, at most
@@ -70,7 +70,7 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     """
     names = column_names(path)
     refuse_wide(path, len(names))
-    refuse_repeated(path, names)
+    refuse_names(path, names)
     roles = [*labels, *([client] if client else [])]
     if lacks := missing_columns(roles, names):
         raise DataError(f"{path}: {lacks}")

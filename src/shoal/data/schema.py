@@ -66,6 +66,8 @@ class Schema:
         if not self.inputs:
             raise ConfigError("schema.columns has no column to learn from: give one of kind number, category or text")
         for name, column in self.columns.items():
+            if "".join(name.splitlines()) != name:
+                raise ConfigError(f"schema.columns {name!r}: a column's name cannot hold a line break")
             column.check(f"schema.columns.{name}")
         self._check_roles()
         self._check_label()

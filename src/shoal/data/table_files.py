@@ -7,6 +7,7 @@ no comma. Wanted columns are read as the text that is there, so that a code such
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def header(path: Path) -> Header:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(line) >= HEADER_LIMIT:
         raise DataError(f"{path}: the header has more than {HEADER_LIMIT:,} characters; is it a .csv?")
-    delimiter = next((mark for mark in ",;\t" if mark in line), ",")
+    unquoted = re.sub(r'"(?:[^"]|"")*"', "", line)
+    delimiter = next((mark for mark in ",;\t" if mark in unquoted), ",")
     try:
         names = next(csv.reader(line.splitlines(keepends=True), delimiter=delimiter, strict=True), [])
     except csv.Error as error:
@@ -84,7 +86,7 @@ def header(path: Path) -> Header:
 
 def missing_columns(wanted: Sequence[str], there: Sequence[str]) -> str | None:
     """What to say of wanted columns that are not there, all at once; None where none is missing."""
-    held = set(there)
+    held, there = set(there), [" ".join(name.split()) for name in there]
     lacks = [name for name in wanted if name not in held]
     if not lacks:
         return None
@@ -107,8 +109,10 @@ def refuse_wide(path: Path, columns: int) -> None:
         )
 
 
-def refuse_repeated(path: Path, names: Sequence[str]) -> None:
-    """Raise a DataError where two columns have one name."""
+def refuse_names(path: Path, names: Sequence[str]) -> None:
+    """Raise a DataError where two columns have one name, or a name has several lines."""
+    if broken := next((name for name in names if "".join(name.splitlines()) != name), None):
+        raise DataError(f"{path}: the name of column {broken!r} holds a line break; rename it")
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         shown = ", ".join(map(repr, twice[:MANY])) + (f" and {len(twice) - MANY} more" if twice[MANY:] else "")
         raise DataError(f"{path}: has several columns named {shown}; rename them")
@@ -124,7 +128,7 @@ def _read(path: Path, wanted: list[str] | None) -> pa.Table:
         raise DataError(f"{path}: cannot be read as a table: {_one_line(error)}") from error
     if not table.num_rows:
         raise DataError(f"{path}: has no rows")
-    refuse_repeated(path, names)
+    refuse_names(path, names)
     return table
 
 
@@ -174,7 +178,7 @@ def _parquet_names(path: Path) -> list[str]:
 
 def _refuse_missing(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
     held = set(wanted)
-    refuse_repeated(path, [name for name in names if name in held])
+    refuse_names(path, [name for name in names if name in held])
     if lacks := missing_columns(wanted, names):
         raise DataError(f"{path}: {lacks}")
 

@@ -59,7 +59,9 @@ def refuse_other(own: Schema, theirs: Schema | None) -> None:
         return
     names = own.columns.keys() | theirs.columns.keys()
     differ = sorted(name for name in names if own.columns.get(name) != theirs.columns.get(name))
-    raise Refused(f"the federation's schema is not this site's (--schema): {', '.join(differ) or 'the label'} differ")
+    raise Refused(
+        f"the federation's schema is not this site's (--schema): it differs in {', '.join(differ) or 'the label'}"
+    )
 
 
 def _of_schema(name: str, schema: Schema | None, label: str | None) -> Dataset:

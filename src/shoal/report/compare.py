@@ -246,8 +246,6 @@ def _cells(entry: Entry, figures: Sequence[str], choices_first: bool) -> dict[st
     head = {"Run": _cell(entry.name)} | (choice if choices_first else {})
     results = {} if entry.run is None else _results(entry.run, figures) | ({} if choices_first else choice)
     state = entry.failed or (entry.run.state if entry.run else "not run yet")
-    if entry.run is not None and not entry.run.scores.learnt:
-        state = f"{state}; {NOTHING_LEARNT}"
     return head | results | {"State": _cell(state)}
 
 

@@ -87,7 +87,7 @@ def _context(run: Run) -> dict[str, Any]:
     return {
         "run": run,
         "headline": _headline(run),
-        "figures": _figures(run.scores) if result else [],
+        "figures": _figures(run.scores) if run.scores.others else [],
         "verdict": run.scores.verdict(run.scores.shown),
         "stopped": _ending(run),
         "facts": _facts(run),

@@ -1,0 +1,199 @@
+"""`shoal init`: a first experiment for a table that works at once, and says what was guessed from what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.config import configure
+from shoal.data.common_columns import find_client, find_label
+from shoal.data.propose import propose, rounded_range
+from shoal.errors import ConfigError, DataError, ShoalError
+from shoal.suggest import suggest
+
+# typer 0.20 reads names that click 8.5 deprecates
+pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
+
+
+def patients(path: Path, rows: int = 400, hospitals: int = 6) -> Path:
+    """A hospital's table: identifiers, dates, gaps, categories, some of them rare."""
+    rng = np.random.default_rng(5)
+    lines = ["patient_id,hospital,age,sex,creatinine,ward,smoker,diabetes,admitted_on,died"]
+    for row in range(rows):
+        age = int(rng.integers(20, 95))
+        died = int(rng.random() < 1 / (1 + np.exp((80 - age) / 8)))
+        cells = [f"P{row:05}", f"h{row % hospitals}", age, rng.choice(["F", "M"]), round(float(rng.gamma(4, 25)), 1)]
+        cells += [rng.choice(["icu", "surgery", "medicine"]), rng.choice(["yes", "no", ""]), row % 2]
+        cells += [f"2023-01-{1 + row % 28:02}", died]
+        if row % 7 == 0:
+            cells[4] = ""
+        if row == 3:
+            cells[5] = "leprosy"  # one patient's ward
+        lines.append(",".join(map(str, cells)))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def invoke(*arguments: str) -> Any:
+    """The outcome of `shoal ...`."""
+    from typer.testing import CliRunner
+
+    from shoal.cli.main import app
+
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_is_proposed_works_at_once_and_is_marked_until_confirmed(folder: Path) -> None:
+    patients(folder / "patients.csv")
+    result = invoke("init", "patients.csv")
+    assert result.exception is None
+    text = (folder / "experiment.toml").read_text()
+    config = configure(folder / "experiment.toml", ["rounds=2", "engine.threads=1"])
+    schema = config.schema
+    assert schema is not None
+    assert (schema.label, schema.classes, schema.client_column) == ("died", ("0", "1"), "hospital")
+    assert schema.unconfirmed == ("creatinine", "ward")
+    kinds = {name: column.kind for name, column in schema.columns.items()}
+    assert [name for name, kind in kinds.items() if kind == "ignore"] == ["patient_id", "admitted_on"]
+    assert schema.columns["ward"].categories == ("icu", "medicine", "surgery"), "no single patient's ward"  # type: ignore[union-attr]
+    assert schema.columns["age"].range == (0, 120)  # type: ignore[union-attr]
+    marked = [line for line in text.splitlines() if "CONFIRM: " in line]
+    assert [line.partition(" ")[0] for line in marked] == ["creatinine", "ward"]
+    for words in ("creatinine, ward", "no guarantee covers it", "6 clients are too few", "shoal run experiment.toml"):
+        assert words in result.stdout
+    (trained := shoal.run(folder / "experiment.toml", overrides=["rounds=2", "engine.threads=1"]))
+    assert any("proposed from the data, outside any guarantee" in note for note in notes(trained.run))
+    (claim,) = [each for each in trained.proven if (each["unit"], each["observer"]) == ("record", "release")]
+    assert claim["epsilon"] <= config.budget.epsilon  # type: ignore[operator]
+
+
+def notes(run: Path) -> list[str]:
+    return list(json.loads((run / "result.json").read_text())["notes"])
+
+
+def test_the_datas_own_extremes_are_not_in_the_file(folder: Path) -> None:
+    path = patients(folder / "patients.csv")
+    values = [float(line.split(",")[4]) for line in path.read_text().splitlines()[1:] if line.split(",")[4]]
+    schema = propose(path, ["died"], "hospital").schema
+    low, high = schema.columns["creatinine"].range  # type: ignore[union-attr]
+    assert (low, high) == (0, 400)
+    assert min(values) not in (low, high)
+    assert max(values) not in (low, high)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (np.linspace(31, 260, 500), (0, 400)),
+        (np.linspace(1990, 2020, 31), (1980, 2020)),
+        (np.linspace(-0.02, 0.03, 100), (-0.05, 0.05)),
+        (np.full(9, 7.0), (5, 10)),
+        (np.zeros(9), (0, 0.5)),
+    ],
+)
+def test_ranges_are_round_and_wide(numbers: np.ndarray, expected: tuple[float, float]) -> None:
+    low, high = rounded_range(numbers)
+    assert (low, high) == expected
+    assert np.mean((numbers < low) | (numbers > high)) <= 0.02
+
+
+def test_columns_are_found_by_their_names() -> None:
+    assert find_client(["age", "Hospital_ID", "patient_id"]) == "Hospital_ID"
+    assert find_client(["age", "patientId"]) == "patientId"
+    assert find_client(["age", "visits"]) is None
+    assert find_label(["x", "Outcome", "y_old"]) == "Outcome"
+    assert find_label(["x", "hospital_died"]) == "hospital_died"
+    assert find_label(["x", "dyed"]) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "arguments", "reason"),
+    [
+        ("x,result", [], "which column is to be predicted?"),
+        ("x,label", [], "--client-column NAME, or --client-column none"),
+        ("x,label,site", ["--label", "lable"], "no column 'lable'; did you mean 'label'"),
+        ("x,label,site", ["--label", "lable", "--client-column", "sight"], "no columns 'lable', 'sight'"),
+        ("x,label,site", ["--task", "ranking"], "--task cannot be 'ranking'"),
+        ("x,label,site", ["--out", "nowhere/e.toml"], "nowhere/e.toml cannot be written"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(folder: Path, header: str, arguments: list[str], reason: str) -> None:
+    rows = "\n".join(",".join(str(row % 3 + at) for at in range(header.count(",") + 1)) for row in range(9))
+    (folder / "t.csv").write_text(f"{header}\n{rows}\n")
+    result = invoke("init", "t.csv", *arguments)
+    assert isinstance(result.exception, ShoalError)
+    assert reason in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert not (folder / "experiment.toml").exists()
+
+
+def test_nothing_is_overwritten_unless_asked(folder: Path) -> None:
+    patients(folder / "patients.csv", rows=60)
+    (folder / "experiment.toml").write_text("mine")
+    assert isinstance(invoke("init", "patients.csv").exception, ConfigError)
+    assert (folder / "experiment.toml").read_text() == "mine"
+    assert invoke("init", "patients.csv", "--replace").exception is None
+    assert isinstance(invoke("init", "nothing.csv").exception, DataError)
+
+
+def test_other_tasks_are_proposed_too(folder: Path) -> None:
+    rows = "".join(f"{k % 9},s{k % 3},{k * 1.5},{k % 2},{(k + 1) % 2}\n" for k in range(60))
+    path = folder / "t.csv"
+    path.write_text("x,site,target,fever,cough\n" + rows)
+    stay = propose(path, ["target"], "site").schema
+    assert (stay.task, stay.range, "target" in stay.unconfirmed) == ("regression", (0, 100), True)
+    both = propose(path, ["fever", "cough"], "site").schema
+    assert (both.task, both.labels) == ("multi-label", ("fever", "cough"))
+    shown = json.loads(invoke("init", "t.csv", "--label", "fever", "--label", "cough", "--json").stdout)
+    assert shown["schema"]["task"] == "multi-label"
+    assert shoal.run(folder / "experiment.toml", overrides=["rounds=1", "engine.threads=1"]).task == "multi-label"
+
+
+def test_a_person_with_several_rows_is_pointed_out(folder: Path) -> None:
+    path = folder / "t.csv"
+    path.write_text(
+        "patient_id,hospital,x,label\n" + "".join(f"{k // 2},h{k % 3},{k % 7},{k % 2}\n" for k in range(40))
+    )
+    (hint,) = propose(path, ["label"], "hospital").hints
+    assert "--client-column patient_id" in hint
+
+
+@pytest.mark.parametrize(
+    ("rows", "clients", "unit"),
+    [(8000, 12, "record"), (500, 0, "record"), (9000, 300, "client"), (10**6, 20_000, "client")],
+)
+def test_the_budget_fits_the_number_of_clients(rows: int, clients: int, unit: str) -> None:
+    plan = suggest(rows, [rows // clients] * clients if clients else [], "classification")
+    budget = plan.keys["budget"]
+    units = clients if unit == "client" else rows
+    assert (plan.unit, budget["unit"]) == (unit, unit)
+    assert budget["delta"] < 1 / units
+    assert plan.keys.get("clients", {}).get("cohort", 0) <= clients
+    tables = {
+        f"{name}.{key}" if name else key: value for name, keys in plan.keys.items() for key, value in keys.items()
+    }
+    assert configure(tables).budget.unit == unit
+
+
+def test_a_bare_table_is_answered_with_the_command_to_give(folder: Path) -> None:
+    patients(folder / "patients.csv", rows=30)
+    for words in (
+        ["data.name=patients.csv", "data.label=died"],
+        ["data.name=patients.csv", "data.label=died", "rounds=3"],
+    ):
+        with pytest.raises(ConfigError) as refused:
+            shoal.run(overrides=words)
+        assert "`shoal init patients.csv --label died` writes them to experiment.toml" in str(refused.value)
+    with pytest.raises(ConfigError, match="shoal init patients"):
+        shoal.run(data="patients.csv")

@@ -1,0 +1,112 @@
+"""The federation's schema at its sites: columns are found by name, and none is trained on for another."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+from shoal.cli.join import _schema
+from shoal.data.schema import Schema
+from shoal.errors import ConfigError
+from shoal.federation.consent import Refused
+from shoal.federation.messages import Payload
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader, refuse_other
+from shoal.federation.terms import TERMS
+from support.federations import asked, farthest, served, settings
+from support.loopback import Loopback
+
+COLUMNS = {
+    "age": {"kind": "number", "range": [0, 100], "missing": 50},
+    "sex": {"kind": "category", "categories": ["F", "M"]},
+}
+SCHEMA = {"label": "died", "classes": [0, 1], "client_column": "hospital", "columns": COLUMNS}
+
+
+def table(path, seed, names=("age", "sex", "died"), header=None, numeric=False):
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(30):
+        cells = {
+            "age": str(rng.integers(0, 120)),
+            "sex": "01"[rng.integers(2)] if numeric else "FMX"[rng.integers(3)],
+        }
+        cells["died"] = str(rng.integers(2))
+        rows.append(",".join(cells[name] for name in names))
+    path.write_text("\n".join([",".join(header or names), *rows]) + "\n")
+    return path
+
+
+def federation(folder, *files, schema=SCHEMA, **owner):
+    """A federation of sites with these files; the coordinator's own has no client column."""
+    folder.mkdir(exist_ok=True)
+    data = table(folder / "held-out.csv", 99, numeric=schema is None)
+    given = settings("trusted-curator", clients__sampling="all", data__clients=len(files), data__name=str(data))
+    given |= {"federation.min_sites_to_start": 1}
+    given |= {"schema": schema} if schema else {"data.label": "died"}
+    logs = [[] for _ in files]
+    sites = {
+        100 + at: Site(Owner(f"site-{at}", folder / f"site-{at}", reader(str(file), **owner)), logs[at].append)
+        for at, file in enumerate(files)
+    }
+    return served(folder, given, Loopback(sites)), logs
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, None])
+def test_the_order_of_a_sites_columns_changes_nothing(tmp_path, schema):
+    numeric = schema is None
+    files = [table(tmp_path / f"{at}.csv", at, numeric=numeric) for at in range(2)]
+    turned = [table(tmp_path / f"t{at}.csv", at, ("died", "sex", "age"), numeric=numeric) for at in range(2)]
+    (straight, _), logs = federation(tmp_path / "a", *files, schema=schema)
+    (other, _), _ = federation(tmp_path / "b", *turned, schema=schema)
+    assert straight.metrics[-1]["clients"] == 2
+    assert farthest(straight, other) == 0
+    if schema:
+        assert any(line.startswith("agreed to run") and Schema.of(SCHEMA).digest[:12] in line for line in logs[0])
+        assert any("counts of the data, not for release" in line for line in logs[0]), "the owner sees it"
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, None])
+def test_renamed_columns_are_refused_all_at_once_and_only_the_owner_reads_which(tmp_path, schema):
+    numeric = schema is None
+    good = table(tmp_path / "good.csv", 0, numeric=numeric)
+    bad = table(tmp_path / "bad.csv", 1, header=("years", "gender", "died"), numeric=numeric)
+    (result, grid), logs = federation(tmp_path / "run", good, bad, schema=schema)
+    assert result.metrics[-1]["clients"] == 1
+    refused = next(line for line in logs[1] if line.startswith("refused"))
+    assert "there are no columns 'age', 'sex'; it has years, gender" in refused
+    answers = [payload.values for to, node, kind, payload in grid.wire if (to, node, kind) == ("from", 101, TERMS)]
+    assert not any("gender" in str(values) or "years" in str(values) for values in answers)
+
+
+def test_terms_whose_schema_was_exchanged_are_refused(tmp_path):
+    (_, grid), _ = federation(tmp_path / "run", table(tmp_path / "0.csv", 0))
+    told = json.loads(asked(grid, TERMS).values["terms"])
+    assert told["schema"] == Schema.of(SCHEMA).digest
+    assert told["features"] == ["age", "age is missing", "sex=F", "sex=M"]
+    told["config"] = told["config"].replace("range = [0.0, 100.0]", "range = [0.0, 90.0]")
+    site = Site(Owner("own", tmp_path / "own", reader(str(tmp_path / "0.csv"))))
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    site.close()
+    assert "schema digest is not that of their configuration" in answer.values["refused"]
+
+
+def test_a_site_may_insist_on_its_own_schema(tmp_path):
+    own = Schema.of(SCHEMA | {"columns": COLUMNS | {"age": {"kind": "number", "range": [0, 120]}}})
+    refuse_other(Schema.of(SCHEMA | {"client_column": "site", "unconfirmed": ["age"]}), Schema.of(SCHEMA))
+    with pytest.raises(Refused, match=r"is not this site's \(--schema\): it differs in age"):
+        refuse_other(own, Schema.of(SCHEMA))
+    with pytest.raises(Refused, match="has no schema"):
+        refuse_other(own, None)
+    (tmp_path / "none.toml").write_text("rounds = 3\n")
+    with pytest.raises(ConfigError, match=r"none\.toml has no section \[schema\]"):
+        _schema(tmp_path / "none.toml")
+
+
+def test_a_label_of_another_name_is_given_by_the_site(tmp_path):
+    renamed = table(tmp_path / "0.csv", 0, header=("age", "sex", "dead"))
+    (result, _), _ = federation(tmp_path / "run", renamed, label="dead")
+    (same, _), _ = federation(tmp_path / "same", table(tmp_path / "1.csv", 0))
+    assert farthest(result, same) == 0
