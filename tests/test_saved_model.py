@@ -429,6 +429,22 @@ def test_an_edited_description_is_refused_in_one_line(finished, changes, words):
     assert words in refused(finished, None if "passed_in_python" in changes else network())
 
 
+ODD = (None, -1, 0, True, 1e300, "x", "../x", "os:abort()", [], ["x"], [[1]], [1, 2], {}, {"a": {}}, {"kind": "own"})
+
+
+def test_whatever_stands_in_a_description_the_worst_is_one_line(finished):
+    whole, said = json.loads((finished / "model.json").read_text()), []
+    for key in whole:
+        for value in ODD:
+            edit(finished, **(whole | {key: value}))
+            try:
+                load_model(finished, model=network()).predict(X[:3])
+            except ShoalError as error:
+                said.append(str(error))
+    assert len(said) > len(whole)
+    assert [words for words in said if "\n" in words] == []
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": 1}', "[" * 100_000, "\udcff", '{"format": NaN}'])
 def test_what_is_no_description_is_refused(finished, text):
     (finished / "model.json").write_bytes(text.encode("utf-8", "surrogateescape"))
