@@ -171,9 +171,11 @@ def test_a_run_on_several_inputs_can_be_resumed_on_the_same_ones_only(tmp_path):
 
 def test_several_inputs_need_a_model_that_takes_them():
     data = shoal.from_arrays(TWO, Y, client=OWNERS)
-    with pytest.raises(ModelError, match=r"model 'linear' takes one array, but records have several \(numbers, place\)"):
+    with pytest.raises(
+        ModelError, match=r"model 'linear' takes one array, but records have several \(numbers, place\)"
+    ):
         trainer_of(RECORD_LEVEL | {"model": "linear"}, data, None)
-    with pytest.raises(ModelError, match="cannot take examples of shape .*unexpected keyword argument 'numbers'"):
+    with pytest.raises(ModelError, match=r"cannot take examples of shape .*unexpected keyword argument 'numbers'"):
         trainer_of(RECORD_LEVEL, data, nn.Linear(6, 2))
 
 
