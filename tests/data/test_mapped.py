@@ -65,11 +65,11 @@ def test_no_row_is_copied_into_memory_and_pages_are_given_back(tmp_path, monkeyp
     released = []
     monkeypatch.setattr(MappedFile, "release", lambda file: released.append(file.array.filename.name))
     data = shoal.load(written(tmp_path))
-    assert "x.npy" in released  # after the check of its rows
+    checked = released.count("x.npy")
+    assert checked >= 1
     trainer = trained(data, linear())
     assert trainer.cohort.federation.x.data_ptr() == data.files[0].array.ctypes.data
-    steps = 2 * sum(-(-20 // 8) for _ in range(8)) // 8  # batches are gathered for all clients at once
-    assert released.count("x.npy") >= steps
+    assert released.count("x.npy") >= checked + 2  # at least one batch in each round
 
 
 class Two(nn.Module):
