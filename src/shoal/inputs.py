@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ Inputs = Tensor | dict[str, Tensor]
 """One row a record, in each of them."""
 
 Shape = tuple[int, ...]
+PIECE = 1 << 22
+"""Numbers that are read at once."""
+
 InputShape = Shape | dict[str, Shape]
 """The shape of one record."""
 
@@ -75,10 +78,19 @@ def read_shape(written: Any) -> InputShape:
     return tuple(int(n) for n in written)
 
 
-def digest(x: Inputs) -> bytes:
-    """Of the shapes, the names and the values."""
+def digest(x: Inputs, after: Callable[[], None] = lambda: None) -> bytes:
+    """Of the shapes, the names and the values; `after` is called after every piece."""
     found = hashlib.blake2b()
     for name, part in parts(x).items():
         found.update(f"{name}{' ' if name else ''}{tuple(part.shape)} ".encode())
-        found.update(part.detach().cpu().contiguous().numpy().data)
+        values = part.reshape(1) if part.dim() == 0 else part
+        for rows in pieces(values):
+            found.update(values[rows].detach().cpu().contiguous().numpy().data)
+            after()
     return found.digest()
+
+
+def pieces(part: Tensor) -> Iterator[slice]:
+    """The rows of a tensor, a few megabytes at a time."""
+    step = max(1, PIECE * len(part) // max(part.numel(), 1))
+    yield from (slice(start, start + step) for start in range(0, len(part), step))

@@ -87,17 +87,17 @@ def from_arrays(
     test = None if test is None else (padding.features(test[0]), padding.targets(test[1], test[0]))
     train_x = _inputs(x, where, scale, pictures)
     rows = count_of(train_x)
-    owners, owner_names = (None, ()) if client is None else _owners(client, rows, where)
+    owners, owner_names = (None, ()) if client is None else owners_of(client, rows, where)
     test_owners = None
     if test is None:
-        (codes,), class_names = _targets([y], [rows], classes, where, task)
+        (codes,), class_names = targets_of([y], [rows], classes, where, task)
         keep, out = _split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
         test_x, test_y = take(train_x, out), codes[out]
         train_x, train_y = take(train_x, keep), codes[keep]
         owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
     else:
         test_x = _inputs(test[0], f"{where}, test", scale, pictures)
-        (train_y, test_y), class_names = _targets([y, test[1]], [rows, count_of(test_x)], classes, where, task)
+        (train_y, test_y), class_names = targets_of([y, test[1]], [rows, count_of(test_x)], classes, where, task)
     return Dataset(
         name=name,
         train_x=train_x,
@@ -410,8 +410,8 @@ def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
     )
 
 
-def _targets(
-    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str, task: Task | None
+def targets_of(
+    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str, task: Task | None = None
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Targets of several parts: codes of classes, numbers, or tokens; and the names of what they stand for."""
     parts = [_array(value, f"{where}, y") for value in values]
@@ -488,7 +488,7 @@ def _given_codes(labels: np.ndarray, names: tuple[str, ...], where: str) -> np.n
     return labels
 
 
-def _owners(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Owners numbered from 0, and their names."""
     array = _array(client, f"{where}, client")
     if array.shape != (rows,):

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from shoal.errors import DataError
-from shoal.inputs import Inputs, InputShape, digest, parts, shape_of
+from shoal.inputs import Inputs, InputShape, digest, parts, pieces, shape_of
 from shoal.tasks import Task, TaskSettings, choose
 
 NOT_FINITE = "holds NaN or Inf, or numbers too large for float32; fill, remove or scale such values first"
 
 
-def first_bad_row(x: torch.Tensor) -> int | None:
-    """The first row with a number that is not finite, or so large that the row's sum is not."""
+def first_bad_row(x: torch.Tensor, after: Callable[[], None] = lambda: None) -> int | None:
+    """The first row with a number that is not finite, or so large that the row's sum is not.
+
+    `after` is called after every piece that was read.
+    """
     if not x.is_floating_point():
         return None
-    bad = ~torch.isfinite(x.reshape(len(x), -1).sum(1))
-    return int(bad.nonzero()[0]) if bad.any() else None
+    for rows in pieces(x):
+        bad = ~torch.isfinite(x[rows].flatten(1).sum(1) if x.dim() > 1 else x[rows])
+        after()
+        if bad.any():
+            return int(rows.start) + int(bad.nonzero()[0])
+    return None
+
+
+class Released(Protocol):
+    """A file whose pages can be given back."""
+
+    def release(self) -> None:
+        """Give them back; they are read again when they are needed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +63,7 @@ class Dataset:
         known_task: The task, where the data bring one or the configuration has named it.
         features: The names of a row's numbers, where it comes from a table.
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
+        files: The files on disk whose rows are read when they are needed; none where all are in memory.
     """
 
     name: str
@@ -63,6 +80,7 @@ class Dataset:
     known_task: Task | None = None
     features: tuple[str, ...] = ()
     linked: bool = False
+    files: tuple[Released, ...] = ()
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -98,7 +116,7 @@ class Dataset:
             raise DataError(f"{where}: {len(x)} rows but {rows} labels")
         if x.numel() == 0:
             raise DataError(f"{where}: no data, shape {tuple(x.shape)}")
-        if (row := first_bad_row(x)) is not None:
+        if (row := first_bad_row(x, self.release)) is not None:
             raise DataError(f"{where}: row {row} {NOT_FINITE}")
 
     def _check_owners(self, owners: np.ndarray | None, rows: int) -> None:
@@ -122,7 +140,12 @@ class Dataset:
 
     def digest(self) -> bytes:
         """Of the training rows as they were loaded: features' last bits may differ from machine to machine."""
-        return self.rows or digest(self.train_x)
+        return self.rows or digest(self.train_x, self.release)
+
+    def release(self) -> None:
+        """Give the memory of rows that were read from disk back."""
+        for file in self.files:
+            file.release()
 
     @property
     def class_count(self) -> int:

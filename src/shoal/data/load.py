@@ -12,6 +12,7 @@ from shoal.data import imported
 from shoal.data.arrays import from_arrays, read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
+from shoal.data.mapped import is_folder, read_folder
 from shoal.data.scaling import check_scale
 from shoal.data.schema import Schema
 from shoal.data.table_files import read_table
@@ -37,7 +38,7 @@ def load(
     test_fraction: float = TEST_FRACTION,
     mirror: str | None = None,
 ) -> Dataset:
-    """The data set of this name, or in this .npz, .csv or .parquet file.
+    """The data set of this name, or in this .npz, .csv or .parquet file, or in this folder of .npy files.
 
     `scale` is unit, standard or raw (see shoal.data.scaling). For the user's own tables `label` and `client`
     name columns, `drop` columns to leave out, `ranges` public bounds by which numbers are put into [0, 1],
@@ -59,6 +60,9 @@ def load(
     if str(name) not in KNOWN.own and (found := imported.find(str(name))) is not None:
         _refuse(of_files, f"{name} has that from when it was imported")
         return imported.read(found, scale=scale)
+    if is_folder(path) and str(name) not in KNOWN:
+        _refuse(of_files, f"{path.name} holds arrays that are ready")
+        return read_folder(path, classes=classes)
     if path.suffix not in FILE_TYPES and str(name) in KNOWN:
         _refuse(of_files, f"{name} comes with its own")
         known = KNOWN[str(name)]

@@ -16,7 +16,7 @@ from shoal.inputs import Inputs, each, take
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Records on the device; clients are views into them, and are numbered from `first`."""
+    """Records on the device, or on disk; clients are views into them, and are numbered from `first`."""
 
     dataset: Dataset
     partition: Partition
@@ -28,7 +28,7 @@ class ClientData:
     @classmethod
     def of(cls, dataset: Dataset, partition: Partition, device: torch.device) -> ClientData:
         """The clients of a partition, with their records on this device."""
-        x = each(dataset.train_x, lambda part: part.to(device))
+        x = dataset.train_x if dataset.files else each(dataset.train_x, lambda part: part.to(device))
         return cls(dataset, partition, device, x, dataset.train_y.to(device))
 
     def __len__(self) -> int:
@@ -47,13 +47,16 @@ class ClientData:
         """The records of a batch for each client, [K, B, ...], and their targets."""
 
         def rows_of(part: Tensor) -> Tensor:
-            return part.index_select(0, records.flatten()).view(*records.shape, *part.shape[1:])
+            found = part.index_select(0, records.flatten().to(part.device)).to(self.device)
+            return found.view(*records.shape, *part.shape[1:])
 
-        return each(self.x, rows_of), rows_of(self.y)
+        found = each(self.x, rows_of), rows_of(self.y)
+        self.dataset.release()
+        return found
 
     def sample(self, records: int = 3) -> tuple[Inputs, Tensor]:
         """The first few records and their targets."""
-        return take(self.x, slice(records)), self.y[:records]
+        return each(take(self.x, slice(records)), lambda part: part.to(self.device)), self.y[:records]
 
 
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:

@@ -76,7 +76,8 @@ class TrainingContext:
         workers = Workers(device, settings.threads, side_by_side=net.batched)
         chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
-        graphs = Graphs() if settings.graphs and net.batched and can_record else None
+        in_memory = not dataset.files  # what is recorded cannot read from disk
+        graphs = Graphs() if settings.graphs and net.batched and can_record and in_memory else None
         return cls(algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels)
 
 

@@ -1,0 +1,182 @@
+"""Models of `transformers`, and with adapters of `peft`, from tiny random configurations."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers (extra 'dev')")
+pytest.importorskip("peft", reason="needs peft (extra 'dev')")
+
+import peft
+import transformers
+
+import shoal
+from shoal.calling import call
+from shoal.config import configure
+from shoal.gradients import network
+from shoal.gradients.layout import Layout
+from shoal.inputs import each
+from shoal.prepare import prepare
+from shoal.tasks import Classification, NextToken
+
+WORDS, LENGTH, CLIENTS, RECORDS = 20, 8, 2, 4
+GENERATOR = np.random.default_rng(11)
+SENTENCES = [GENERATOR.integers(1, WORDS, size=n) for n in GENERATOR.integers(2, LENGTH + 1, 96)]
+LABELS = np.array([int(own[0] >= WORDS // 2) for own in SENTENCES])
+OWNERS = np.repeat(np.arange(6), 16)
+CLIENT_LEVEL = {
+    "algorithm": "geyer-private",
+    "rounds": 2,
+    "clients": {"sampling": "all"},
+    "records": {"batch": 8},
+    "local": {"lr": 0.1, "epochs": 1},
+    "per_update": {"initial_clip_norm": 1.0},
+    "per_round": {"noise_multiplier": 0.01},
+}
+RECORD_LEVEL = {
+    "algorithm": "dp-sgd",
+    "rounds": 2,
+    "clients": {"sampling": "all"},
+    "records": {"batch": 4},
+    "local": {"lr": 0.1, "epochs": 1},
+    "per_step": {"noise_multiplier": 0.01},
+    "per_record": {"clip_norm": 1.0},
+}
+
+
+def bert(dropout=0.0):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=LENGTH,
+        num_labels=2,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2(dropout=0.0):
+    """Its embedding and its output share one matrix."""
+    torch.manual_seed(0)
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    none = {"bos_token_id": None, "eos_token_id": None}
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, **drops, **none
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def lora_bert(dropout=0.0):
+    adapter = peft.LoraConfig(r=2, lora_dropout=dropout, target_modules=["query", "value"], task_type="SEQ_CLS")
+    return awake(peft.get_peft_model(bert(dropout), adapter))
+
+
+def lora_gpt2(dropout=0.0):
+    adapter = peft.LoraConfig(
+        r=2, lora_dropout=dropout, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
+    )
+    return awake(peft.get_peft_model(gpt2(dropout), adapter))
+
+
+def awake(model):
+    """Adapters start at zero, where half of their gradients are zero too."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def classification(rows=96):
+    return shoal.from_arrays({"input_ids": SENTENCES[:rows]}, LABELS[:rows], client=OWNERS[:rows], length=LENGTH)
+
+
+def next_token(rows=96):
+    own, words = SENTENCES[:rows], [str(k) for k in range(WORDS)]
+    ahead = [np.append(each[1:], -100) for each in own]
+    return shoal.from_arrays({"input_ids": own}, ahead, client=OWNERS[:rows], length=LENGTH, classes=words)
+
+
+KINDS = {
+    "bert": (bert, classification, Classification(classes=("0", "1"))),
+    "gpt2": (gpt2, next_token, NextToken(vocabulary=WORDS)),
+    "lora bert": (lora_bert, classification, Classification(classes=("0", "1"))),
+    "lora gpt2": (lora_gpt2, next_token, NextToken(vocabulary=WORDS)),
+}
+EVERY = pytest.mark.parametrize("kind", list(KINDS))
+
+
+def plain_gradients(module, task, params, x, y):
+    """Every record's gradient by a loop of plain PyTorch, [K, B, P]."""
+    layout, rows = Layout.of(module), []
+    for k in range(CLIENTS):
+        own = copy.deepcopy(module)
+        layout.load(own, params[k])
+        for b in range(RECORDS):
+            own.zero_grad()
+            one = each(x, lambda part, k=k, b=b: part[k, b : b + 1])
+            task.losses(call(own, one), y[k, b : b + 1]).sum().backward()
+            rows.append(torch.cat([p.grad.flatten() for p in own.parameters() if p.requires_grad]))
+    return torch.stack(rows).view(CLIENTS, RECORDS, -1)
+
+
+@EVERY
+@pytest.mark.parametrize("batched", [True, False])
+def test_record_gradients_are_those_of_a_plain_loop(kind, batched):
+    make, read, task = KINDS[kind]
+    module, data = make(), read()
+    x = each(data.train_x, lambda part: part[: CLIENTS * RECORDS].view(CLIENTS, RECORDS, *part.shape[1:]))
+    y = data.train_y[: CLIENTS * RECORDS].view(CLIENTS, RECORDS, *data.train_y.shape[1:])
+    sample = each(x, lambda part: part[0, :3])
+    net = network(module, sample, y[0, :3], losses=task.losses, per_record=True, batched=batched)
+    assert net.batched is (batched and kind != "gpt2")  # whose tied matrix is used twice for a record
+    params = torch.stack([net.layout.flatten(module) * (1 + 0.1 * k) for k in range(CLIENTS)])
+    tape = net.backward(params, x, y, torch.ones(CLIENTS, RECORDS))
+    expected = plain_gradients(module, task, params, x, y)
+    assert float(expected.abs().max()) > 0.01
+    torch.testing.assert_close(tape.records(), expected, rtol=1e-5, atol=1e-5)
+    squares = tape.squares().sum(0)
+    assert (squares >= expected.double().square().sum(2) * (1 - 1e-5)).all()
+    torch.testing.assert_close(squares, expected.double().square().sum(2), rtol=1e-3, atol=1e-8)
+
+
+@EVERY
+@pytest.mark.parametrize("config", [CLIENT_LEVEL, RECORD_LEVEL], ids=["client", "record"])
+@pytest.mark.parametrize("mode", ["research", "secure"])
+def test_they_train_and_what_is_frozen_stays(kind, config, mode):
+    make, read, _ = KINDS[kind]
+    module = make()
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    settings = {**config, "random": mode, "engine": {"device": "cpu", "threads": 1}}
+    trainer = prepare(configure(settings), read(48), module)[1]
+    assert trainer.setting.parameters == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    before = trainer.model_state()
+    assert trainer.play(0)["bad_updates"] == 0
+    after = trainer.model_state()
+    moved = {name for name, tensor in before.items() if not torch.equal(after[name], tensor)}
+    assert moved >= trained
+    tied = {"lm_head.weight"} if kind == "gpt2" else set()
+    assert moved <= trained | tied
+    trainer.close()
+
+
+@pytest.mark.parametrize("kind", ["bert", "lora gpt2"])
+@pytest.mark.parametrize("config", [CLIENT_LEVEL, RECORD_LEVEL], ids=["client", "record"])
+def test_dropout_is_drawn_and_is_repeated_by_the_seed(kind, config):
+    make, read, _ = KINDS[kind]
+    models = []
+    for dropout in (0.2, 0.2, 0.0):
+        settings = {**config, "engine": {"device": "cpu", "threads": 1}}
+        trainer = prepare(configure(settings), read(24), make(dropout=dropout))[1]
+        trainer.play(0)
+        models.append(trainer.model)
+        trainer.close()
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
