@@ -13,6 +13,9 @@ from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.inputs import Inputs, each, take
 
+AT_ONCE = 64
+"""Rows that are read from disk before their pages are given back."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
@@ -47,12 +50,19 @@ class ClientData:
         """The records of a batch for each client, [K, B, ...], and their targets."""
 
         def rows_of(part: Tensor) -> Tensor:
-            found = part.index_select(0, records.flatten().to(part.device)).to(self.device)
-            return found.view(*records.shape, *part.shape[1:])
+            return part.index_select(0, records.flatten()).view(*records.shape, *part.shape[1:])
 
-        found = each(self.x, rows_of), rows_of(self.y)
-        self.dataset.release()
-        return found
+        if self.dataset.files:
+            return each(self.x, lambda part: self._from_disk(part, records)), rows_of(self.y)
+        return each(self.x, rows_of), rows_of(self.y)
+
+    def _from_disk(self, part: Tensor, records: Tensor) -> Tensor:
+        """A few rows at a time: the system maps many pages around each row that is read."""
+        found = []
+        for few in torch.split(records.flatten().cpu(), AT_ONCE):
+            found.append(part.index_select(0, few))
+            self.dataset.release()
+        return torch.cat(found).to(self.device).view(*records.shape, *part.shape[1:])
 
     def sample(self, records: int = 3) -> tuple[Inputs, Tensor]:
         """The first few records and their targets."""
