@@ -42,7 +42,7 @@ def in_memory():
 def trained(data, model):
     trainer = prepare(configure(CONFIG), data, model)[1]
     for _ in range(2):
-        trainer.play(0)
+        trainer.run_round(0)
     trainer.close()
     return trainer
 
@@ -68,7 +68,7 @@ def test_no_row_is_copied_into_memory_and_pages_are_given_back(tmp_path, monkeyp
     checked = released.count("x.npy")
     assert checked >= 1
     trainer = trained(data, linear())
-    assert trainer.cohort.federation.x.data_ptr() == data.files[0].array.ctypes.data
+    assert trainer.cohort.client_data.x.data_ptr() == data.files[0].array.ctypes.data
     assert released.count("x.npy") >= checked + 2  # at least one batch in each round
 
 

@@ -158,7 +158,7 @@ def test_they_train_and_what_is_frozen_stays(kind, config, mode):
     trainer = prepare(configure(settings), read(48), module)[1]
     assert trainer.setting.parameters == sum(p.numel() for p in module.parameters() if p.requires_grad)
     before = trainer.model_state()
-    assert trainer.play(0)["bad_updates"] == 0
+    assert trainer.run_round(0)["bad_updates"] == 0
     after = trainer.model_state()
     moved = {name for name, tensor in before.items() if not torch.equal(after[name], tensor)}
     assert moved >= trained
@@ -175,7 +175,7 @@ def test_dropout_is_drawn_and_is_repeated_by_the_seed(kind, config):
     for dropout in (0.2, 0.2, 0.0):
         settings = {**config, "engine": {"device": "cpu", "threads": 1}}
         trainer = prepare(configure(settings), read(24), make(dropout=dropout))[1]
-        trainer.play(0)
+        trainer.run_round(0)
         models.append(trainer.model)
         trainer.close()
     assert torch.equal(models[0], models[1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
-from shoal.inputs import Inputs, each, take
+from shoal.inputs import Inputs, each
 
 AT_ONCE = 64
 """Rows that are read from disk before their pages are given back."""
@@ -63,10 +63,6 @@ class ClientData:
             found.append(part.index_select(0, few))
             self.dataset.release()
         return torch.cat(found).to(self.device).view(*records.shape, *part.shape[1:])
-
-    def sample(self, records: int = 3) -> tuple[Inputs, Tensor]:
-        """The first few records and their targets."""
-        return each(take(self.x, slice(records)), lambda part: part.to(self.device)), self.y[:records]
 
 
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:

@@ -66,7 +66,7 @@ class TrainingContext:
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
-        sample = stand_ins(client_data.x)
+        sample = each(stand_ins(client_data.x), lambda part: part.to(device))  # those on disk are not there
         targets = dataset.task.example_targets(count(sample), client_data.y)
         net = network(
             module, sample, targets, losses=dataset.task.losses, batched=settings.batched, per_record=per_record,
