@@ -188,7 +188,7 @@ class Mixes(TwoInputs):
 
 def test_a_model_that_mixes_records_of_several_inputs_is_refused():
     data = shoal.from_arrays(TWO, Y, client=OWNERS)
-    with pytest.raises(ModelError, match="mixes the examples of a batch"):
+    with pytest.raises(ModelError, match="mixes the records of a batch"):
         trainer_of(RECORD_LEVEL, data, Mixes())
 
 
