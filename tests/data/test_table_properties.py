@@ -22,7 +22,9 @@ from shoal.data.schema import Schema
 from shoal.data.table_files import column_names, read_columns
 from shoal.errors import ShoalError
 
-FEW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 NUMBERS = st.one_of(
     st.integers(-1000, 1000).map(str),
     st.floats(-1e6, 1e6, allow_nan=False).map(repr),
