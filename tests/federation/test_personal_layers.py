@@ -1,5 +1,6 @@
 """Personal layers in a federation: they are in no message and no file of the coordinator, and stay at their site."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,12 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.ledger import Ledger
 from shoal.config import configure
-from shoal.federation.site import STATE, Site
-from shoal.federation.terms import ROUND, Terms
+from shoal.federation.messages import Payload
+from shoal.federation.site import STATE, Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import ROUND, TERMS, Terms
 from shoal.prepare import prepare
-from support.federations import farthest, served, settings, simulated
-from support.loopback import with_sites
+from support.federations import asked, farthest, served, settings, simulated
 
 SHARED, PERSONAL = 64 * 64 + 64, 64 * 10 + 10  # of digits-mlp, whose last layer is personal
 PRIVATE = {"clients.sampling": "poisson", "model": "digits-mlp", "local.personal": 1, "rounds": 3}
@@ -114,17 +116,10 @@ def test_a_site_counts_the_parameters_itself(tmp_path):
     assert terms.charged.parameters == SHARED + PERSONAL
     assert terms.charged.secure
     assert replace(terms, setting=replace(sim.setting, parameters=0)).charged.parameters == SHARED
-    grid = with_sites(tmp_path, 4)
-
-    def fewer(self):
-        return replace(self.setting, parameters=self.parameters, secure=self.seed is None)
-
-    lying = Terms.charged
-    try:
-        Terms.charged = property(fewer)
-        served(tmp_path, METHODS["record level"] | {"rounds": 1}, grid)
-    finally:
-        Terms.charged = lying
-    answers = [payload for to, _, kind, payload in grid.wire if (to, kind) == ("from", ROUND)]
-    assert answers
-    assert all("parameters at the site" in answer.values["refused"] for answer in answers)
+    _, grid = served(tmp_path, METHODS["record level"] | {"rounds": 1})
+    told = json.loads(asked(grid, TERMS).values["terms"])
+    told["setting"]["parameters"] = SHARED
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
+    assert f"at the coordinator {SHARED} and {SHARED}" in answer.values["refused"]
+    site.close()

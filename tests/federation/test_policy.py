@@ -1,6 +1,7 @@
 """The bounds of a site's owner: what is outside is refused by name, at no cost, before anything is charged."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -58,8 +59,11 @@ def terms(given, rounds=None):
 
 
 def test_a_clip_is_bounded_whatever_settings_it_follows_from(monkeypatch):
-    """AdaClip's has no key of its own; another package may call it what it likes."""
+    """AdaClip's follows from two keys; another package may call it what it likes."""
     tiny = terms(RECORDS | {"algorithm": "adaclip", "per_record.h1": 1e-9})
+    with pytest.raises(Refused, match=re.escape(f"per_record.h1 {TINY}")):
+        Bounds().refuse(tiny)
+    monkeypatch.setattr(type(tiny.settings.algorithm.per_record), "scales", lambda self: {})
     with pytest.raises(Refused, match="the clip of per_record in round 1 of 100 is"):
         Bounds().refuse(tiny)
     other = terms(SAID)
