@@ -56,7 +56,7 @@ def farthest(one, other):
 
 
 def curator(rounds, noise=1.633):
-    given = settings("trusted-curator", clients__sampling="all", clients__cohort=4, per_round__noise=noise)
+    given = settings("trusted-curator", clients__sampling="all", clients__cohort=4, per_round__noise_multiplier=noise)
     return given | {"rounds": rounds, "federation.seeded": False}
 
 
