@@ -214,7 +214,8 @@ def test_a_site_is_charged_for_noise_on_updates_without_amplification(tmp_path, 
     in which rounds it was asked, and is charged for these alone, in full.
     """
     clients, rounds, mine = 100, 100, range(0, 100, 10)
-    given = settings("fed-sdp", per_update__at=at, per_update__noise_multiplier=6.0, clients__cohort=10, data__clients=clients)
+    noise = {"per_update__at": at, "per_update__noise_multiplier": 6.0}
+    given = settings("fed-sdp", clients__cohort=10, data__clients=clients, **noise)
     config = configure(given | {"rounds": rounds, "federation.seeded": False})
     digits = load("digits")
     setting = Setting(clients, rounds, all_answer=False)
