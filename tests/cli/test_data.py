@@ -80,7 +80,8 @@ def test_a_damaged_file_is_found_by_list_and_check(folder: Path) -> None:
     result = invoke("check", "--json")
     assert isinstance(result.exception, DataError)
     assert "adult.data" in str(result.exception)
-    assert json.loads(result.stdout)["datasets"][-1]["name"] == "adult"
+    damaged = [entry["name"] for entry in json.loads(result.stdout)["datasets"] if entry["state"] == "damaged"]
+    assert damaged == ["adult"]
     with pytest.raises(DataError, match="wrong checksum"):
         load("adult")
 
