@@ -1,6 +1,6 @@
 """Training on data larger than memory: the peak memory of a process whose records stay on disk.
 
-    python benchmarks/large_data.py --gigabytes 8 --folder /tmp/large
+    python benchmarks/large_data.py --gigabytes 8 --folder FOLDER
 
 Writes synthetic records (numbers [N, 1024] in float32, 1,000 clients), trains FedAvg and DP-SGD on them, each in a
 process of its own, and prints its peak resident memory (pages of mapped files included), also less that of the same
