@@ -11,26 +11,8 @@ import shoal
 from shoal.errors import ConfigError, ModelError
 from shoal.prepare import with_task
 from shoal.tasks import TaskSettings
+from support.levels import CLIENT_LEVEL, LEVELS
 
-CLIENT_LEVEL = {
-    "algorithm": "geyer-private",
-    "rounds": 8,
-    "clients": {"sampling": "all"},
-    "records": {"batch": 8},
-    "local": {"lr": 0.5, "epochs": 2},
-    "per_update": {"initial_clip_norm": 1.0},
-    "per_round": {"noise_multiplier": 0.01},
-}
-RECORD_LEVEL = {
-    "algorithm": "dp-sgd",
-    "rounds": 8,
-    "clients": {"sampling": "all"},
-    "records": {"batch": 8},
-    "local": {"lr": 0.5, "epochs": 2},
-    "per_step": {"noise_multiplier": 0.01},
-    "per_record": {"clip_norm": 1.0},
-}
-LEVELS = pytest.mark.parametrize("config", [CLIENT_LEVEL, RECORD_LEVEL], ids=["client", "record"])
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.standard_normal((240, 4)).astype(np.float32)
 OWNERS = np.repeat(np.arange(8), 30)

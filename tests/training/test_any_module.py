@@ -9,26 +9,8 @@ import shoal
 from shoal.config import configure
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.prepare import prepare
+from support.levels import CLIENT_LEVEL, LEVELS, RECORD_LEVEL
 
-CLIENT_LEVEL = {
-    "algorithm": "geyer-private",
-    "rounds": 6,
-    "clients": {"sampling": "all"},
-    "records": {"batch": 8},
-    "local": {"lr": 0.5, "epochs": 2},
-    "per_update": {"initial_clip_norm": 1.0},
-    "per_round": {"noise_multiplier": 0.01},
-}
-RECORD_LEVEL = {
-    "algorithm": "dp-sgd",
-    "rounds": 6,
-    "clients": {"sampling": "all"},
-    "records": {"batch": 8},
-    "local": {"lr": 0.5, "epochs": 2},
-    "per_step": {"noise_multiplier": 0.01},
-    "per_record": {"clip_norm": 1.0},
-}
-LEVELS = pytest.mark.parametrize("config", [CLIENT_LEVEL, RECORD_LEVEL], ids=["client", "record"])
 MODES = pytest.mark.parametrize("mode", ["research", "secure"])
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.standard_normal((240, 6)).astype(np.float32)
@@ -163,7 +145,7 @@ def test_a_run_on_several_inputs_can_be_resumed_on_the_same_ones_only(tmp_path):
     data = shoal.from_arrays(TWO, DECIDED_BY_PLACE, client=OWNERS)
     run = shoal.run(CLIENT_LEVEL, data=data, model=TwoInputs(), runs=tmp_path).run
     again = shoal.run(resume=run, data=data, model=TwoInputs())
-    assert again.rounds == 6
+    assert again.rounds == CLIENT_LEVEL["rounds"]
     other = shoal.from_arrays(TWO | {"place": PLACES[::-1].copy()}, DECIDED_BY_PLACE, client=OWNERS)
     with pytest.raises(shoal.ShoalError):
         shoal.run(resume=run, data=other, model=TwoInputs())

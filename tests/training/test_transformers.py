@@ -20,30 +20,15 @@ from shoal.gradients.layout import Layout
 from shoal.inputs import each
 from shoal.prepare import prepare
 from shoal.tasks import Classification, NextToken
+from support import levels
 
 WORDS, LENGTH, CLIENTS, RECORDS = 20, 8, 2, 4
 GENERATOR = np.random.default_rng(11)
 SENTENCES = [GENERATOR.integers(1, WORDS, size=n) for n in GENERATOR.integers(2, LENGTH + 1, 96)]
 LABELS = np.array([int(own[0] >= WORDS // 2) for own in SENTENCES])
 OWNERS = np.repeat(np.arange(6), 16)
-CLIENT_LEVEL = {
-    "algorithm": "geyer-private",
-    "rounds": 2,
-    "clients": {"sampling": "all"},
-    "records": {"batch": 8},
-    "local": {"lr": 0.1, "epochs": 1},
-    "per_update": {"initial_clip_norm": 1.0},
-    "per_round": {"noise_multiplier": 0.01},
-}
-RECORD_LEVEL = {
-    "algorithm": "dp-sgd",
-    "rounds": 2,
-    "clients": {"sampling": "all"},
-    "records": {"batch": 4},
-    "local": {"lr": 0.1, "epochs": 1},
-    "per_step": {"noise_multiplier": 0.01},
-    "per_record": {"clip_norm": 1.0},
-}
+FEW = {"rounds": 2, "local": {"lr": 0.1, "epochs": 1}}
+CLIENT_LEVEL, RECORD_LEVEL = levels.CLIENT_LEVEL | FEW, levels.RECORD_LEVEL | FEW | {"records": {"batch": 4}}
 
 
 def bert(dropout=0.0):
