@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.cells import by_name, numbers_of, texts_of
+from shoal.data.cell_values import by_name, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind

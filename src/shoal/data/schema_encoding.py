@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.cells import by_name, numbers_of, texts_of
+from shoal.data.cell_values import by_name, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, plain
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded

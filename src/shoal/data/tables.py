@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.cells import by_name, decoded
+from shoal.data.cell_values import by_name, decoded
 from shoal.data.columns import CATEGORY_LIMIT
 from shoal.data.table_files import MANY, SIZE_LIMIT, missing_columns
 from shoal.errors import ConfigError, DataError, nearest
