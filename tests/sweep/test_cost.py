@@ -156,6 +156,18 @@ def test_a_private_selection_claims_nothing_for_clients_whose_rows_give_the_scor
     assert claims["record", "release"].epsilon > 0
 
 
+@pytest.mark.parametrize("method", [[], ["algorithm=dp-sgd", "records.sampling=poisson"]])
+def test_a_private_selection_claims_nothing_where_personal_layers_give_the_score(method, tmp_path):
+    """Nobody clipped them at client level, and each held-out row is for a client whose own rows are like it."""
+    words = [*BASE, *method, "model=digits-mlp", "local.personal=1"]
+    plan = make_plan(base_settings(None, words), grid_of(["seed=1", "local.lr=0.1,0.2"]), private=True)
+    claims = cost.of_the_best(tmp_path, plan)
+    assert [claim.epsilon for claim in claims] == [None] * len(claims)
+    said = {(claim.unit, claim.observer): claim.because for claim in claims}
+    assert "personal layers" in said["client", "release"]
+    assert "personal layers" in said["record", "release"]
+
+
 @pytest.mark.parametrize("words", [["data.test_fraction=0.2,0.3"], ["data.client_column=client,other"]])
 def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and_trained_on_in_another(
     words, tmp_path

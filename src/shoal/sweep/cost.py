@@ -27,8 +27,10 @@ THEIR_ROWS = (
     "the score is computed on held-out rows of these same clients, and a private selection does not protect the "
     "rows that it scores on"
 )
-
-
+OWN_LAYERS = (
+    "the score is computed with personal layers (local.personal): what clients learn from their records for "
+    "themselves, which no noise covers"
+)
 OTHER_ROWS = (
     "the cells hold out different rows, and a private selection does not protect records that score another cell; "
     "use the same data.name, data.label, data.client_column and data.test_fraction in all cells"
@@ -100,7 +102,7 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
 
 def _unprotected(configs: Sequence[Config], unit: Unit, observer: Observer) -> str | None:
     """Why a private selection proves nothing for a unit and an observer."""
-    reason = _other_rows(configs) if observer == "release" else EVERY_TRIAL
+    reason = _other_rows(configs) or _scored_with_layers(configs) if observer == "release" else EVERY_TRIAL
     if unit == "client":
         reason = reason or _other_clients(configs) or _scored_by_clients(configs)
     return reason
@@ -151,6 +153,14 @@ def _shared_noise(configs: Sequence[Config]) -> str | None:
 def _scored_by_clients(configs: Sequence[Config]) -> str | None:
     """Why clients are not protected: where the data name them, rows of each are held out to score trials."""
     return THEIR_ROWS if any(config.data.partition == "column" for config in configs) else None
+
+
+def _scored_with_layers(configs: Sequence[Config]) -> str | None:
+    """Why the score says more than the models: each client's held-out rows are predicted with its own layers.
+
+    Where steps have noise these have it too, but which rows a client is tested on follows from what it holds.
+    """
+    return OWN_LAYERS if any(config.algorithm.local.personal for config in configs) else None
 
 
 def _other_rows(configs: Sequence[Config]) -> str | None:
