@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from shoal.gradients.batched import BatchedNetwork, rules_cover
+from shoal.gradients.batched import BatchedNetwork, without_rule
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
@@ -114,7 +114,7 @@ def network(
     """
     slow = RecordNetwork if per_record else SequentialNetwork
     layout = Layout.of(module, personal)
-    if not batched or not rules_cover(module, layout):
+    if not batched or without_rule(module, layout):
         return slow(module, losses, layout)
     if sample is not None:
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets

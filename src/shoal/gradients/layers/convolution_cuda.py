@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoal.gradients.convolution import Conv2dRule
-from shoal.gradients.layer_rule import FEW_POSITIONS, Rule, kept_sum
+from shoal.gradients.layers.convolution import Conv2dRule
+from shoal.gradients.layers.rule import FEW_POSITIONS, Rule, kept_sum
 from shoal.gradients.layout import Entry
 from shoal.kernels import tl, triton
 from shoal.mechanisms.update_clipping import PIECE
