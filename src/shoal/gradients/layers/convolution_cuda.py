@@ -110,7 +110,7 @@ class TritonConv2dRule(Conv2dRule):
         if kept is None or not isinstance(saved, Tensor):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
             return
-        if factors.shape[1] > PIECE:
+        if factors.shape[1] > PIECE or factors.dtype != kept.dtype:
             self._of(into).add_(kept_sum(kept, factors), alpha=scale)
             return
         rows = kept.view(*factors.shape, -1)
