@@ -140,11 +140,12 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         self[:] = [(rule, finite(saved), finite(grad)) for rule, saved, grad in self]
         self._kept = finite(self._kept)
 
-    def records(self) -> Tensor:
-        """The gradients of single records, [K, B, P]."""
-        gradients = self._weights.new_zeros(self._weights.numel(), self._size)
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients of single records, [K, B, P], of so many rows each."""
+        clients, rows = self._weights.shape
+        gradients = self._weights.new_zeros(clients * rows // views, self._size)
         self.accumulate(gradients, 1.0)
-        return gradients.view(*self._weights.shape, self._size)
+        return gradients.view(clients, rows // views, self._size)
 
 
 def finite(held: Any) -> Any:

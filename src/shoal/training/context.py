@@ -15,9 +15,10 @@ from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, RunError
 from shoal.gradients import Network, network
 from shoal.gradients.batched import mixing
-from shoal.inputs import Inputs, count, each
+from shoal.inputs import Inputs, count, each, shape_of
 from shoal.kernels import triton
 from shoal.random.streams import Streams
+from shoal.training.augmentation import refuse_other_shapes
 from shoal.training.chunking import Chunker
 from shoal.training.client_data import ClientData
 from shoal.training.cuda_graphs import Graphs
@@ -65,6 +66,7 @@ class TrainingContext:
             settings: Device, memory, threads and speed-ups.
         """
         _refuse_pieces(module, settings)
+        refuse_other_shapes(algorithm.records.augmentations, shape_of(dataset.train_x))
         ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
