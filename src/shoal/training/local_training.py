@@ -23,6 +23,7 @@ from shoal.gradients import Network, RecordTape, Tape
 from shoal.gradients.sequential import GradientTape
 from shoal.mechanisms.sanitiser import Summed
 from shoal.mechanisms.update_clipping import PIECE
+from shoal.precision import Precision, autocast, rough
 from shoal.random.noise_source import Product
 from shoal.training.augmentation import augmented
 from shoal.training.augmentation import drawn as drawn_views
@@ -185,7 +186,7 @@ def _first(
                 rows[place] = saved.to(rows.device)
     return LocalSteps(
         context.network, context.client_data, params, client_params, clipping, chosen, carried,
-        local.proximal, local.max_grad_norm, context.micro_batch,
+        local.proximal, local.max_grad_norm, context.micro_batch, context.precision,
     )  # fmt: skip
 
 
@@ -215,12 +216,13 @@ class LocalSteps:
     proximal: float = 0.0
     max_grad_norm: float | None = None
     micro_batch: int | None = None
+    precision: Precision = "auto"
 
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
         plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
         batch = inputs[-1].shape[2:].numel() if len(inputs) > 4 else inputs[0].shape[2]
-        at_once = plain and batch <= (self.micro_batch or batch)
+        at_once = plain and batch <= (self.micro_batch or batch) and self.precision != "bf16"
         with self.network.deferred_updates(self.params, self.client_params, batch) if at_once else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
@@ -233,13 +235,18 @@ class LocalSteps:
         visible. It is dropped from the same tape that found it: in another pass Dropout would draw again.
         """
         for step in zip(*inputs, strict=True):
-            self.step(*step, carefully=True)
+            self._step(*step, carefully=True)
         return self
 
-    def step(
+    def step(self, *inputs: Tensor) -> None:
+        """One step of every client."""
+        with rough(self.precision, self.params) if self.sanitiser is None else nullcontext():
+            self._step(*inputs)
+
+    def _step(
         self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor, *views: Tensor, carefully: bool = False
     ) -> None:
-        """One step of every client; `carefully` leaves out gradients without a finite norm."""
+        """`carefully` leaves out gradients without a finite norm."""
         backward = self._backward_carefully if carefully else self._backward
         width, most = records.shape[1], self.micro_batch or records.shape[1]
         if width > most:
@@ -256,12 +263,12 @@ class LocalSteps:
     ) -> tuple[Tape, Tensor]:
         """The tape of these records, and which of them count. The loss of a record is the mean over its views."""
         x, y = self.client_data.rows(records)
-        if views is None:
-            return self.network.backward(self.client_params, x, y, weights), mask
-        count = views.shape[2]
-        y, weights = (rows.repeat_interleave(count, 1) for rows in (y, weights / count))
-        tape = self.network.backward(self.client_params, augmented(x, views), y, weights)
-        if self.sanitiser is None:
+        count = 1 if views is None else views.shape[2]
+        if views is not None:
+            x, y, weights = augmented(x, views), *(rows.repeat_interleave(count, 1) for rows in (y, weights / count))
+        with rough(self.precision, self.params), autocast(self.precision, self.params):
+            tape = self.network.backward(self.client_params, x, y, weights)
+        if views is None or self.sanitiser is None:
             return tape, mask
         gradients = tape.records(count)  # type: ignore[attr-defined]  # such networks give RecordTapes
         return GradientTape(self.network.layout, gradients), mask

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
+from shoal.precision import without_autocast
 
 
 class Taped(threading.local):
@@ -23,22 +24,33 @@ class Taped(threading.local):
     params: Tensor
     tape: list[tuple[Rule, Any, Tensor]]
     records: int
+    _short: Tensor | None
 
     def __init__(self) -> None:
         self.deferred: dict[Rule, Any] = {}
 
     def bind(self, params: Tensor, tape: list[tuple[Rule, Any, Tensor]], records: int) -> None:
         """Run with these parameters from now on."""
-        self.params, self.tape, self.records = params, tape, records
+        self.params, self.tape, self.records, self._short = params, tape, records, None
         self.anchor = params.new_zeros((), requires_grad=True)
 
     def __call__(self, rule: Rule, x: Tensor) -> Tensor:
         """The output of a layer by its rule."""
         if len(x) == 1:  # the same for all records, such as positions
             x = x.expand(self.records, *x.shape[1:])
-        rule = self.deferred.get(rule, rule)
-        y: Tensor = _Layer.apply(x, self.anchor, rule, self.params, self.tape)  # type: ignore[no-untyped-call]
+        rule, params = self.deferred.get(rule, rule), self.params
+        if torch.is_autocast_enabled(x.device.type):
+            params = self._shortened(torch.get_autocast_dtype(x.device.type)) if rule.products else params
+            x = x.to(params.dtype) if x.is_floating_point() else x
+        with without_autocast(x):
+            y: Tensor = _Layer.apply(x, self.anchor, rule, params, self.tape)  # type: ignore[no-untyped-call]
         return y
+
+    def _shortened(self, dtype: torch.dtype) -> Tensor:
+        """The parameters in the type of autocast, for layers that are products."""
+        if self._short is None:
+            self._short = self.params.to(dtype)
+        return self._short
 
 
 class _Layer(torch.autograd.Function):
