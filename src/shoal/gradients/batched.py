@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal.calling import call, in_training
 from shoal.errors import ModelError
+from shoal.gradients.layers.attention import put_records_first
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
 from shoal.gradients.layers.linear import LinearRule
@@ -166,6 +167,7 @@ def _with_rules(module: nn.Module, layout: Layout, taped: Taped, kernels: bool =
             if kernels and can_pool(layer):
                 made[layer] = MaxPool(layer)
             elif made[layer] is layer:
+                put_records_first(layer)
                 for name, child in list(layer._modules.items()):
                     layer._modules[name] = child and replaced(child)
         return made[layer]
@@ -192,4 +194,6 @@ def _mixes_or_draws(layer: nn.Module) -> bool:
     """Layers in eval mode do neither."""
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return layer.training and layer.p > 0
+    if isinstance(layer, nn.MultiheadAttention):
+        return layer.training and layer.dropout > 0
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)
