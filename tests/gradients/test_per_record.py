@@ -180,15 +180,15 @@ def test_in_float32_norms_are_right_to_a_few_digits_of_the_last():
 # --- models that rules do not cover
 
 
-class Scaled(nn.Module):
+class Multiplies(nn.Module):
     """A layer that nobody knows."""
 
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor([0.5, 2.0]))
+        self.matrix = nn.Parameter(torch.tensor([[0.5, 2.0], [1.0, 0.1]]))
 
     def forward(self, x):
-        return x * self.scale
+        return x @ self.matrix
 
 
 class Twice(nn.Module):
@@ -270,7 +270,7 @@ class Unvmappable(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: nn.Sequential(Scaled(), nn.Linear(2, 3)), Twice, Tied, TiedBiases, Unvmappable]
+    "make", [lambda: nn.Sequential(Multiplies(), nn.Linear(2, 3)), Twice, Tied, TiedBiases, Unvmappable]
 )
 def test_what_rules_do_not_cover_goes_example_by_example(make):
     torch.manual_seed(0)
