@@ -30,6 +30,7 @@ from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.site_records import columns_read
 from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
@@ -83,7 +84,7 @@ class Site:
 
     def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
         require_platform()
-        self.owner, self._log = owner, log
+        self.owner, self._log = owner, lambda words: log(_printable(words))
         self.ended: str | None = None
         self.refused: str | None = None
         self._compared: str | None = None
@@ -168,6 +169,7 @@ class Site:
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
+            self._log(columns_read(terms, dataset))
             for note in dataset.notes:
                 self._log(f"note: {note}")
         except (ShoalError, OSError) as error:
@@ -414,6 +416,11 @@ def _own_engine(asked: Settings) -> Settings:
     """How this site runs: on its own device, with no more threads than it has cores, whatever the terms ask for."""
     threads = None if asked.threads is None else min(asked.threads, cores())
     return replace(asked, device="cpu" if asked.device == "cpu" else "auto", threads=threads)
+
+
+def _printable(words: str) -> str:
+    """Words for the owner's terminal: what a coordinator wrote must neither end a line nor steer the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def _repeated(message: Payload) -> dict[str, Value]:
