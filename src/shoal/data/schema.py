@@ -22,7 +22,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from shoal.checked import checked, short
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.data.tables import Encoded
 
 TaskKind = Literal["classification", "multi-label", "regression", "next-token"]
+HINTS = {word: get_type_hints(kind) for word, kind in KINDS.items()}
 FEATURE_LIMIT = 1 << 20  # numbers of a row
 NAMES = tuple[str | bool | int | float, ...]  # of categories and classes, as people write them
 
@@ -223,13 +223,8 @@ def _column(name: str, mapping: Any) -> Column:
     given = _known(key, given, [each.name for each in fields(kind)])
     if lacks := [each.name for each in fields(kind) if each.default is MISSING and each.name not in given]:
         raise ConfigError(f"{key} is a {word}, so it needs {' and '.join(lacks)}, a public fact")
-    hints = _hints(kind)
+    hints = HINTS[word]
     return kind(**{field_: _value(f"{key}.{field_}", value, hints[field_]) for field_, value in given.items()})
-
-
-@cache
-def _hints(kind: type[Column]) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _value(key: str, value: Any, kind: Any) -> Any:

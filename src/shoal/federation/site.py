@@ -84,7 +84,7 @@ class Site:
 
     def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
         require_platform()
-        self.owner, self._log = owner, lambda words: log(_printable(words))
+        self.owner, self._report = owner, log
         self.ended: str | None = None
         self.refused: str | None = None
         self._compared: str | None = None
@@ -123,6 +123,10 @@ class Site:
         if self._site_ledger is not None:
             self._site_ledger.close()
             self._site_ledger = None
+
+    def _log(self, words: str) -> None:
+        """Report a line; what a coordinator wrote in it must neither end the line nor steer the terminal."""
+        self._report("".join(letter if letter.isprintable() else "?" for letter in words))
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""
@@ -416,11 +420,6 @@ def _own_engine(asked: Settings) -> Settings:
     """How this site runs: on its own device, with no more threads than it has cores, whatever the terms ask for."""
     threads = None if asked.threads is None else min(asked.threads, cores())
     return replace(asked, device="cpu" if asked.device == "cpu" else "auto", threads=threads)
-
-
-def _printable(words: str) -> str:
-    """Words for the owner's terminal: what a coordinator wrote must neither end a line nor steer the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def _repeated(message: Payload) -> dict[str, Value]:
