@@ -471,3 +471,13 @@ def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_
         for rows in (slice(0, width), slice(1, width + 1))
     )
     assert torch.equal(here[..., 1:], shifted[..., :-1])
+
+
+@pytest.mark.parametrize("per_record", [False, True])
+def test_a_forward_pass_that_rewrites_its_weights_leaves_the_clients_parameters_alone(per_record):
+    model = nn.Sequential(nn.Embedding(11, 4, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3))
+    slow = network(model, torch.zeros(3, 3, dtype=torch.int64), per_record=per_record)
+    params = slow.layout.flatten(model).repeat(2, 1)
+    before, words = params.clone(), torch.tensor([[[1, 2, 3]], [[4, 5, 6]]])
+    slow.backward(params, words, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1))
+    assert torch.equal(params, before)

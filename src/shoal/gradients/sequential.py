@@ -52,7 +52,8 @@ class SequentialNetwork:
         views = self.layout.views(params)
         trainable = [entry for entry in self.layout.entries if entry.trainable]
         for entry in trainable:
-            views[entry.name] = views[entry.name].detach().requires_grad_()
+            # a copy, since a forward pass may write to it: an nn.Embedding with max_norm, the words that it looks up
+            views[entry.name] = views[entry.name].detach().clone().requires_grad_()
         loss = (self._losses(self._outputs(views, x), y) * weights).sum()
         grads = torch.autograd.grad(loss, [views[e.name] for e in trainable], allow_unused=True)
         for entry, grad in zip(trainable, grads, strict=True):
