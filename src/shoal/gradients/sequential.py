@@ -99,11 +99,13 @@ class RecordNetwork(SequentialNetwork):
         if weights.numel() == 0:
             return params.new_zeros(*weights.shape, params.shape[1])
         if self._vmapped:
+            before = torch.get_rng_state()
             try:
                 found = [self._of_client(own, _of(x, k, slice(None)), y[k]) for k, own in enumerate(params)]
                 return torch.stack(found) * weights.unsqueeze(2)
             except Exception:  # a fault of the model itself comes up again below
                 self._vmapped = False
+                torch.set_rng_state(before)  # Dropout draws as in every later pass
         return super().records(params, x, y, weights)
 
     def _of_client(self, params: Tensor, x: Inputs, y: Tensor) -> Tensor:
