@@ -33,10 +33,11 @@ class Chunker:
         sizes: np.ndarray,
         workers: int,
         memory: float | None,
+        micro_batch: int | None = None,
     ) -> None:
         self._workers, device = workers, device_of(sample)
         most = int(sizes.max(initial=1))
-        batch = min(math.ceil(algorithm.records.share(most) * most), most)
+        batch = min(math.ceil(algorithm.records.share(most) * most), most, micro_batch or most)
         local = algorithm.local  # the model, its change, and what the optimiser needs besides
         copies = 2 + (3 if local.optimizer == "adamw" else bool(local.momentum))
         copies += bool(local.max_grad_norm or local.proximal)

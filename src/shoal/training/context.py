@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
-from shoal.errors import RunError
+from shoal.errors import ConfigError, RunError
 from shoal.gradients import Network, network
+from shoal.gradients.batched import mixing
 from shoal.inputs import Inputs, count, each
 from shoal.kernels import triton
 from shoal.random.streams import Streams
@@ -40,6 +41,7 @@ class TrainingContext:
     personal: Tensor
     graphs: Graphs | None = None
     kernels: bool = True
+    micro_batch: int | None = None
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class TrainingContext:
             streams: Where every random number comes from.
             settings: Device, memory, threads and speed-ups.
         """
+        _refuse_pieces(module, settings)
         ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
@@ -74,11 +77,24 @@ class TrainingContext:
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers = Workers(device, settings.threads, side_by_side=net.batched)
-        chunker = Chunker(algorithm, net, module, sample, partition.sizes, workers.count, settings.memory)
+        chunker = Chunker(
+            algorithm, net, module, sample, partition.sizes, workers.count, settings.memory, settings.micro_batch
+        )
         can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
         in_memory = not dataset.files  # what is recorded cannot read from disk
         graphs = Graphs() if settings.graphs and net.batched and can_record and in_memory else None
-        return cls(algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels)
+        return cls(
+            algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels,
+            settings.micro_batch,
+        )  # fmt: skip
+
+
+def _refuse_pieces(module: nn.Module, settings: Settings) -> None:
+    if settings.micro_batch is not None and (layers := mixing(module)):
+        raise ConfigError(
+            f"engine.micro_batch {settings.micro_batch} would change what layer {layers[0]} gives: it mixes the "
+            f"records of a batch; leave the key out, or use GroupNorm"
+        )
 
 
 def stand_ins(x: Inputs) -> Inputs:
