@@ -9,14 +9,16 @@ every record's gradient, and can weight the records: clipping needs no gradient 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from shoal.gradients.batched import BatchedNetwork, without_rule
+from shoal.gradients.batched import BatchedNetwork, kinds_held, without_rule
+from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
@@ -116,22 +118,43 @@ def network(
     layout = Layout.of(module, personal)
     if not batched or without_rule(module, layout):
         return slow(module, losses, layout)
+    kinds, shapes = kinds_held(module, layout), None
     if sample is not None:
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
-        if not _agree(module, sample, y, losses, slow, per_record):
-            return slow(module, losses, layout)
-    return BatchedNetwork(module, layout, kernels, losses)
+        shapes = _shapes_held(kinds, partial(_agreeing, sample, y, losses, slow, per_record), module)
+    elif not kinds:
+        shapes = {}
+    if shapes is None:
+        return slow(module, losses, layout)
+    return BatchedNetwork(module, layout, kernels, losses, shapes)
 
 
-def _agree(
-    module: nn.Module,
+Shapes = dict[Kind, Shape]
+
+
+def _shapes_held(
+    kinds: list[Kind], agreeing: Callable[[nn.Module, Iterable[Shapes]], Shapes | None], module: nn.Module
+) -> Shapes | None:
+    """The shapes in which the model's own code takes its parameters; None where both implementations disagree."""
+    shapes: Shapes = {}
+    for kind in kinds:
+        found = agreeing(only(module, kind), ({kind: shape} for shape in likely_shapes(kind[1])))
+        if found is None:
+            return None
+        shapes |= found
+    return agreeing(module, [shapes])
+
+
+def _agreeing(
     sample: Inputs,
     targets: Tensor,
     losses: Losses,
     slow: type[SequentialNetwork],
     per_record: bool,
-) -> bool:
-    """Do both implementations give the same gradient for two different clients, in float64?
+    module: nn.Module,
+    ways: Iterable[Shapes],
+) -> Shapes | None:
+    """The first of these ways for which both implementations give the same gradient for two clients, in float64.
 
     The weights are perturbed first, since a layer that starts at zero would hide everything before it.
     """
@@ -141,16 +164,21 @@ def _agree(
     params = torch.stack([start, 0.9 * start])
     y = torch.stack([targets, targets[:1].expand_as(targets)]).cpu()
     weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(2, len(targets))
-    found: list[list[Tensor]] = []
-    for way in (BatchedNetwork(module, layout, losses=losses), slow(module, losses)):
+
+    def gradients(way: Network) -> list[Tensor]:
         grads = torch.zeros_like(params)
-        try:
-            tape = way.backward(params, x, y, weights)
-            tape.accumulate(grads, 1.0)
-            found.append([grads, cast(RecordTape, tape).squares().sum(0)] if per_record else [grads])
-        except Exception:
-            return False
-    return all(_close(ours, theirs) for ours, theirs in zip(*found, strict=True))
+        tape = way.backward(params, x, y, weights)
+        tape.accumulate(grads, 1.0)
+        return [grads, cast(RecordTape, tape).squares().sum(0)] if per_record else [grads]
+
+    with suppress(Exception):
+        expected = gradients(slow(module, losses))
+        for shapes in ways:
+            with suppress(Exception):
+                found = gradients(BatchedNetwork(module, layout, losses=losses, shapes=shapes))
+                if all(_close(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
+                    return shapes
+    return None
 
 
 def _of_two_clients(sample: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ class SequentialNetwork:
         views = self.layout.views(params)
         trainable = [entry for entry in self.layout.entries if entry.trainable]
         for entry in trainable:
-            views[entry.name] = views[entry.name].detach().requires_grad_()
+            # a copy, since a forward pass may write to it: an nn.Embedding with max_norm, the words that it looks up
+            views[entry.name] = views[entry.name].detach().clone().requires_grad_()
         loss = (self._losses(self._outputs(views, x), y) * weights).sum()
         grads = torch.autograd.grad(loss, [views[e.name] for e in trainable], allow_unused=True)
         for entry, grad in zip(trainable, grads, strict=True):
@@ -98,11 +99,13 @@ class RecordNetwork(SequentialNetwork):
         if weights.numel() == 0:
             return params.new_zeros(*weights.shape, params.shape[1])
         if self._vmapped:
+            before = torch.get_rng_state()
             try:
                 found = [self._of_client(own, _of(x, k, slice(None)), y[k]) for k, own in enumerate(params)]
                 return torch.stack(found) * weights.unsqueeze(2)
             except Exception:  # a fault of the model itself comes up again below
                 self._vmapped = False
+                torch.set_rng_state(before)  # Dropout draws as in every later pass
         return super().records(params, x, y, weights)
 
     def _of_client(self, params: Tensor, x: Inputs, y: Tensor) -> Tensor:

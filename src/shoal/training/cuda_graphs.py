@@ -54,8 +54,8 @@ class Recording:
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 self._step()
+                self._counter.zero_()  # there may be one row only
         torch.cuda.current_stream().wait_stream(stream)
-        self._counter.zero_()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._step()

@@ -69,7 +69,8 @@ def train(
     with _drawing(context, clients, index):
         steps = _first(context, params, clients, index, state)
         steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
-        if steps.sanitiser and steps.sanitiser.metrics.non_finite:
+    if steps.sanitiser and steps.sanitiser.metrics.non_finite:
+        with _drawing(context, clients, index):  # the same numbers: no record may choose what Dropout drops
             steps = _first(context, params, clients, index, state).run_carefully(inputs)
     kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}
     if len(context.personal):
@@ -126,6 +127,7 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
     batches = _side_by_side(drawn, steps, width, -1)
+    sampler.refuse_repeats(batches)
     steps_of_each = np.array([len(rows) for rows in drawn])
     return Plan(batches, steps_of_each, np.array(own), _side_by_side(views, steps, width, 0) if views else None)
 

@@ -74,14 +74,17 @@ class _Layer(torch.autograd.Function):
 class ClientLayer(nn.Module):
     """What replaces a layer: `rules` are those of all its parameters.
 
-    Its parameters have a type and a shape, for models that ask, but no values.
+    Its parameters have a type and a shape, for models that ask, but no values; its options are as they were.
     """
 
     def __init__(self, layer: nn.Module, rules: tuple[Rule, ...]) -> None:
         super().__init__()
-        self.training, self.rules = layer.training, rules
-        for name, parameter in layer.named_parameters(recurse=False):
-            setattr(self, name, torch.empty_like(parameter, device="meta", requires_grad=False))
+        options = {name: value for name, value in vars(layer).items() if isinstance(value, int | float | str | tuple)}
+        self.__dict__.update({name: value for name, value in options.items() if not name.startswith("_")})
+        self.rules = rules
+        for name, parameter in layer._parameters.items():
+            shape = None if parameter is None else torch.empty_like(parameter, device="meta", requires_grad=False)
+            setattr(self, name, shape)
 
     @property
     def entries(self) -> tuple[Entry, ...]:

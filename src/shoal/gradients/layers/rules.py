@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.layers.affine import AffineRule, BiasRule
+from shoal.gradients.layers.attention import attention_layer
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.convolution import Conv2dRule
 from shoal.gradients.layers.convolution_cpu import cpu_rule
 from shoal.gradients.layers.convolution_cuda import cuda_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.recurrent import recurrent_layer
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
 
@@ -31,8 +33,12 @@ def client_layer(
         taped: What runs rules.
         kernels: Whether to use the fastest kernels of the device.
     """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.MultiheadAttention:
+        return attention_layer(module, entries, taped, kernels)
     found = rule_for(module, entries, kernels)
-    return RuledLayer(module, *found, taped) if found else None
+    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped)
 
 
 def rule_for(
@@ -44,8 +50,6 @@ def rule_for(
     """
     own = {name: entries.get(id(p)) for name, p in module.named_parameters(recurse=False)}
     weight, bias = own.get("weight"), own.get("bias")
-    if module._forward_hooks or module._forward_pre_hooks:
-        return None
     if weight is None:
         return _bias_alone(module, bias) if bias is not None and set(own) == {"weight", "bias"} else None
     if None in own.values():
