@@ -111,6 +111,37 @@ def test_nor_does_a_linear_layer_on_vectors_or_sequences(device, positions, ins,
     assert_clip_holds(tape_of(module, x), sum(p.numel() for p in module.parameters()), clip, device)
 
 
+class Sequences(nn.Module):
+    """The last output of a layer on sequences."""
+
+    def __init__(self, layer, wide):
+        super().__init__()
+        self.before, self.layer, self.after = nn.Linear(6, 6), layer, nn.Linear(wide, 3)
+
+    def forward(self, x):
+        found = self.layer(self.before(x))
+        return self.after((found[0] if isinstance(found, tuple) else found)[:, -1])
+
+
+LAYERS = {
+    "attention": lambda: Sequences(nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True), 6),
+    "LSTM": lambda: Sequences(nn.LSTM(6, 5, batch_first=True, bidirectional=True), 10),
+    "GRU": lambda: Sequences(nn.GRU(6, 5, num_layers=2, batch_first=True), 5),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("positions", [1, 7, 40])
+def test_nor_do_layers_on_sequences(name, positions, device):
+    torch.manual_seed(0)
+    module, x = LAYERS[name]().to(device), torch.randn(4, positions, 6).to(device)
+    size = sum(p.numel() for p in module.parameters())
+    assert_clip_holds(tape_of(module, x), size, 0.1, device)
+    norms = [tape_of(module, x, precision).squares().sum(0).sqrt() for precision in ("bf16", "float32")]
+    assert 1e-5 < apart(*norms) < 0.1
+
+
 def test_products_are_in_bf16_and_all_that_is_clipped_is_not():
     module = convolutional()
     tape = tape_of(module, digits().train_x[:4], classes=10)
