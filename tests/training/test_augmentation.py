@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import shoal
 from shoal.audit.cases import cases
 from shoal.errors import ConfigError
 from shoal.mechanisms.gaussian import StepNoise
@@ -147,6 +148,20 @@ def test_a_seed_gives_the_same_model_again_and_views_another_one():
     assert torch.equal(model(2), model(2))
     assert not torch.allclose(model(2), model(0))
     assert not torch.allclose(model(2), model(2, seed=6))
+
+
+def test_a_run_that_is_resumed_ends_as_if_nothing_had_been(tmp_path):
+    given = {"algorithm": "fedavg", "model": "digits-mlp", "rounds": 3, "data.clients": 5, "clients.cohort": 3}
+    given |= {"records.augmentations": 2, "engine.micro_batch": 3, "engine.precision": "bf16"}
+    given |= {"engine.threads": 1, "engine.device": "cpu"}
+    whole, held = shoal.run(given, runs=tmp_path), []
+    with pytest.raises(shoal.ShoalError, match="stopped after round 1") as stopped:
+        shoal.run(
+            given, runs=tmp_path, on_start=lambda config, sim, run: held.append(sim),
+            on_round=lambda line: held[0].stop(),
+        )  # fmt: skip
+    rest = shoal.run(resume=stopped.value.run)
+    assert all(torch.equal(rest.model[name], tensor) for name, tensor in whole.model.items())
 
 
 def test_without_views_no_stream_is_opened(monkeypatch):

@@ -126,6 +126,8 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         width = max(width, *(sampler.widest(len(context.client_data.records(k))) for k in clients.tolist()))
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
+    if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
+        width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
     batches = _side_by_side(drawn, steps, width, -1)
     sampler.refuse_repeats(batches)
     steps_of_each = np.array([len(rows) for rows in drawn])
