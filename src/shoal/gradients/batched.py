@@ -43,10 +43,13 @@ class BatchedNetwork:
         kernels: bool = True,
         losses: Losses = cross_entropy,
         shapes: Mapping[Kind, Shape] | None = None,
+        sample: Inputs | None = None,
     ) -> None:
         self.layout, self._losses = layout, losses
-        self._taped = Taped()
+        self._taped = Taped({})
         self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels, shapes))
+        if sample is not None:
+            self._taped.watch(self._module, layout.flatten(module), sample)
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
@@ -207,7 +210,7 @@ def _ruled(module: nn.Module) -> list[Entry]:
 
 def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
     """The kinds of parameters that the model's own code uses."""
-    module = _with_rules(copy.deepcopy(module), layout, Taped())
+    module = _with_rules(copy.deepcopy(module), layout, Taped({}))
     owners = [layer for layer in module.modules() if isinstance(layer, HoldsParameters)]
     kinds = ((name, entry.shape) for layer in owners for name, entry in layer.client_parameters.items())
     return list(dict.fromkeys(kinds))
@@ -219,7 +222,7 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     Their trained parameters have no rule, or they mix records, or they are random.
     """
     hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
-    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
+    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped({})))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)

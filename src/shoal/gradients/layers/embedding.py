@@ -12,6 +12,8 @@ from shoal.gradients.layout import Entry
 class EmbeddingRule(Rule):
     """y = W[x], for whole numbers [N, ...]."""
 
+    positions = True
+
     def __init__(self, module: nn.Embedding, weight: Entry) -> None:
         self.entries, self.weight, self.padding = (weight,), weight, module.padding_idx
 

@@ -36,6 +36,8 @@ class Rule(Protocol):
     """The interface of a layer for the tape; `entries` are all the parameters that it trains."""
 
     entries: tuple[Entry, ...]
+    positions: bool = False
+    """Whether a record may have several rows, [N, T, ...], that are treated alike."""
 
     @property
     def layer(self) -> str:
