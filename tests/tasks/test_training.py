@@ -230,7 +230,8 @@ def test_a_large_vocabulary_is_evaluated_in_smaller_parts(tmp_path, monkeypatch)
         monkeypatch.setattr("shoal.training.evaluation.OUTPUTS", most)
         seen.clear()
         scores.append(trained(CLIENT_LEVEL | {"rounds": 1}, data, model, tmp_path).figures["perplexity"])
-        assert max(seen) == {6 * 6 * 5: 5, 1: 1, 10**6: 48}[most]
+        after_its_check = seen[1:]
+        assert max(after_its_check) == {6 * 6 * 5: 5, 1: 1, 10**6: 48}[most]
     assert scores == pytest.approx(scores[:1] * 3, rel=1e-6)
 
 
