@@ -17,45 +17,67 @@ from torch.nn.utils.rnn import PackedSequence
 
 from shoal.errors import ModelError
 from shoal.gradients.layers.client_layer import ClientLayer, Taped
-from shoal.gradients.layers.linear import LinearRule, outputs
+from shoal.gradients.layers.linear import outputs
+from shoal.gradients.layers.rule import Rule, product_squares, trained
 from shoal.gradients.layout import Entry
-from shoal.mechanisms.update_clipping import row_sums, summed_products
+from shoal.mechanisms.update_clipping import summed_products
 
 aten = torch.ops.aten
+Saved = tuple[Tensor, ...]
 States = tuple[Tensor, Tensor]
 
 
-class SequenceRule(LinearRule):
-    """The weights of a product at every time step, from its rows [K, T, B, in] and their gradients [K, T, B, out]."""
+class Weights(NamedTuple):
+    """The weights of inputs or of hidden states, and their bias."""
 
-    def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+    weight: Entry
+    bias: Entry | None
+
+
+class SequenceRule(Rule):
+    """Weights of every time step, from rows [K, T, B, in] for each of them and the same gradients [K, T, B, out]."""
+
+    def __init__(self, *parts: Weights) -> None:
+        self.parts, self.entries = parts, trained(*(entry for part in parts for entry in part))
+
+    def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
-        if len(into) == len(saved):
-            super().accumulate(saved.flatten(1, 2), grad.flatten(1, 2), into, scale)
-        else:
-            super().accumulate(_by_record(saved), _by_record(grad), into, scale)
-
-    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> None:
-        """Positions of a record, which float32 must not sum."""
-        return None
+        grads = _in_rows(grad, len(into))
+        biases = [part.bias for part in self.parts if part.bias is not None]
+        total = grads.sum(1) if biases else grads
+        for part, rows in zip(self.parts, saved, strict=True):
+            part.weight.of(into).baddbmm_(grads.transpose(1, 2), _in_rows(rows, len(into)), alpha=scale)
+        for bias in biases:
+            bias.of(into).add_(total, alpha=scale)
 
     def accumulate_weighted(
-        self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+        self, saved: Saved, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         grads = (grad * factors[:, None, :, None]).flatten(1, 2)
-        self.weight.of(into).add_(summed_products(grads, saved.flatten(1, 2), saved.shape[1]), alpha=scale)
-        if self.bias is not None:
-            self.bias.of(into).add_(row_sums(grads, saved.shape[1]), alpha=scale)
+        total = summed_products(grads, self._inputs(saved).flatten(1, 2), grad.shape[1])
+        weights = [part.weight for part in self.parts]
+        biases = [part.bias for part in self.parts if part.bias is not None]
+        found = total.split([entry.shape[1] for entry in weights] + [1] * len(biases), 2)
+        for entry, part in zip(weights + biases, found, strict=True):
+            entry.of(into).add_(part.view_as(entry.of(into)), alpha=scale)
 
-    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+    def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, None]:
         """The squared norm of every gradient, in float64."""
-        return super().squares(_by_record(saved), _by_record(grad))
+        records = grad.shape[:3:2].numel()
+        return product_squares(_in_rows(self._inputs(saved), records), _in_rows(grad, records), False), None
+
+    def _inputs(self, saved: Saved) -> Tensor:
+        """All that the gate gradients are multiplied by: the rows, and 1 for each bias."""
+        ones = saved[0].new_ones(1).expand(*saved[0].shape[:3], sum(part.bias is not None for part in self.parts))
+        return torch.cat([*saved, ones], 3)
 
 
-def _by_record(held: Tensor) -> Tensor:
-    """From [K, T, B, ...] to [N, T, ...]."""
-    return held.transpose(1, 2).reshape(-1, held.shape[1], held.shape[3])
+def _in_rows(held: Tensor, count: int) -> Tensor:
+    """From [K, T, B, ...] to so many rows of positions, one for each client or record."""
+    if count == len(held):
+        return held.flatten(1, 2)
+    return held.transpose(1, 2).reshape(count, -1, held.shape[3])
 
 
 class Step(NamedTuple):
@@ -183,12 +205,19 @@ class GRUCell(Cell):
 
 
 class Direction(NamedTuple):
-    """One direction of one layer: the rules of its inputs and of its hidden states."""
+    """One direction of one layer; both of its weights have the same gradients, or each has a rule."""
 
     cell: Cell
-    inputs: SequenceRule
-    hidden: SequenceRule
+    inputs: Weights
+    hidden: Weights
+    rules: tuple[SequenceRule, ...]
     backwards: bool
+
+    @classmethod
+    def of(cls, cell: Cell, inputs: Weights, hidden: Weights, backwards: bool) -> Direction:
+        """The direction with these weights."""
+        rules = (SequenceRule(inputs, hidden),) if cell.adds else (SequenceRule(inputs), SequenceRule(hidden))
+        return cls(cell, inputs, hidden, rules, backwards)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -237,9 +266,11 @@ class _Recurrence(torch.autograd.Function):
             past = way.cell.backward(run, step, of_state, carried)
             gates = run.inner[:, step.time]
             of_state = torch.bmm(gates, weight) if past is None else past.baddbmm_(gates, weight)
-        tape.append((way.inputs, x, run.given))
-        tape.append((way.hidden, rows, run.inner))
-        of_x = way.inputs.input_gradient(x, run.given, params) if ctx.needs_input_grad[0] else None
+        held = ((x, rows),) if way.cell.adds else ((x,), (rows,))
+        tape.extend(zip(way.rules, held, (run.given, run.inner), strict=False))
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.bmm(run.given.flatten(1, 2), way.inputs.weight.of(params)).view(x.shape)
         needs_h, needs_c = ctx.needs_input_grad[1:3]
         return of_x, of_state if needs_h else None, carried if needs_c else None, None, None, None, None
 
@@ -266,7 +297,7 @@ class RecurrentLayer(ClientLayer):
     """A recurrent layer with its sizes and settings, for models that ask."""
 
     def __init__(self, module: nn.RNNBase, ways: Sequence[Direction], taped: Taped) -> None:
-        super().__init__(module, tuple(rule for way in ways for rule in (way.inputs, way.hidden)))
+        super().__init__(module, tuple(rule for way in ways for rule in way.rules))
         self._ways, self._taped = ways, taped
         for name in module.__constants__:
             setattr(self, name, getattr(module, name))
@@ -322,8 +353,8 @@ def recurrent_layer(module: nn.Module, entries: dict[int, Entry], taped: Taped) 
     for layer in range(module.num_layers):
         for end in ("", "_reverse")[: 2 if module.bidirectional else 1]:
             inputs, hidden = (
-                SequenceRule(cast(Entry, own[f"weight_{part}_l{layer}{end}"]), own.get(f"bias_{part}_l{layer}{end}"))
+                Weights(cast(Entry, own[f"weight_{part}_l{layer}{end}"]), own.get(f"bias_{part}_l{layer}{end}"))
                 for part in ("ih", "hh")
             )
-            ways.append(Direction(cells[module.mode], inputs, hidden, bool(end)))
+            ways.append(Direction.of(cells[module.mode], inputs, hidden, bool(end)))
     return RecurrentLayer(module, ways, taped)
