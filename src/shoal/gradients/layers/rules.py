@@ -33,7 +33,7 @@ def client_layer(
         kernels: Whether to use the fastest kernels of the device.
     """
     found = rule_for(module, entries, kernels)
-    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped)
+    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped, kernels)
 
 
 def rule_for(
