@@ -18,7 +18,8 @@ from torch import nn
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
 from shoal.gradients.batched import LayerTape
-from shoal.gradients.layers.rules import rule_for
+from shoal.gradients.layers.client_layer import Taped
+from shoal.gradients.layers.rules import client_layer, rule_for
 from shoal.gradients.layout import Layout
 from shoal.gradients.sequential import GradientTape
 from shoal.mechanisms.coordinate_clipping import AdaClip, Coordinates
@@ -155,6 +156,11 @@ LAYERS = {
     "embedding": (lambda: nn.Embedding(5, 4, padding_idx=0), (6,)),
     "bias of a linear layer": (lambda: frozen(nn.Linear(3, 5)), (3, 5)),
     "bias of a convolution": (lambda: frozen(nn.Conv2d(2, 4, 1)), (4, 3, 3)),
+    "recurrent LSTM of one word": (lambda: nn.LSTM(4, 3), (1,)),
+    "recurrent LSTM of few words": (lambda: nn.LSTM(4, 3), (3,)),
+    "recurrent GRU of few words": (lambda: nn.GRU(4, 3), (3,)),
+    "recurrent RNN of many words": (lambda: nn.RNN(4, 3), (25,)),
+    "recurrent RNN without bias of many words": (lambda: nn.RNN(4, 3, bias=False), (25,)),
 }
 CLIPS = [RecordClip(layers=layers) for layers in ("flat", "split", "each")]
 CLIPS += [MaxClip(layers="each"), QuantileRecordClip(layers="flat"), QuantileRecordClip(layers="split")]
@@ -173,6 +179,12 @@ def taped(name, where, kernels, draw):
     params = torch.zeros(RECORDS, layout.size, device=where)
     tape = LayerTape(torch.ones(RECORDS, 1, device=where), layout.size, 3)
     for layer, inputs in zip(module, (shape, shape, (3,)), strict=True):
+        if isinstance(layer, nn.RNNBase):
+            for rule in client_layer(layer, by_id, Taped(), kernels).rules:
+                widths, (outs, *_) = [part.weight.shape[1] for part in rule.parts], rule.entries[0].shape
+                x = draw(RECORDS, *inputs, 1, sum(widths)).to(where)
+                tape.append((rule, x.split(widths, -1), draw(RECORDS, *inputs, 1, outs).to(where)))
+            continue
         rule, _ = rule_for(layer, by_id, kernels)
         x = draw(RECORDS, *inputs).to(where)
         if isinstance(layer, nn.Embedding):

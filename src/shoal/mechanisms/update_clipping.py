@@ -341,7 +341,7 @@ def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
         return torch.bmm(left.transpose(1, 2), right)
     total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
     for some, others in zip(torch.split(left, PIECE, 1), torch.split(right, PIECE, 1), strict=True):
-        total += torch.bmm(some.transpose(1, 2).double(), others.double())
+        total.baddbmm_(some.transpose(1, 2).double(), others.double())
     return total
 
 

@@ -38,7 +38,7 @@ def client_layer(
     if type(module) is nn.MultiheadAttention:
         return attention_layer(module, entries, taped, kernels)
     found = rule_for(module, entries, kernels)
-    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped)
+    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped, kernels)
 
 
 def rule_for(
