@@ -68,7 +68,7 @@ def rule_for(
         return _frozen_statistics(cast(nn.BatchNorm2d, module), weight, bias)
     plain = type(module) is nn.Embedding and module.max_norm is None
     if plain and not module.scale_grad_by_freq and not module.sparse:
-        return EmbeddingRule(cast(nn.Embedding, module), weight), _same
+        return EmbeddingRule(weight, cast(nn.Embedding, module).padding_idx), _same
     return None
 
 
