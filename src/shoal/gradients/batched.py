@@ -238,4 +238,6 @@ def _mixes_or_draws(layer: nn.Module) -> bool:
         return layer.training and layer.p > 0
     if isinstance(layer, nn.MultiheadAttention):
         return layer.training and layer.dropout > 0
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return layer.training and layer.track_running_stats
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)
