@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, in_training
-from shoal.errors import ModelError
 from shoal.gradients.layers.attention import put_records_first
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
 from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.layers.rule import Rule
@@ -96,6 +96,13 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         super().__init__()
         self._weights, self._size, self._layers = weights, size, layers
         self._kept: list[Any] = []
+        self._merged = False
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        """Let every parameter be in one item alone: its norm is that of the sum over all its uses."""
+        if not self._merged:
+            self[:], self._merged = merged(self), True
 
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
@@ -109,8 +116,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
     @torch.no_grad()
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         """The same, but for products that are added together with the noise."""
-        products = []
-        layers = self.layers
+        products, layers = [], self.layers
         for place, (rule, saved, grad) in enumerate(self):
             mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(into.dtype)
             kept = self._kept[place] if self._kept else None
@@ -128,10 +134,8 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         """The squared norm of every gradient, in float64."""
         if not len(self):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
-        used = [entry for rule, _, _ in self for entry in rule.entries]
-        if len(set(used)) < len(used):
-            raise ModelError("some parameters are used twice for one record; set engine.batched=false")
         with all_digits(self._weights):
+            self._merge()
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
         totals: dict[str, Tensor] = {}
@@ -142,6 +146,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
     @property
     def layers(self) -> list[str]:
         """The names of the layers, in the order of `squares`."""
+        self._merge()
         return list(dict.fromkeys(rule.layer for rule, _, _ in self)) or self._layers
 
     @torch.no_grad()
@@ -249,4 +254,6 @@ def _mixes_or_draws(layer: nn.Module) -> bool:
 
 
 def _mixes(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return layer.training and layer.track_running_stats
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

@@ -101,24 +101,20 @@ class _Layer(torch.autograd.Function):
 
 
 class ClientLayer(nn.Module):
-    """What replaces a layer: `rules` are those of all its parameters.
+    """What replaces a layer: `rules` are those of all its parameters, `entries` their places if not the rules' own.
 
     Its parameters have a type and a shape, for models that ask, but no values; its options are as they were.
     """
 
-    def __init__(self, layer: nn.Module, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, layer: nn.Module, rules: tuple[Rule, ...], entries: tuple[Entry, ...] = ()) -> None:
         super().__init__()
         options = {name: value for name, value in vars(layer).items() if isinstance(value, int | float | str | tuple)}
         self.__dict__.update({name: value for name, value in options.items() if not name.startswith("_")})
         self.rules = rules
+        self.entries = entries or tuple(entry for rule in rules for entry in rule.entries)
         for name, parameter in layer._parameters.items():
             shape = None if parameter is None else torch.empty_like(parameter, device="meta", requires_grad=False)
             setattr(self, name, shape)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All the parameters that it trains."""
-        return tuple(entry for rule in self.rules for entry in rule.entries)
 
 
 class RuledLayer(ClientLayer):
