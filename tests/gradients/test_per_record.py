@@ -191,60 +191,6 @@ class Multiplies(nn.Module):
         return x @ self.matrix
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.last = nn.Linear(2, 2), nn.Linear(2, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other, self.last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 3)
-        self.other.weight = self.one.weight
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.other(torch.tanh(self.one(x)))))
-
-
-class TiedBiases(nn.Module):
-    """Two branches with one bias; the second ends in a layer that starts at 0, as in LoRA."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.last, self.up = nn.Linear(2, 3), nn.Linear(2, 3, bias=False)
-        self.other.bias = self.one.bias
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x):
-        return self.last(self.one(x)) + self.up(self.other(x))
-
-
-class TiedConvolutions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other, self.last = nn.Conv2d(1, 2, 1), nn.Conv2d(1, 2, 1), nn.Linear(2, 3)
-        self.other.bias = self.one.bias
-
-    def forward(self, x):
-        pictures = x[:, None, None]
-        return self.last((self.one(pictures) + self.other(pictures)).mean((2, 3)))
-
-
-class TiedNorms(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.other, self.last = nn.LayerNorm(2), nn.LayerNorm(2), nn.Linear(2, 3)
-        self.other.bias = self.one.bias
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.other(torch.tanh(self.one(x)))))
-
-
 class HiddenMixing(nn.Module):
     """Examples are mixed before a last layer that starts at 0: at the start no gradient shows it."""
 
@@ -269,9 +215,7 @@ class Unvmappable(nn.Module):
         return self.last(x if float(x.detach().sum()) > -1e9 else -x)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: nn.Sequential(Multiplies(), nn.Linear(2, 3)), Twice, Tied, TiedBiases, Unvmappable]
-)
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(Multiplies(), nn.Linear(2, 3)), Unvmappable])
 def test_what_rules_do_not_cover_goes_example_by_example(make):
     torch.manual_seed(0)
     module = make()
@@ -300,16 +244,6 @@ def test_products_left_to_whoever_adds_noise_belong_to_no_graph():
     products = tape.accumulate_except(lambda product: True, torch.zeros_like(params), 1.0, torch.ones(1, 1, 5))
     assert len(products) == 2
     assert not any(part.requires_grad for product in products for part in (product.rows, product.grads))
-
-
-@pytest.mark.parametrize("make", [Twice, Tied, TiedBiases, TiedConvolutions, TiedNorms])
-def test_parameters_used_twice_are_never_clipped_by_the_sum_of_their_norms(make):
-    net = network(make(), per_record=True)
-    tape = net.backward(
-        net.layout.flatten(make())[None], torch.rand(1, 4, 2), torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4)
-    )
-    with pytest.raises(ModelError, match=r"used twice .* engine\.batched=false"):
-        tape.squares()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

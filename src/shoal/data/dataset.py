@@ -105,7 +105,7 @@ class Dataset:
             raise DataError(f"{where}: no data, an empty mapping")
         for name, values in parts(x).items():
             self._check_features(f"{where} '{name}'" if name else where, values, len(y), 1 if name else 2)
-        named = y.dtype == torch.int64 and bool(self.classes)
+        named = y.dtype == torch.int64 and len(self.classes) > 1
         if self.known_task is not None or named:  # of numbers the configuration must tell the task, or the range
             self.task.check_targets(y, where)
 

@@ -113,7 +113,7 @@ def _guess(name: str, column: Any, where: str) -> Guess:
 def _number(name: str, numbers: np.ndarray, gaps: bool) -> Guess:
     there = numbers[~np.isnan(numbers)]
     if set(np.unique(there)) <= {0.0, 1.0}:
-        return Guess(Number((0, 1), 0.0 if gaps else None), "a flag, 0 or 1")
+        return Guess(Number((0, 1), 0.0 if gaps else None), "a flag, 0 or 1", from_data=True)
     for known, low, high, typical in RANGES:
         named = re.search(rf"(^|_)({known})(_|$)", words(name)) is not None
         if named and np.mean((there < low) | (there > high)) < 0.01:

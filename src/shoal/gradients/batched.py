@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, in_training
-from shoal.errors import ModelError
 from shoal.gradients.layers.attention import put_records_first
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
 from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
-from shoal.gradients.layers.rule import Rule, in_type
+from shoal.gradients.layers.rule import Rule, wide
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
-from shoal.precision import all_digits, widened, without_autocast
+from shoal.precision import all_digits, without_autocast
 from shoal.random.noise_source import Product
 
 Left = Callable[[Product], bool]
@@ -43,10 +43,13 @@ class BatchedNetwork:
         kernels: bool = True,
         losses: Losses = cross_entropy,
         shapes: Mapping[Kind, Shape] | None = None,
+        sample: Inputs | None = None,
     ) -> None:
         self.layout, self._losses = layout, losses
-        self._taped = Taped()
+        self._taped = Taped({})
         self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels, shapes))
+        if sample is not None:
+            self._taped.watch(self._module, layout.flatten(module), sample)
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
@@ -94,6 +97,13 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         super().__init__()
         self._weights, self._size, self._layers = weights, size, layers
         self._kept: list[Any] = []
+        self._merged = False
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        """Let every parameter be in one item alone: its norm is that of the sum over all its uses."""
+        if not self._merged:
+            self[:], self._merged = merged(self), True
 
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
@@ -101,15 +111,14 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         if factors is not None:
             self.accumulate_except(None, into, scale, factors)
             return
-        for rule, saved, grad in self._widened():
+        for rule, saved, grad in map(wide, self):
             rule.accumulate(saved, grad, into, scale)
 
     @torch.no_grad()
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         """The same, but for products that are added together with the noise."""
-        products = []
-        layers = self.layers
-        for place, (rule, saved, grad) in enumerate(self._widened()):
+        products, layers = [], self.layers
+        for place, (rule, saved, grad) in enumerate(map(wide, self)):
             mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(into.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
@@ -126,26 +135,19 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         """The squared norm of every gradient, in float64."""
         if not len(self):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
-        used = [entry for rule, _, _ in self for entry in rule.entries]
-        if len(set(used)) < len(used):
-            raise ModelError("some parameters are used twice for one record; set engine.batched=false")
         with all_digits(self._weights):
-            found = [rule.squares(saved, grad) for rule, saved, grad in self._widened()]
+            self._merge()
+            found = [rule.squares(saved, grad) for rule, saved, grad in map(wide, self)]
         self._kept = [kept for _, kept in found]
         totals: dict[str, Tensor] = {}
         for (rule, _, _), (squares, _) in zip(self, found, strict=True):
             totals[rule.layer] = totals[rule.layer] + squares if rule.layer in totals else squares
         return torch.stack(list(totals.values())).view(-1, *self._weights.shape)
 
-    def _widened(self) -> Iterator[tuple[Rule, Any, Tensor]]:
-        """Layer by layer in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
-        for rule, saved, grad in self:
-            wide = widened(grad)
-            yield rule, saved if wide is grad else in_type(saved, wide.dtype), wide
-
     @property
     def layers(self) -> list[str]:
         """The names of the layers, in the order of `squares`."""
+        self._merge()
         return list(dict.fromkeys(rule.layer for rule, _, _ in self)) or self._layers
 
     @torch.no_grad()
@@ -215,7 +217,7 @@ def _ruled(module: nn.Module) -> list[Entry]:
 
 def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
     """The kinds of parameters that the model's own code uses."""
-    module = _with_rules(copy.deepcopy(module), layout, Taped())
+    module = _with_rules(copy.deepcopy(module), layout, Taped({}))
     owners = [layer for layer in module.modules() if isinstance(layer, HoldsParameters)]
     kinds = ((name, entry.shape) for layer in owners for name, entry in layer.client_parameters.items())
     return list(dict.fromkeys(kinds))
@@ -227,7 +229,7 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     Their trained parameters have no rule, or they mix records, or they are random.
     """
     hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
-    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
+    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped({})))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)
@@ -254,4 +256,6 @@ def _mixes_or_draws(layer: nn.Module) -> bool:
 
 
 def _mixes(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return layer.training and layer.track_running_stats
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

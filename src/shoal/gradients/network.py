@@ -126,7 +126,7 @@ def network(
         shapes = {}
     if shapes is None:
         return slow(module, losses, layout)
-    return BatchedNetwork(module, layout, kernels, losses, shapes)
+    return BatchedNetwork(module, layout, kernels, losses, shapes, sample)
 
 
 Shapes = dict[Kind, Shape]
@@ -175,10 +175,16 @@ def _agreeing(
         expected = gradients(slow(module, losses))
         for shapes in ways:
             with suppress(Exception):
-                found = gradients(BatchedNetwork(module, layout, losses=losses, shapes=shapes))
+                found = gradients(
+                    BatchedNetwork(module, layout, losses=losses, shapes=shapes, sample=each(x, _first))
+                )
                 if all(_close(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
                     return shapes
     return None
+
+
+def _first(sample: Tensor) -> Tensor:
+    return sample[0]
 
 
 def _of_two_clients(sample: Tensor) -> Tensor:

@@ -170,7 +170,7 @@ class Trainer(Generic[AnyCohort]):
 
         Personal layers are those that nobody has trained.
         """
-        module = self.evaluation.module
+        module = self.evaluation.unused
         self.evaluation.layout.load(module, torch.cat([self.model, self.evaluation.initial]))
         state = module.state_dict().items()
         return {name: tensor.detach().clone() for name, tensor in state if isinstance(tensor, Tensor)}

@@ -13,6 +13,7 @@ class AffineRule(Rule):
 
     def __init__(self, first: int, weight: Entry, bias: Entry | None) -> None:
         self.first, self.entries, self.weight, self.bias = first, trained(weight, bias), weight, bias
+        self.positions = first < 0
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of the input."""

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call
+from shoal.errors import ModelError
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
+from shoal.inputs import Inputs, joined, take
 from shoal.precision import without_autocast
 
 
@@ -19,6 +22,10 @@ class Taped(threading.local):
 
     `params` [K, P] are the clients' parameters. `tape` gets (rule, saved, gradient of the output) of each layer in
     the backward pass. `records` is K times the batch. `deferred` says which rules are replaced for now.
+
+    Args:
+        rows: How many rows each layer gets for one record, where that is known; 0 if its input is the same for all
+            records, such as positions [T]. That is found out once, since a batch of T records would hide it.
     """
 
     params: Tensor
@@ -26,8 +33,10 @@ class Taped(threading.local):
     records: int
     _short: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, rows: dict[Rule, int]) -> None:
+        self.rows = rows
         self.deferred: dict[Rule, Any] = {}
+        self.watched: dict[Rule, list[int]] | None = None
 
     def bind(self, params: Tensor, tape: list[tuple[Rule, Any, Tensor]], records: int) -> None:
         """Run with these parameters from now on."""
@@ -36,8 +45,24 @@ class Taped(threading.local):
 
     def __call__(self, rule: Rule, x: Tensor) -> Tensor:
         """The output of a layer by its rule."""
-        if len(x) == 1:  # the same for all records, such as positions
-            x = x.expand(self.records, *x.shape[1:])
+        if self.watched is not None:  # of one client, to which all rows belong
+            self.watched.setdefault(rule, []).append(len(x))
+            return self._run(rule, x)
+        rows = self.rows.get(rule)
+        if len(x) == 1:
+            return self._run(rule, x.expand(self.records, *x.shape[1:]))
+        if rows == 0:
+            return self._run(rule, x.expand(self.records, *x.shape))
+        if rows is not None and len(x) != rows * self.records:
+            raise ModelError(
+                f"layer {rule.layer} gets {len(x)} rows for {self.records} records, not {rows} for each; "
+                "set engine.batched=false"
+            )
+        if rows is not None and rows > 1 and rule.positions:
+            return self._run(rule, x.reshape(self.records, rows, *x.shape[1:])).flatten(0, 1)
+        return self._run(rule, x)
+
+    def _run(self, rule: Rule, x: Tensor) -> Tensor:
         rule, params = self.deferred.get(rule, rule), self.params
         if torch.is_autocast_enabled(x.device.type):
             params = self._shortened(torch.get_autocast_dtype(x.device.type)) if rule.products else params
@@ -51,6 +76,22 @@ class Taped(threading.local):
         if self._short is None:
             self._short = self.params.to(dtype)
         return self._short
+
+    @torch.no_grad()
+    def watch(self, module: nn.Module, params: Tensor, sample: Inputs) -> None:
+        """Find out how many rows each layer gets for one record, from one client with one record and with two."""
+        self.watched, sample = {}, joined(sample, sample)
+        try:
+            for records in (1, 2):
+                self.bind(params.unsqueeze(0), [], records)
+                call(module, take(sample, slice(records)))
+        except Exception:  # a fault of the model itself comes up again where it is trained
+            self.watched = {}
+        for rule, rows in self.watched.items():
+            calls = len(rows) // 2
+            more = {two - one for one, two in zip(rows[:calls], rows[calls:], strict=True)}
+            self.rows[rule] = more.pop() if len(more) == 1 else -1  # nothing fits -1
+        self.watched = None
 
 
 class _Layer(torch.autograd.Function):
@@ -72,24 +113,20 @@ class _Layer(torch.autograd.Function):
 
 
 class ClientLayer(nn.Module):
-    """What replaces a layer: `rules` are those of all its parameters.
+    """What replaces a layer: `rules` are those of all its parameters, `entries` their places if not the rules' own.
 
     Its parameters have a type and a shape, for models that ask, but no values; its options are as they were.
     """
 
-    def __init__(self, layer: nn.Module, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, layer: nn.Module, rules: tuple[Rule, ...], entries: tuple[Entry, ...] = ()) -> None:
         super().__init__()
         options = {name: value for name, value in vars(layer).items() if isinstance(value, int | float | str | tuple)}
         self.__dict__.update({name: value for name, value in options.items() if not name.startswith("_")})
         self.rules = rules
+        self.entries = entries or tuple(entry for rule in rules for entry in rule.entries)
         for name, parameter in layer._parameters.items():
             shape = None if parameter is None else torch.empty_like(parameter, device="meta", requires_grad=False)
             setattr(self, name, shape)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All the parameters that it trains."""
-        return tuple(entry for rule in self.rules for entry in rule.entries)
 
 
 class RuledLayer(ClientLayer):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoal.gradients.layout import Entry, layer_of
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
+from shoal.precision import widened
 from shoal.random.noise_source import Product
 
 FEW_POSITIONS = 20  # below this, T x T products beat computing a record's gradient
@@ -36,6 +37,8 @@ class Rule(Protocol):
     """The interface of a layer for the tape; `entries` are all the parameters that it trains."""
 
     entries: tuple[Entry, ...]
+    positions: bool = False
+    """Whether a record may have several rows, [N, T, ...], that are treated alike."""
     products: ClassVar[bool] = False
     """Is it mostly matrix products, which autocast computes in fewer digits? Its input and parameters are then given
     in that type; its norms and sums always in float32."""
@@ -84,11 +87,22 @@ class Rule(Protocol):
         return None
 
 
+Item = tuple[Rule, Any, Tensor]
+"""Of a tape: a rule, what it saved of the input, and the gradient of its output."""
+
+
 def in_type(held: Any, dtype: torch.dtype) -> Any:
     """What a tape holds, its fractions in this type."""
     if isinstance(held, Tensor):
         return held.to(dtype) if held.is_floating_point() else held
     return type(held)(in_type(each, dtype) for each in held) if type(held) in (tuple, list) else held
+
+
+def wide(item: Item) -> Item:
+    """An item of a tape in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
+    rule, saved, grad = item
+    whole = widened(grad)
+    return item if whole is grad else (rule, in_type(saved, whole.dtype), whole)
 
 
 def squared(rows: Tensor) -> Tensor:
@@ -117,28 +131,31 @@ def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
         found = found + squared(grad.sum(1))
     inputs, grads = (squared(rows.flatten(0, 1)).view(rows.shape[:2]) for rows in (x, grad))
     found = found + _rounded_away(inputs + bias, grads, grad.dtype, 2 * positions)
-    return found.where(_held(inputs, grad), math.inf)
+    return found.where(_held(inputs, grad.shape[2]), math.inf)
 
 
 def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) -> Tensor:
-    """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1.
+    """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1."""
+    return pair_squares(alike, torch.bmm(grad, grad.transpose(1, 2)), (width, grad.shape[2]), bias)
+
+
+def pair_squares(alike: Tensor, grads: Tensor, widths: tuple[int, int], bias: bool = False) -> Tensor:
+    """The same from the products [N, T, T] of the inputs and of the gradients, each a sum of so many numbers.
 
     The sum is over products that may cancel (a constant picture before a normalisation), and what is left then is
     rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added, and
     all that underflowing products may have contributed.
     """
-    grads = torch.bmm(grad, grad.transpose(1, 2))
     pairs = ((alike + bias) * grads).sum((1, 2), dtype=torch.float64)
-    lost = [TINY * 2 * numbers for numbers in (width, grad.shape[2])]
+    lost = [TINY * 2 * width for width in widths]
     inputs, outputs = (
         products.diagonal(dim1=1, dim2=2).double().clamp(min=0) + below
         for products, below in zip((alike, grads), lost, strict=True)
     )
     inputs = inputs + bias
-    terms = width + grad.shape[2] + grad.shape[1]
-    found = pairs.clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype, terms)
+    found = pairs.clamp(min=0) + _rounded_away(inputs, outputs, grads.dtype, sum(widths) + grads.shape[1])
     found = found + lost[0] * outputs.sqrt().sum(1).square() + lost[1] * inputs.sqrt().sum(1).square()
-    return found.where(pairs.isfinite() & _held(inputs, grad), math.inf)
+    return found.where(pairs.isfinite() & _held(inputs, widths[1]), math.inf)
 
 
 def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
@@ -150,12 +167,12 @@ def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int)
     return (ROUNDING + terms) * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
 
 
-def _held(inputs: Tensor, grad: Tensor) -> Tensor:
+def _held(inputs: Tensor, outputs: int) -> Tensor:
     """Are inputs of these squared norms [N, T] short enough for factor x gradient to be too small for float32?
 
     It then has lost at most 2^-149 per number, times the inputs 2^-85: less than 2^-20 of LEAST_STEP.
     """
-    return inputs.sqrt().sum(1) * math.sqrt(grad.shape[-1]) < LONGEST
+    return inputs.sqrt().sum(1) * math.sqrt(outputs) < LONGEST
 
 
 def kept_sum(kept: Tensor, factors: Tensor) -> Tensor:
