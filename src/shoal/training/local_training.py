@@ -225,9 +225,10 @@ class LocalSteps:
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
         plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
-        batch = inputs[-1].shape[2:].numel() if len(inputs) > 4 else inputs[0].shape[2]
-        at_once = plain and batch <= (self.micro_batch or batch) and self.precision != "bf16"
-        with self.network.deferred_updates(self.params, self.client_params, batch) if at_once else nullcontext():
+        width = inputs[0].shape[2]
+        rows = inputs[-1].shape[2:].numel() if len(inputs) > 4 else width  # a row for each view
+        defers = plain and width <= (self.micro_batch or width) and self.precision != "bf16"
+        with self.network.deferred_updates(self.params, self.client_params, rows) if defers else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
         return self
