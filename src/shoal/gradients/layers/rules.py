@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from shoal.gradients.layers.affine import AffineRule, BiasRule
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
-from shoal.gradients.layers.convolution import Conv2dRule
-from shoal.gradients.layers.convolution_cpu import cpu_rule
-from shoal.gradients.layers.convolution_cuda import cuda_rule
+from shoal.gradients.layers.convolutions import CONVOLUTIONS, convolution_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.rule import Rule
@@ -52,9 +50,8 @@ def rule_for(
         return None
     if type(module) is nn.Linear:
         return LinearRule(weight, bias, kernels), _same
-    if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
-        rule = {"cpu": cpu_rule, "cuda": cuda_rule}.get(module.weight.device.type) if kernels else None
-        return (rule or Conv2dRule)(module, weight, bias), _same
+    if type(module) in CONVOLUTIONS:
+        return convolution_rule(module, weight, bias, kernels)
     if type(module) is nn.GroupNorm:
         groups, eps = module.num_groups, module.eps
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)
@@ -71,7 +68,7 @@ def rule_for(
 
 def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
     """A layer whose weights are frozen: the same for all clients, up to the bias."""
-    if type(module) not in (nn.Linear, nn.Conv2d, nn.GroupNorm):
+    if type(module) not in (nn.Linear, nn.GroupNorm, *CONVOLUTIONS):
         return None
     frozen = copy.deepcopy(module)
     frozen.register_parameter("bias", None)
