@@ -52,9 +52,11 @@ class LibraryConvolutionRule(Rule):
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
         """The output, and what the backward pass needs of the input."""
-        x, clients, taps = _ordered(x), len(params), self._taps(x)
+        clients, taps = len(params), self._taps(x)
         weights = self.weight.of(params)[taps.places]
-        weights = torch.unflatten(_ordered(weights.flatten(0, 1)), 0, (clients, -1))
+        order = torch.channels_last if _last(x, weights) else torch.contiguous_format
+        x = x.contiguous(memory_format=order)
+        weights = torch.unflatten(weights.flatten(0, 1).contiguous(memory_format=order), 0, (clients, -1))
         many = clients if x.is_cuda else 1
         y = [
             torch.convolution(
@@ -63,7 +65,7 @@ class LibraryConvolutionRule(Rule):
             )
             for images, own in zip(x.chunk(clients // many), torch.split(weights, many), strict=True)
         ]  # fmt: skip
-        joined = torch.cat([_apart(part, many) for part in y])
+        joined = torch.cat([_apart(part, many) for part in y]) if len(y) > 1 else _apart(y[0], many)
         if self.bias is not None:
             bias = self.bias.of(params).view(clients, 1, -1, *[1] * (x.dim() - 2))
             torch.unflatten(joined, 0, (clients, -1)).add_(bias)
@@ -72,7 +74,8 @@ class LibraryConvolutionRule(Rule):
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
         many = len(params) if grad.is_cuda else 1
-        return torch.cat([_apart(part, many) for part in self._backward(*saved, grad, many, of_input=True)])
+        found = [_apart(part, many) for part in self._backward(*saved, grad, many, of_input=True)]
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
@@ -139,6 +142,8 @@ class LibraryConvolutionRule(Rule):
     def _backward(self, x: Tensor, weights: Tensor, grad: Tensor, many: int, of_input: bool) -> list[Tensor]:
         """The gradients of the input, or of the weights, of `many` clients at a time."""
         chunks, padding = len(weights) // many, self._taps(x).padding
+        last = x.dim() == 4 and not x.is_contiguous()
+        grad = grad.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         return [
             torch.ops.aten.convolution_backward(
                 _beside(own_grad, many), _beside(images, many), own.flatten(0, 1), None, self.stride, padding,
@@ -146,7 +151,7 @@ class LibraryConvolutionRule(Rule):
                 [of_input, not of_input, False],
             )[not of_input]
             for images, own_grad, own in zip(
-                x.chunk(chunks), _ordered(grad).chunk(chunks), torch.split(weights, many), strict=True
+                x.chunk(chunks), grad.chunk(chunks), torch.split(weights, many), strict=True
             )
         ]  # fmt: skip
 
@@ -201,11 +206,9 @@ def _summed(grad: Tensor) -> Tensor:
     return grad.flatten(2).sum(2)
 
 
-def _ordered(images: Tensor) -> Tensor:
-    """In the order of memory that is fastest."""
-    if images.dim() == 4 and not images.is_cuda:
-        return images.contiguous(memory_format=torch.channels_last)
-    return images.contiguous()
+def _last(x: Tensor, weights: Tensor) -> bool:
+    """Are channels fastest in the last place? So on a CPU, unless reordering the weights costs more."""
+    return x.dim() == 4 and not x.is_cuda and x.numel() > weights.numel()
 
 
 def _beside(images: Tensor, many: int) -> Tensor:
