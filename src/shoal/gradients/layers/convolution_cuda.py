@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.gradients.layers.convolution import Conv2dRule
-from shoal.gradients.layers.rule import FEW_POSITIONS, Rule, kept_sum
+from shoal.gradients.layers.rule import Rule, kept_sum
 from shoal.gradients.layout import Entry
 from shoal.kernels import tl, triton
 from shoal.mechanisms.update_clipping import PIECE
@@ -34,6 +34,7 @@ class Tile(NamedTuple):
 OUTPUT = Tile(64, 32, 8, 3)
 INPUT = Tile(64, 32, 4, 3)
 WEIGHTS = Tile(64, 32, 4, 3)
+FEW_POSITIONS = 20  # below this, products of unfolded rows are faster
 ENOUGH = 4096  # programs that surely keep a GPU busy
 MOST = 2**31  # the most numbers of one client that can be indexed
 
@@ -110,7 +111,8 @@ class TritonConv2dRule(Conv2dRule):
         if not isinstance(saved, Tensor):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
             return
-        kept = self._gradients(saved, grad, len(grad))[0] if kept is None else kept
+        kept = self.squares(saved, grad)[1] if kept is None else kept
+        assert kept is not None
         if factors.shape[1] > PIECE or factors.dtype != kept.dtype:
             self._of(into).add_(kept_sum(kept, factors), alpha=scale)
             return
