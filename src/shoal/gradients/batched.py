@@ -19,13 +19,13 @@ from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
-from shoal.gradients.layers.rule import Rule
+from shoal.gradients.layers.rule import Rule, in_type
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
-from shoal.precision import all_digits
+from shoal.precision import all_digits, widened, without_autocast
 from shoal.random.noise_source import Product
 
 Left = Callable[[Product], bool]
@@ -58,8 +58,9 @@ class BatchedNetwork:
             return tape
         self._taped.bind(params, tape, weights.numel())
         outputs = call(self._module, each(x, lambda part: part.flatten(0, 1)))
-        losses = self._losses(outputs, y.flatten(0, 1))
-        torch.autograd.backward((losses * weights.flatten()).sum())
+        with without_autocast(params):
+            losses = self._losses(outputs, y.flatten(0, 1))
+            torch.autograd.backward((losses * weights.flatten()).sum())
         return tape
 
     @contextmanager
@@ -90,7 +91,7 @@ class BatchedNetwork:
 
 
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
-    """A tape of each layer's input and the gradient of its output."""
+    """A tape of each layer's input and the gradient of its output; in bfloat16 where they were computed so."""
 
     def __init__(self, weights: Tensor, size: int, layers: list[str]) -> None:
         super().__init__()
@@ -110,14 +111,14 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         if factors is not None:
             self.accumulate_except(None, into, scale, factors)
             return
-        for rule, saved, grad in self:
+        for rule, saved, grad in self._widened():
             rule.accumulate(saved, grad, into, scale)
 
     @torch.no_grad()
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         """The same, but for products that are added together with the noise."""
         products, layers = [], self.layers
-        for place, (rule, saved, grad) in enumerate(self):
+        for place, (rule, saved, grad) in enumerate(self._widened()):
             mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(into.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
@@ -136,12 +137,18 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         with all_digits(self._weights):
             self._merge()
-            found = [rule.squares(saved, grad) for rule, saved, grad in self]
+            found = [rule.squares(saved, grad) for rule, saved, grad in self._widened()]
         self._kept = [kept for _, kept in found]
         totals: dict[str, Tensor] = {}
         for (rule, _, _), (squares, _) in zip(self, found, strict=True):
             totals[rule.layer] = totals[rule.layer] + squares if rule.layer in totals else squares
         return torch.stack(list(totals.values())).view(-1, *self._weights.shape)
+
+    def _widened(self) -> Iterator[tuple[Rule, Any, Tensor]]:
+        """Layer by layer in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
+        for rule, saved, grad in self:
+            wide = widened(grad)
+            yield rule, saved if wide is grad else in_type(saved, wide.dtype), wide
 
     @property
     def layers(self) -> list[str]:
@@ -155,11 +162,12 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         self[:] = [(rule, finite(saved), finite(grad)) for rule, saved, grad in self]
         self._kept = finite(self._kept)
 
-    def records(self) -> Tensor:
-        """The gradients of single records, [K, B, P]."""
-        gradients = self._weights.new_zeros(self._weights.numel(), self._size)
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients of single records, [K, B, P], of so many rows each."""
+        clients, rows = self._weights.shape
+        gradients = self._weights.new_zeros(clients * rows // views, self._size)
         self.accumulate(gradients, 1.0)
-        return gradients.view(*self._weights.shape, self._size)
+        return gradients.view(clients, rows // views, self._size)
 
 
 def finite(held: Any) -> Any:

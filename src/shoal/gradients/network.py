@@ -51,8 +51,8 @@ class RecordTape(Tape, Protocol):
     def squares(self) -> Tensor:
         """The squared norm of every record's gradient in each layer, [layers, K, B], in float64."""
 
-    def records(self) -> Tensor:
-        """The gradients themselves, [K, B, P]."""
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients themselves, [K, B, P]; of so many rows each where a record has several views."""
 
     def make_finite(self) -> None:
         """Replace every NaN and Inf by 0, once the norms are known, so that such records can be left out."""

@@ -147,9 +147,10 @@ class GradientTape:
         squares = torch.stack([row_norms(rows[:, layer]).square() for layer in self._layers])
         return squares.view(len(self._layers), *self._gradients.shape[:2])
 
-    def records(self) -> Tensor:
-        """The gradients of single records, [K, B, P]."""
-        return self._gradients
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients of single records, [K, B, P], of so many rows each."""
+        clients, rows, size = self._gradients.shape
+        return self._gradients if views == 1 else self._gradients.view(clients, rows // views, views, size).sum(2)
 
     def make_finite(self) -> None:
         """Replace every NaN and Inf by 0."""

@@ -43,7 +43,11 @@ class Chunker:
         copies += bool(local.max_grad_norm or local.proximal)
         if algorithm.per_step is not None and device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
-        self.client_bytes = 4 * (copies * network.layout.size + 3 * batch * _activations(module, sample))
+        views = algorithm.records.augmentations
+        if views and algorithm.per_record is not None:
+            copies += batch  # the gradient of every record
+        activations = batch * max(views, 1) * _activations(module, sample)
+        self.client_bytes = 4 * (copies * network.layout.size + 3 * activations)
         budget = memory * 2**30 if memory else _default_budget(device)
         if device.type == "cpu":
             budget = min(budget / workers, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))

@@ -14,6 +14,7 @@ from shoal.errors import ModelError
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
 from shoal.inputs import Inputs, joined, take
+from shoal.precision import without_autocast
 
 
 class Taped(threading.local):
@@ -30,6 +31,7 @@ class Taped(threading.local):
     params: Tensor
     tape: list[tuple[Rule, Any, Tensor]]
     records: int
+    _short: Tensor | None
 
     def __init__(self, rows: dict[Rule, int]) -> None:
         self.rows = rows
@@ -38,7 +40,7 @@ class Taped(threading.local):
 
     def bind(self, params: Tensor, tape: list[tuple[Rule, Any, Tensor]], records: int) -> None:
         """Run with these parameters from now on."""
-        self.params, self.tape, self.records = params, tape, records
+        self.params, self.tape, self.records, self._short = params, tape, records, None
         self.anchor = params.new_zeros((), requires_grad=True)
 
     def __call__(self, rule: Rule, x: Tensor) -> Tensor:
@@ -61,9 +63,19 @@ class Taped(threading.local):
         return self._run(rule, x)
 
     def _run(self, rule: Rule, x: Tensor) -> Tensor:
-        rule = self.deferred.get(rule, rule)
-        y: Tensor = _Layer.apply(x, self.anchor, rule, self.params, self.tape)  # type: ignore[no-untyped-call]
+        rule, params = self.deferred.get(rule, rule), self.params
+        if torch.is_autocast_enabled(x.device.type):
+            params = self._shortened(torch.get_autocast_dtype(x.device.type)) if rule.products else params
+            x = x.to(params.dtype) if x.is_floating_point() else x
+        with without_autocast(x):
+            y: Tensor = _Layer.apply(x, self.anchor, rule, params, self.tape)  # type: ignore[no-untyped-call]
         return y
+
+    def _shortened(self, dtype: torch.dtype) -> Tensor:
+        """The parameters in the type of autocast, for layers that are products."""
+        if self._short is None:
+            self._short = self.params.to(dtype)
+        return self._short
 
     @torch.no_grad()
     def watch(self, module: nn.Module, params: Tensor, sample: Inputs) -> None:

@@ -37,6 +37,8 @@ class Conv2dRule(Rule):
     Where the stride skips rows, or too little would be left to multiply, it is unfolded both ways.
     """
 
+    products = True
+
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         self.entries, self.weight, self.bias = trained(weight, bias), weight, bias
         self.kernel, self.stride, self.dilation = module.kernel_size, module.stride, module.dilation

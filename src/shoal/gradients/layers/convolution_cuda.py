@@ -46,7 +46,7 @@ def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
 
 
 class TritonConv2dRule(Conv2dRule):
-    """For float32 images with many positions; others use `Conv2dRule`."""
+    """For float32 or bfloat16 images with many positions; others use `Conv2dRule`."""
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         super().__init__(module, weight, bias)
@@ -62,7 +62,7 @@ class TritonConv2dRule(Conv2dRule):
         high, wide = self._output(torch.Size((n, channels, h + top + bottom, w + left + right)))
         outs, each = self.weight.shape[0], n // len(params)
         large = each * max(x[0].numel(), outs * high * wide) >= MOST
-        if x.dtype != torch.float32 or high * wide < FEW_POSITIONS or large:
+        if x.dtype not in (torch.float32, torch.bfloat16) or high * wide < FEW_POSITIONS or large:
             return super().forward(x, params)
         x = x.contiguous()
         y = x.new_empty(n, outs, high, wide)

@@ -29,6 +29,7 @@ class LinearRule(Rule):
     """y = x W^T + b, for inputs [N, ..., in]."""
 
     positions = True
+    products = True
 
     def __init__(self, weight: Entry, bias: Entry | None, kernels: bool = True) -> None:
         self.entries, self.weight, self.bias, self.kernels = trained(weight, bias), weight, bias, kernels

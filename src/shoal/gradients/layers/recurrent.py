@@ -23,6 +23,7 @@ from shoal.gradients.layers.recurrent_cuda import FusedGRUCell, FusedLSTMCell
 from shoal.gradients.layers.rule import Rule, product_squares, trained
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import summed_products
+from shoal.precision import without_autocast
 
 Saved = tuple[Tensor, ...]
 States = tuple[Tensor, Tensor]
@@ -221,8 +222,10 @@ class RecurrentLayer(ClientLayer):
     def _run(self, way: Direction, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
         taped = self._taped
         shape = len(taped.params), -1
-        first = [s if s is None else torch.unflatten(s, 0, shape) for s in (h, c)]
-        found = _Recurrence.apply(x, *first, taped.anchor, way, taped.params, taped.tape)  # type: ignore[no-untyped-call]
+        first = [s if s is None else torch.unflatten(s, 0, shape).to(taped.params.dtype) for s in (h, c)]
+        x = x.to(taped.params.dtype)
+        with without_autocast(x):
+            found = _Recurrence.apply(x, *first, taped.anchor, way, taped.params, taped.tape)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, Tensor], found)
 
 

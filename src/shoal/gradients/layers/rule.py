@@ -12,7 +12,7 @@ In names: K clients, N records, O outputs, C channels, T positions (pixels, word
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ class Rule(Protocol):
     entries: tuple[Entry, ...]
     positions: bool = False
     """Whether a record may have several rows, [N, T, ...], that are treated alike."""
+    products: ClassVar[bool] = False
+    """Is it mostly matrix products, which autocast computes in fewer digits? Its input and parameters are then given
+    in that type; its norms and sums always in float32."""
 
     @property
     def layer(self) -> str:
