@@ -241,8 +241,8 @@ def taped(name, where, kernels, draw):
         if isinstance(layer, nn.RNNBase):
             for rule in client_layer(layer, by_id, Taped({}), kernels).rules:
                 widths, (outs, *_) = [part.weight.shape[1] for part in rule.parts], rule.entries[0].shape
-                x = draw(RECORDS, *inputs, 1, sum(widths)).to(where)
-                tape.append((rule, x.split(widths, -1), draw(RECORDS, *inputs, 1, outs).to(where)))
+                x = draw(RECORDS, *inputs, sum(widths)).to(where)
+                tape.append((rule, x.split(widths, -1), draw(RECORDS, *inputs, outs).to(where)))
             continue
         for rule in rules_of(layer, by_id, kernels):
             x = draw(RECORDS, *inputs).to(where)
