@@ -154,3 +154,18 @@ def test_the_model_that_was_given_stays_as_it_is():
     assert isinstance(network(module, torch.rand(3, 1, 8, 8)), BatchedNetwork)
     assert type(module) is VisionTransformer
     assert isinstance(module.token, nn.Parameter)
+
+
+@pytest.mark.parametrize("length", [5, 6])
+def test_positions_by_an_embedding_even_where_they_are_as_many_as_records(length):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.words, self.places, self.head = nn.Embedding(9, 4), nn.Embedding(length, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.words(x) + self.places(torch.arange(x.shape[1]))).mean(1))
+
+    torch.manual_seed(0)
+    assert_both_ways_agree(Positions(), torch.randint(0, 9, (2, 3, length)))

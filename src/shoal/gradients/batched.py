@@ -43,10 +43,12 @@ class BatchedNetwork:
         kernels: bool = True,
         losses: Losses = cross_entropy,
         shapes: Mapping[Kind, Shape] | None = None,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
         self.layout, self._losses = layout, losses
         self._taped = Taped()
-        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels, shapes))
+        module = copy.deepcopy(module)
+        self._module = in_training(_with_rules(module, layout, self._taped, kernels, shapes, shared))
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
@@ -172,14 +174,24 @@ def _with_rules(
     taped: Taped,
     kernels: bool = True,
     shapes: Mapping[Kind, Shape] | None = None,
+    shared: frozenset[str] = frozenset(),
 ) -> nn.Module:
-    """The module with client layers in the place of its own; those without a rule stay."""
-    by_id = _by_id(module, layout)
+    """The module with client layers in the place of its own; those without a rule stay.
+
+    Args:
+        module: The module, which is changed.
+        layout: Where its parameters are.
+        taped: What runs rules.
+        kernels: Whether to use the fastest kernels of the device.
+        shapes: In which shapes its own code takes parameters.
+        shared: The names of embeddings whose input is the same for all records, such as positions [T].
+    """
+    by_id, alike = _by_id(module, layout), {module.get_submodule(name) for name in shared}
     made: dict[nn.Module, nn.Module] = {}
 
     def replaced(layer: nn.Module) -> nn.Module:
         if layer not in made:
-            made[layer] = client_layer(layer, by_id, taped, kernels) or layer
+            made[layer] = client_layer(layer, by_id, taped, kernels, layer in alike) or layer
             if kernels and can_pool(layer):
                 made[layer] = MaxPool(layer)
             elif made[layer] is layer:

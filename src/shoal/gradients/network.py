@@ -17,6 +17,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call
 from shoal.gradients.batched import BatchedNetwork, kinds_held, without_rule
 from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
@@ -118,18 +119,35 @@ def network(
     layout = Layout.of(module, personal)
     if not batched or without_rule(module, layout):
         return slow(module, losses, layout)
-    kinds, shapes = kinds_held(module, layout), None
+    kinds, shapes, shared = kinds_held(module, layout), None, frozenset[str]()
     if sample is not None:
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
-        shapes = _shapes_held(kinds, partial(_agreeing, sample, y, losses, slow, per_record), module)
+        shared = _shared_inputs(module, sample)
+        shapes = _shapes_held(kinds, partial(_agreeing, sample, y, losses, slow, per_record, shared), module)
     elif not kinds:
         shapes = {}
     if shapes is None:
         return slow(module, losses, layout)
-    return BatchedNetwork(module, layout, kernels, losses, shapes)
+    return BatchedNetwork(module, layout, kernels, losses, shapes, shared)
 
 
 Shapes = dict[Kind, Shape]
+
+
+def _shared_inputs(module: nn.Module, sample: Inputs) -> frozenset[str]:
+    """The names of embeddings whose input has no dimension for records, such as positions [T]."""
+    module, found = copy.deepcopy(module), set()
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args and args[0].dim() == 1 and len(args[0]) != count(sample):
+            found.add(name)
+
+    for name, layer in module.named_modules():
+        if type(layer) is nn.Embedding:
+            layer.register_forward_pre_hook(partial(note, name))
+    with suppress(Exception), torch.no_grad():
+        call(module, sample)
+    return frozenset(found)
 
 
 def _shapes_held(
@@ -151,6 +169,7 @@ def _agreeing(
     losses: Losses,
     slow: type[SequentialNetwork],
     per_record: bool,
+    shared: frozenset[str],
     module: nn.Module,
     ways: Iterable[Shapes],
 ) -> Shapes | None:
@@ -175,7 +194,7 @@ def _agreeing(
         expected = gradients(slow(module, losses))
         for shapes in ways:
             with suppress(Exception):
-                found = gradients(BatchedNetwork(module, layout, losses=losses, shapes=shapes))
+                found = gradients(BatchedNetwork(module, layout, losses=losses, shapes=shapes, shared=shared))
                 if all(_close(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
                     return shapes
     return None

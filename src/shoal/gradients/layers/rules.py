@@ -25,7 +25,7 @@ INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def client_layer(
-    module: nn.Module, entries: dict[int, Entry], taped: Taped, kernels: bool = True
+    module: nn.Module, entries: dict[int, Entry], taped: Taped, kernels: bool = True, shared: bool = False
 ) -> ClientLayer | None:
     """What replaces a layer where every client has parameters of its own, or None where no rule is certain.
 
@@ -34,12 +34,15 @@ def client_layer(
         entries: The place of each trained parameter, by its id.
         taped: What runs rules.
         kernels: Whether to use the fastest kernels of the device.
+        shared: Whether its input is the same for all records, without a dimension for them.
     """
     if module._forward_hooks or module._forward_pre_hooks:
         return None
     if type(module) is nn.MultiheadAttention:
         return attention_layer(module, entries, taped, kernels)
     found = rule_for(module, entries, kernels)
+    if found and shared:
+        return RuledLayer(module, found[0], lambda x: x.expand(taped.records, *x.shape), taped)
     return RuledLayer(module, *found, taped) if found else composed_layer(module, entries, taped, kernels)
 
 
