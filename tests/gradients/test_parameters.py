@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import network
-from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.batched import BatchedNetwork, without_rule
 from shoal.gradients.layers.parameter import LARGEST
+from shoal.gradients.layout import Layout
 from support.both_ways import assert_both_ways_agree
 
 WIDTH, PATCHES = 8, 4
@@ -147,6 +148,15 @@ def test_without_a_sample_nothing_is_known_of_their_shapes():
 
 def test_a_large_parameter_is_not_copied_for_each_record():
     assert not network(Scale(LARGEST + 1), torch.rand(1, LARGEST + 1)).batched
+
+
+def test_a_class_that_cannot_be_derived_from_goes_one_client_after_the_other():
+    class Final(Scale):
+        def __init_subclass__(cls):
+            raise TypeError("this class is final")
+
+    assert without_rule(Final(4), Layout.of(Final(4))) == ["the model (Final)"]
+    assert not network(Final(4), torch.rand(3, 4)).batched
 
 
 def test_the_model_that_was_given_stays_as_it_is():
