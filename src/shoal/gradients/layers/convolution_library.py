@@ -48,6 +48,8 @@ class LibraryConvolutionRule(Rule):
     A transposed convolution's weights have the gradient of a plain one's whose input and gradient are exchanged.
     """
 
+    products = True
+
     def __init__(self, module: Any, weight: Entry, bias: Entry | None) -> None:
         self.entries, self.weight, self.bias = trained(weight, bias), weight, bias
         self.stride, self.padding, self.dilation = module.stride, module.padding, module.dilation
@@ -136,7 +138,7 @@ class LibraryConvolutionRule(Rule):
     def _product(self, x: Tensor, grad: Tensor, clients: int) -> Tensor:
         """The sum of each client's clipped gradients, by products (update_clipping.summed_products says how)."""
         seen, given = (torch.unflatten(images, 0, (clients, -1)) for images in self._exchanged(x, grad))
-        few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1
+        few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1 and x.dtype == grad.dtype
         total: Any = 0.0
         for some, grads in zip(*(torch.split(images, PIECE, 1) for images in (seen, given)), strict=True):
             patches = self._patches(some.flatten(0, 1).to(x.dtype if few else torch.float64))
