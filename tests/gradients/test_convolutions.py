@@ -1,5 +1,7 @@
 """Convolutions of every kind, and networks of them as people write them, by their rules."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,8 @@ from torch import nn
 
 from shoal.gradients import network
 from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layers import convolution_library
+from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.convolution_library import LibraryConvolutionRule
 from shoal.gradients.layers.rule import few_positions
 from shoal.gradients.layers.rules import rule_for
@@ -46,11 +50,12 @@ def convolutions(draw):
     return PLAIN[dims](ins, outs, kernel, stride, padding, padding_mode=mode, **options), size
 
 
-def everything(module, x, upstream, clients, kernels=True):
+def everything(module, x, upstream, clients, make=None):
     """What a rule gives for clients with parameters of their own: output, gradients, squares and sums."""
     layout = Layout.of(module)
     entries = {id(p): entry for p, entry in zip(module.parameters(), layout.entries, strict=True)}
-    rule, before = rule_for(module, entries, kernels)
+    weight, bias = [*layout.entries, None][:2]
+    rule, before = (make(module, weight, bias), torch.Tensor.detach) if make else rule_for(module, entries)
     start = layout.flatten(module)
     params = torch.stack([start * (1 + 0.1 * k) for k in range(clients)])
     x = x.detach().requires_grad_()
@@ -58,11 +63,11 @@ def everything(module, x, upstream, clients, kernels=True):
     y, saved = rule.forward(padded.detach(), params)
     grad = upstream(y)
     into_x = rule.input_gradient(saved, grad, params)
-    if padded is not x:
+    if padded.requires_grad and padded is not x:
         (into_x,) = torch.autograd.grad(padded, x, into_x)
     sums, weighted = torch.zeros_like(params), torch.zeros_like(params)
     records = params.new_zeros(len(x), layout.size)
-    factors = torch.linspace(0.2, 1.5, len(x), dtype=x.dtype).view(clients, -1)
+    factors = torch.linspace(0.2, 1.5, len(x), dtype=x.dtype, device=x.device).view(clients, -1)
     rule.accumulate(saved, grad, sums, 0.5)
     rule.accumulate(saved, grad, records, 1.0)
     squares, kept = rule.squares(saved, grad)
@@ -127,6 +132,60 @@ def test_every_way_to_find_the_norms(name, batch):
         torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
+SMALL = {
+    "one pixel": (nn.Conv2d(20, 30, 3, padding=1), (20, 1, 1)),
+    "one pixel of four": (nn.Conv2d(20, 30, 3, stride=2, padding=1, bias=False), (20, 2, 2)),
+    "one row": (nn.Conv2d(6, 8, 5, padding=2), (6, 1, 4)),
+    "a few": (nn.Conv2d(20, 30, 3, padding=1), (20, 2, 3)),
+    "uneven": (nn.Conv2d(6, 8, 4, padding="same"), (6, 2, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("name", SMALL)
+def test_small_maps_by_the_rule_of_cuda(name):
+    """They need none of its kernels."""
+    torch.manual_seed(0)
+    module, shape = SMALL[name]
+    x = torch.randn(6, *shape, dtype=torch.float64)
+    _, params, found, factors = everything(module.double(), x, torch.sin, 2, TritonConv2dRule)
+    for ours, theirs in zip(found, plainly(module, params, x, torch.sin, factors), strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_norms_of_wide_layers_by_the_rule_of_cuda():
+    """Their records' gradients are not made: a ResNet-18 has 11 million numbers for each record."""
+    torch.manual_seed(0)
+    module, x, grad = nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.randn(4, 64, 5, 5), torch.randn(4, 64, 5, 5)
+    layout = Layout.of(module)
+    rule = TritonConv2dRule(module, layout.entries[0], None)
+    squares, kept = rule.squares(x, grad)
+    assert kept == (None, None)
+    assert rule.product(x, kept, grad, torch.ones(1, 4), 1.0) is None
+    into, factors = torch.zeros(1, layout.size), torch.rand(1, 4)
+    rule.accumulate_weighted(x, kept, grad, factors, into, 1.0)
+    records = rule._library._gradients(x, grad, 4)
+    assert (squares >= records.double().square().sum(1) * (1 - 1e-6)).all()
+    torch.testing.assert_close(squares, records.double().square().sum(1), rtol=0.01, atol=0)
+    torch.testing.assert_close(into, factors @ records, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_on_cuda(name, kind, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    module, shape = WAYS[name]
+    x = torch.randn(6, *shape, dtype=torch.float64)
+    wide = everything(module.double(), x, torch.sin, 2)[2]
+    found = everything(copy.deepcopy(module).to("cuda", kind), x.to("cuda", kind), torch.sin, 2)[2]
+    for ours, theirs in zip(found, wide, strict=True):
+        exact = kind == torch.float64
+        error = 1e-9 if exact else 1e-3
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=error if exact else 0.02, atol=error)
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_in_float32_a_norm_is_never_below_that_of_the_gradient_that_is_added(name):
     torch.manual_seed(0)
@@ -155,6 +214,19 @@ def _squares(module, x):
     rule, _ = rule_for(module, entries)
     y, saved = rule.forward(x, layout.flatten(module)[None])
     return rule.squares(saved, y)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("most", [1, 2**28])
+def test_gradients_of_records_by_products_are_the_librarys(name, most, monkeypatch):
+    """The way of CUDA, whatever is unfolded at a time."""
+    monkeypatch.setattr(convolution_library, "MOST", most)
+    module, shape = WAYS[name]
+    layout = Layout.of(module.double())
+    rule = LibraryConvolutionRule(module, *layout.entries)
+    y, (x, _) = rule.forward(torch.rand(3, *shape, dtype=torch.float64), layout.flatten(module)[None])
+    products = rule._products(*rule._exchanged(x, y))
+    torch.testing.assert_close(products, rule._gradients(x, y, 3), **CLOSE)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.layers.rule import Rule, few_positions, gram_squares, kept_sum, squared, trained, weighed
+from shoal.gradients.layers.rule import (
+    Rule,
+    few_positions,
+    gram_squares,
+    kept_sum,
+    outer_squares,
+    squared,
+    trained,
+    weighed,
+)
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import tf32
@@ -112,6 +121,8 @@ class Conv2dRule(Rule):
         grads = grad.permute(0, 2, 3, 1).reshape(len(grad), -1, grad.shape[1])
         _, step = self._window(pictures, wide)
         windows = [pictures[:, d * step : d * step + grads.shape[1]] for d in range(self.shifts)]
+        if grads.shape[1] == len(windows) == 1:
+            return outer_squares(windows[0].squeeze(1), grads.squeeze(1), self.bias is not None), None
         if few_positions(grads.shape[1], *self._sizes):
             alike = torch.stack([torch.bmm(window, window.transpose(1, 2)) for window in windows]).sum(0)
             return gram_squares(alike, grads, self._sizes[1], self.bias is not None), None

@@ -6,6 +6,7 @@ many times the groups. A CPU is fastest on data in its caches, so there it is on
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,8 +27,10 @@ from shoal.gradients.layers.rule import (
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE
 
+MOST = 2**28  # numbers of unfolded images at a time
+
 Sizes = tuple[int, ...]
-Saved = tuple[Tensor, Tensor]  # the input, and the clients' weights [K, ...]
+Saved = tuple[Tensor, Tensor | None]  # the input, and the clients' weights [K, ...] for the gradient of the input
 Kept = tuple[Tensor | None, Tensor | None]  # gradients of each record: of the weights, where they are small, and bias
 
 
@@ -44,6 +47,8 @@ class LibraryConvolutionRule(Rule):
 
     A transposed convolution's weights have the gradient of a plain one's whose input and gradient are exchanged.
     """
+
+    products = True
 
     def __init__(self, module: Any, weight: Entry, bias: Entry | None) -> None:
         self.entries, self.weight, self.bias = trained(weight, bias), weight, bias
@@ -73,26 +78,27 @@ class LibraryConvolutionRule(Rule):
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
-        many = len(params) if grad.is_cuda else 1
-        found = [_apart(part, many) for part in self._backward(*saved, grad, many, of_input=True)]
+        (x, weights), many = saved, len(params) if grad.is_cuda else 1
+        assert weights is not None
+        found = [_apart(part, many) for part in self._backward(x, weights, grad, many, of_input=True)]
         return torch.cat(found) if len(found) > 1 else found[0]
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
-        self._add(self._gradients(saved, grad, len(into)), saved[0], into, scale)
+        self._add(self._gradients(saved[0], grad, len(into)), saved[0], into, scale)
         if self.bias is not None:
             self.bias.of(into).add_(torch.unflatten(_summed(grad), 0, (len(into), -1)).sum(1), alpha=scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Kept]:
         """The squared norm of every gradient, in float64."""
         seen, given = self._exchanged(saved[0], grad)
-        positions, outs = given.shape[2:].numel(), given.shape[1] // self.groups
-        patch = seen.shape[1] // self.groups * saved[1].shape[3:].numel()
         bias = None if self.bias is None else _summed(grad)
-        if few_positions(positions, outs, patch):
+        outs, patch = given.shape[1] // self.groups, seen.shape[1] // self.groups * math.prod(self._taps(seen).kernel)
+        if few_positions(given.shape[2:].numel(), outs, patch):
             weight, found = None, self._gram_squares(seen, given)
         else:
-            weight = self._gradients(saved, grad, len(grad))
+            by_products = grad.is_cuda and min(outs, patch // math.prod(self._taps(seen).kernel)) > 1
+            weight = self._products(seen, given) if by_products else self._gradients(saved[0], grad, len(grad))
             found = squared(weight)
         return found if bias is None else found + squared(bias), (weight, bias)
 
@@ -109,19 +115,30 @@ class LibraryConvolutionRule(Rule):
 
     def _gram_squares(self, seen: Tensor, given: Tensor) -> Tensor:
         """The squared norms, from products of positions; those of groups are added."""
-        n = len(seen)
-        rows = self._patches(seen).flatten(2, seen.dim()).flatten(3).flatten(0, 1).transpose(1, 2)
-        given = given.reshape(len(rows), -1, rows.shape[1]).transpose(1, 2)
+        rows, grads = (images.transpose(1, 2) for images in self._unfolded(seen, given))
         if rows.shape[1] == 1:
-            found = outer_squares(rows.squeeze(1), given.squeeze(1), False)
+            found = outer_squares(rows.squeeze(1), grads.squeeze(1), False)
         else:
-            found = gram_squares(torch.bmm(rows, rows.transpose(1, 2)), given, rows.shape[2])
-        return found.view(n, -1).sum(1)
+            found = gram_squares(torch.bmm(rows, rows.transpose(1, 2)), grads, rows.shape[2])
+        return found.view(len(seen), -1).sum(1)
+
+    def _products(self, seen: Tensor, given: Tensor) -> Tensor:
+        """Each record's gradient of the weights, [N, size], by products."""
+        many = max(1, MOST // (given[0, 0].numel() * seen.shape[1] * math.prod(self.weight.shape[2:])))
+        pieces = (
+            self._unfolded(*some) for some in zip(torch.split(seen, many), torch.split(given, many), strict=True)
+        )
+        return torch.cat([torch.bmm(grads, rows.transpose(1, 2)) for rows, grads in pieces]).view(len(seen), -1)
+
+    def _unfolded(self, seen: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Patches [N x groups, patch, T], and what their products are weighed with, [N x groups, outs, T]."""
+        rows = self._patches(seen).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
+        return rows, given.reshape(len(rows), -1, rows.shape[2])
 
     def _product(self, x: Tensor, grad: Tensor, clients: int) -> Tensor:
         """The sum of each client's clipped gradients, by products (update_clipping.summed_products says how)."""
         seen, given = (torch.unflatten(images, 0, (clients, -1)) for images in self._exchanged(x, grad))
-        few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1
+        few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1 and x.dtype == grad.dtype
         total: Any = 0.0
         for some, grads in zip(*(torch.split(images, PIECE, 1) for images in (seen, given)), strict=True):
             patches = self._patches(some.flatten(0, 1).to(x.dtype if few else torch.float64))
@@ -132,11 +149,11 @@ class LibraryConvolutionRule(Rule):
         product: Tensor = total
         return product
 
-    def _gradients(self, saved: Saved, grad: Tensor, rows: int) -> Tensor:
+    def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
         """The gradients of the weights of so many groups of records, [rows, size]."""
-        x, weights = saved
-        many = rows if grad.is_cuda or rows == len(grad) else 1  # for records, it is fastest everywhere
-        found = self._backward(x, weights[:1].expand(rows, *weights.shape[1:]), grad, many, of_input=False)
+        many = rows if grad.is_cuda or rows == len(grad) else 1  # records are fastest all at once
+        shapes = x.new_empty(rows, *self.weight.shape[:2], *self._taps(x).kernel)
+        found = self._backward(x, shapes, grad, many, of_input=False)
         return torch.cat(found).reshape(rows, -1)
 
     def _backward(self, x: Tensor, weights: Tensor, grad: Tensor, many: int, of_input: bool) -> list[Tensor]:
@@ -173,7 +190,7 @@ class LibraryConvolutionRule(Rule):
         kernel = tuple(self.weight.shape[2:])
         if self.transposed:
             return Taps(..., kernel, self.padding)
-        return _live_taps(tuple(seen.shape[2:]), kernel, self.stride, self.padding, self.dilation)
+        return live_taps(tuple(seen.shape[2:]), kernel, self.stride, self.padding, self.dilation)
 
     def _add(self, gradients: Tensor, x: Tensor, into: Tensor, scale: float) -> None:
         mine = self.weight.of(into)[self._taps(x).places]
@@ -181,7 +198,7 @@ class LibraryConvolutionRule(Rule):
 
 
 @lru_cache
-def _live_taps(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Taps:
+def live_taps(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Taps:
     """Without the outer taps that see nothing but padding, as 8 of 9 do on a map of one pixel."""
     outputs = _outputs(size, kernel, stride, padding, dilation)
     places, kernels, paddings = [], [], []
