@@ -19,13 +19,13 @@ from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
-from shoal.gradients.layers.rule import Rule, in_type
+from shoal.gradients.layers.rule import Rule, wide
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
-from shoal.precision import all_digits, widened, without_autocast
+from shoal.precision import all_digits, without_autocast
 from shoal.random.noise_source import Product
 
 Left = Callable[[Product], bool]
@@ -111,14 +111,14 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         if factors is not None:
             self.accumulate_except(None, into, scale, factors)
             return
-        for rule, saved, grad in self._widened():
+        for rule, saved, grad in map(wide, self):
             rule.accumulate(saved, grad, into, scale)
 
     @torch.no_grad()
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         """The same, but for products that are added together with the noise."""
         products, layers = [], self.layers
-        for place, (rule, saved, grad) in enumerate(self._widened()):
+        for place, (rule, saved, grad) in enumerate(map(wide, self)):
             mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(into.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
@@ -137,18 +137,12 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
         with all_digits(self._weights):
             self._merge()
-            found = [rule.squares(saved, grad) for rule, saved, grad in self._widened()]
+            found = [rule.squares(saved, grad) for rule, saved, grad in map(wide, self)]
         self._kept = [kept for _, kept in found]
         totals: dict[str, Tensor] = {}
         for (rule, _, _), (squares, _) in zip(self, found, strict=True):
             totals[rule.layer] = totals[rule.layer] + squares if rule.layer in totals else squares
         return torch.stack(list(totals.values())).view(-1, *self._weights.shape)
-
-    def _widened(self) -> Iterator[tuple[Rule, Any, Tensor]]:
-        """Layer by layer in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
-        for rule, saved, grad in self:
-            wide = widened(grad)
-            yield rule, saved if wide is grad else in_type(saved, wide.dtype), wide
 
     @property
     def layers(self) -> list[str]:

@@ -28,8 +28,7 @@ def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor
 class LinearRule(Rule):
     """y = x W^T + b, for inputs [N, ..., in]."""
 
-    positions = True
-    products = True
+    products, positions = True, True
 
     def __init__(self, weight: Entry, bias: Entry | None, kernels: bool = True) -> None:
         self.entries, self.weight, self.bias, self.kernels = trained(weight, bias), weight, bias, kernels

@@ -17,15 +17,13 @@ from shoal.gradients.layers.affine import BiasRule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.parameter import ParameterRule
-from shoal.gradients.layers.rule import Rule, pair_squares
+from shoal.gradients.layers.rule import Item, Rule, pair_squares, wide
 from shoal.gradients.layout import Entry
-
-Item = tuple[Rule, Any, Tensor]
 
 
 def merged(items: Sequence[Item]) -> list[Item]:
     """What a tape holds, such that no two of its items have a parameter in common."""
-    return [item for group in _groups(items) for item in (_merged(group) if len(group) > 1 else group)]
+    return [item for group in _groups(items) for item in (_merged([*map(wide, group)]) if len(group) > 1 else group)]
 
 
 def _groups(items: Sequence[Item]) -> list[list[Item]]:

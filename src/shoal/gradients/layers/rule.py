@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shoal.gradients.layout import Entry, layer_of
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
+from shoal.precision import widened
 from shoal.random.noise_source import Product
 
 ROUNDING = 64  # the error of a few products in last digits, relative to their sizes; sums add one per term
@@ -88,11 +89,22 @@ class Rule(Protocol):
         return None
 
 
+Item = tuple[Rule, Any, Tensor]
+"""Of a tape: a rule, what it saved of the input, and the gradient of its output."""
+
+
 def in_type(held: Any, dtype: torch.dtype) -> Any:
     """What a tape holds, its fractions in this type."""
     if isinstance(held, Tensor):
         return held.to(dtype) if held.is_floating_point() else held
     return type(held)(in_type(each, dtype) for each in held) if type(held) in (tuple, list) else held
+
+
+def wide(item: Item) -> Item:
+    """An item of a tape in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
+    rule, saved, grad = item
+    whole = widened(grad)
+    return item if whole is grad else (rule, in_type(saved, whole.dtype), whole)
 
 
 def squared(rows: Tensor) -> Tensor:
