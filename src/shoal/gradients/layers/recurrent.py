@@ -220,9 +220,9 @@ class RecurrentLayer(ClientLayer):
 
     def _run(self, way: Direction, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
         taped = self._taped
-        x, h, c = (s if s is None else s.to(taped.params.dtype) for s in (x, h, c))
+        given = [s if s is None else s.to(taped.params.dtype) for s in (x, h, c)]
         with without_autocast(taped.params):
-            found = _Recurrence.apply(x, h, c, taped.anchor, way, taped.params, taped.tape)  # type: ignore[no-untyped-call]
+            found = _Recurrence.apply(*given, taped.anchor, way, taped.params, taped.tape)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, Tensor], found)
 
 
