@@ -131,6 +131,7 @@ def test_columns_are_found_by_their_names() -> None:
         ("x,label", [], "--client-column NAME, or --client-column none"),
         ("x,label,site", ["--label", "lable"], "no column 'lable'; did you mean 'label'"),
         ("x,label,site", ["--label", "lable", "--client-column", "sight"], "no columns 'lable', 'sight'"),
+        ("label,site", [], "no column to learn from: there is none besides the label"),
         ("x,label,site", ["--task", "ranking"], "--task cannot be 'ranking'"),
         ("x,label,site", ["--out", "nowhere/e.toml"], "nowhere/e.toml cannot be written"),
     ],

@@ -381,7 +381,11 @@ def test_a_record_that_is_not_drawn_moves_the_sum_by_no_more_than_is_charged(way
 
 @pytest.mark.parametrize(
     ("layer", "shape", "words"),
-    [(nn.Linear(2, 3), (5, 2), False), (nn.Conv2d(6, 2, 3), (6, 5, 4), False), (nn.Embedding(2, 3), (5,), True)],
+    [
+        (nn.Linear(9, 8), (3, 9), False),
+        (nn.Conv2d(6, 20, 3, bias=False), (6, 5, 4), False),
+        (nn.Embedding(2, 3), (5,), True),
+    ],
 )
 def test_positions_of_a_record_which_may_cancel_are_added_in_float64_and_rounded_once(layer, shape, words):
     torch.manual_seed(0)

@@ -189,6 +189,14 @@ LAYERS = {
     "convolution of many places": (lambda: nn.Conv2d(6, 4, 3, padding=1), (6, 5, 5)),
     "convolution without bias": (lambda: nn.Conv2d(6, 4, 3, bias=False), (6, 5, 5)),
     "convolution with stride": (lambda: nn.Conv2d(6, 4, 3, stride=2, padding=2), (6, 9, 9)),
+    "convolution of wide few places": (lambda: nn.Conv2d(12, 16, 3, padding=1), (12, 2, 3)),
+    "convolution of one place": (lambda: nn.Conv2d(6, 8, 3, padding=1, bias=False), (6, 1, 1)),
+    "convolution of a sequence": (lambda: nn.Conv1d(6, 8, 3, dilation=2), (6, 9)),
+    "convolution of a volume": (lambda: nn.Conv3d(3, 4, 2), (3, 3, 4, 3)),
+    "grouped convolution": (lambda: nn.Conv2d(12, 16, 3, groups=2), (12, 4, 4)),
+    "depthwise convolution": (lambda: nn.Conv2d(6, 6, 3, padding=1, groups=6), (6, 4, 4)),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), (3, 4, 4)),
+    "transposed convolution of few places": (lambda: nn.ConvTranspose1d(12, 12, 3), (12, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (4, 3, 3)),
     "layer norm": (lambda: nn.LayerNorm(6), (3, 6)),
     "embedding": (lambda: nn.Embedding(5, 4, padding_idx=0), (6,)),
@@ -233,8 +241,8 @@ def taped(name, where, kernels, draw):
         if isinstance(layer, nn.RNNBase):
             for rule in client_layer(layer, by_id, Taped({}), kernels).rules:
                 widths, (outs, *_) = [part.weight.shape[1] for part in rule.parts], rule.entries[0].shape
-                x = draw(RECORDS, *inputs, 1, sum(widths)).to(where)
-                tape.append((rule, x.split(widths, -1), draw(RECORDS, *inputs, 1, outs).to(where)))
+                x = draw(RECORDS, *inputs, sum(widths)).to(where)
+                tape.append((rule, x.split(widths, -1), draw(RECORDS, *inputs, outs).to(where)))
             continue
         for rule in rules_of(layer, by_id, kernels):
             x = draw(RECORDS, *inputs).to(where)

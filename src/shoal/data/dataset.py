@@ -35,6 +35,9 @@ def first_bad_row(x: torch.Tensor, after: Callable[[], None] = lambda: None) -> 
 class Released(Protocol):
     """A file whose pages can be given back."""
 
+    def refuse_changed(self) -> None:
+        """Raise a DataError where it was changed since it was opened."""
+
     def release(self) -> None:
         """Give them back; they are read again when they are needed."""
 

@@ -142,9 +142,8 @@ def _with_text(guesses: dict[str, Guess]) -> dict[str, Guess]:
         return guesses
     texts = {name: guess for name, guess in guesses.items() if guess.why.startswith("text")}
     if not texts:
-        raise DataError(
-            f"no column to learn from: {', '.join(f'{name} ({each.why})' for name, each in guesses.items())}"
-        )
+        others = ", ".join(f"{name} ({each.why})" for name, each in guesses.items())
+        raise DataError(f"no column to learn from: {others or 'there is none besides the label'}")
     return guesses | {name: Guess(Text(buckets=64), "its words, hashed") for name in texts}
 
 

@@ -20,7 +20,7 @@ class AffineRule(Rule):
         shaped = x.reshape(len(params), -1, *x.shape[1:])
         y = shaped * self._shaped(self.weight, params, shaped)
         if self.bias is not None:
-            y = y + self._shaped(self.bias, params, shaped)
+            y += self._shaped(self.bias, params, shaped)
         return y.view(x.shape), shaped
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:

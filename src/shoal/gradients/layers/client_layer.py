@@ -100,16 +100,25 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, tape: list[Any]) -> Tensor:
         y, ctx.saved = rule.forward(x.detach(), params)  # saved tensors belong to no graph
-        ctx.rule, ctx.params, ctx.tape = rule, params, tape
-        return y
+        ctx.rule, ctx.params, ctx.tape, ctx.versions = rule, params, tape, _versions(ctx.saved)
+        return y.data  # no view, which autograd would not let the model change in place, as ReLU(inplace=True) does
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rule, saved, params, tape = ctx.rule, ctx.saved, ctx.params, ctx.tape
+        if _versions(saved) != ctx.versions:
+            raise RuntimeError(f"the input of layer {rule.layer} was changed in place, and its gradient needs it")
         del ctx.saved, ctx.params, ctx.tape  # the tape holds them now; the graph must not as well
         tape.append((rule, saved, grad))
         before = rule.input_gradient(saved, grad, params) if ctx.needs_input_grad[0] else None
         return before, None, None, None, None
+
+
+def _versions(saved: Any) -> list[int]:
+    """How often each saved tensor, or one that it shares memory with, was changed in place."""
+    if isinstance(saved, Tensor):
+        return [saved._version]
+    return [n for each in saved for n in _versions(each)] if isinstance(saved, tuple | list) else []
 
 
 class ClientLayer(nn.Module):

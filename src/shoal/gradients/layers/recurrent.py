@@ -3,7 +3,7 @@
 The inputs of all time steps are multiplied by their weights at once. What is left of a step is the product of the
 hidden states, one for all clients, and the pointwise cell. The backward pass gives the gradients of what enters the
 cell. With the inputs, and with the hidden states before each step, these are the gradients of the weights, as in a
-linear layer. Tensors are [K, T, B, ...]: the records of a client at one step lie together.
+linear layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.gradients.layers.client_layer import ClientLayer, Taped
 from shoal.gradients.layers.linear import outputs
 from shoal.gradients.layers.recurrent_cells import Cell, GRUCell, LSTMCell, RNNCell, Run, steps
 from shoal.gradients.layers.recurrent_cuda import FusedGRUCell, FusedLSTMCell
-from shoal.gradients.layers.rule import Rule, product_squares, trained
+from shoal.gradients.layers.rule import Rule, product_squares, trained, weighed
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import summed_products
 from shoal.precision import without_autocast
@@ -37,7 +37,7 @@ class Weights(NamedTuple):
 
 
 class SequenceRule(Rule):
-    """Weights of every time step, from rows [K, T, B, in] for each of them and the same gradients [K, T, B, out]."""
+    """Weights of every time step, from rows [N, T, in] for each of them and the same gradients [N, T, out]."""
 
     def __init__(self, *parts: Weights) -> None:
         self.parts, self.entries = parts, trained(*(entry for part in parts for entry in part))
@@ -56,7 +56,8 @@ class SequenceRule(Rule):
         biases = [part.bias for part in self.parts if part.bias is not None]
         total = grads.sum(1) if biases else grads
         for part, rows in zip(self.parts, saved, strict=True):
-            part.weight.of(into).baddbmm_(grads.transpose(1, 2), _in_rows(rows, len(into)), alpha=scale)
+            found = torch.bmm(grads.transpose(1, 2), _in_rows(rows, len(into)))
+            part.weight.of(into).add_(found, alpha=scale)  # baddbmm_ would go from client to client on a CPU
         for bias in biases:
             bias.of(into).add_(total, alpha=scale)
 
@@ -64,8 +65,8 @@ class SequenceRule(Rule):
         self, saved: Saved, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
-        grads = (grad * factors[:, None, :, None]).flatten(1, 2)
-        total = summed_products(grads, self._inputs(saved).flatten(1, 2), grad.shape[1])
+        grads, inputs = (_in_rows(held, len(into)) for held in (weighed(grad, factors), self._inputs(saved)))
+        total = summed_products(grads, inputs, grad.shape[1])
         weights = [part.weight for part in self.parts]
         biases = [part.bias for part in self.parts if part.bias is not None]
         found = torch.split(total, [entry.shape[1] for entry in weights] + [1] * len(biases), 2)
@@ -74,20 +75,17 @@ class SequenceRule(Rule):
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, None]:
         """The squared norm of every gradient, in float64."""
-        records = grad.shape[:3:2].numel()
-        return product_squares(_in_rows(self._inputs(saved), records), _in_rows(grad, records), False), None
+        return product_squares(self._inputs(saved), grad, False), None
 
     def _inputs(self, saved: Saved) -> Tensor:
         """All that the gate gradients are multiplied by: the rows, and 1 for each bias."""
-        ones = saved[0].new_ones(1).expand(*saved[0].shape[:3], sum(part.bias is not None for part in self.parts))
-        return torch.cat([*saved, ones], 3)
+        biases = sum(part.bias is not None for part in self.parts)
+        return torch.cat([*saved, saved[0].new_ones(1).expand(*saved[0].shape[:2], biases)], 2)
 
 
 def _in_rows(held: Tensor, count: int) -> Tensor:
-    """From [K, T, B, ...] to so many rows of positions, one for each client or record."""
-    if count == len(held):
-        return held.flatten(1, 2)
-    return held.transpose(1, 2).reshape(count, -1, held.shape[3])
+    """From [N, T, ...] to the positions of so many clients, or records."""
+    return held.reshape(count, -1, held.shape[2])
 
 
 class Direction(NamedTuple):
@@ -107,7 +105,7 @@ class Direction(NamedTuple):
 
 
 class _Recurrence(torch.autograd.Function):
-    """All hidden states [K, T, B, H] of one direction, and an LSTM's last cell; gradients are put on the tape."""
+    """All hidden states [N, T, H] of one direction, and an LSTM's last cell; gradients are put on the tape."""
 
     @staticmethod
     def forward(
@@ -125,58 +123,60 @@ class _Recurrence(torch.autograd.Function):
         weight = way.hidden.weight.of(params).transpose(1, 2).contiguous()
         bias = None if way.hidden.bias is None else way.hidden.bias.of(params).unsqueeze(1)
         for step in run.order:
-            before = run.states[:, step.before]
+            before, inner = run.states[:, :, step.before], run.inner[:, :, step.time]
             if way.cell.adds:
-                run.given[:, step.time].baddbmm_(before, weight)
+                inner.baddbmm_(before, weight)
             elif bias is None:
-                torch.bmm(before, weight, out=run.inner[:, step.time])
+                torch.bmm(before, weight, out=inner)
             else:
-                torch.baddbmm(bias, before, weight, out=run.inner[:, step.time])
+                torch.baddbmm(bias, before, weight, out=inner)
             way.cell.forward(run, step)
         ctx.saved, ctx.way, ctx.params, ctx.tape = (x, run), way, params, tape
         ctx.set_materialize_grads(False)
-        after = run.states[:, :-1] if way.backwards else run.states[:, 1:]
-        return after, run.cells[:, run.order[-1].after].clone()
+        after = run.states[:, :, :-1] if way.backwards else run.states[:, :, 1:]
+        return after.flatten(0, 1).clone(), run.cells[:, :, run.order[-1].after].flatten(0, 1).clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, of_cell: Tensor | None) -> tuple[Tensor | None, ...]:
         (x, run), way, params, tape = ctx.saved, ctx.way, ctx.params, ctx.tape
         del ctx.saved, ctx.params, ctx.tape  # the tape holds them now; the graph must not as well
         weight = way.hidden.weight.of(params)
-        rows = run.states[:, 1:] if way.backwards else run.states[:, :-1]
-        of_state = torch.zeros_like(rows[:, 0])
-        carried = torch.zeros_like(run.cells[:, 0])
+        rows = (run.states[:, :, 1:] if way.backwards else run.states[:, :, :-1]).flatten(0, 1)
+        of_state, carried = (torch.zeros_like(held[:, :, 0]) for held in (run.states, run.cells))
         if of_cell is not None:
-            carried += of_cell
+            carried += of_cell.view_as(carried)
         for step in reversed(run.order):
             if grad is not None:
-                of_state += grad[:, step.time]
+                of_state += grad[:, step.time].view_as(of_state)
             past = way.cell.backward(run, step, of_state, carried)
-            gates = run.inner[:, step.time]
+            gates = run.inner[:, :, step.time]
             of_state = torch.bmm(gates, weight) if past is None else past.baddbmm_(gates, weight)
         held = ((x, rows),) if way.cell.adds else ((x,), (rows,))
-        tape.extend(zip(way.rules, held, (run.given, run.inner), strict=False))
-        of_x = None
-        if ctx.needs_input_grad[0]:
-            of_x = torch.bmm(run.given.flatten(1, 2), way.inputs.weight.of(params)).view(x.shape)
-        needs_h, needs_c = ctx.needs_input_grad[1:3]
-        return of_x, of_state if needs_h else None, carried if needs_c else None, None, None, None, None
+        grads = run.given.flatten(0, 1), run.inner.flatten(0, 1)
+        tape.extend(zip(way.rules, held, grads, strict=False))
+        needs_x, needs_h, needs_c = ctx.needs_input_grad[:3]
+        return (
+            torch.bmm(run.given.flatten(1, 2), way.inputs.weight.of(params)).view(x.shape) if needs_x else None,
+            of_state.flatten(0, 1) if needs_h else None,
+            carried.flatten(0, 1) if needs_c else None,
+            *[None] * 4,
+        )
 
 
 def _begin(x: Tensor, h: Tensor | None, c: Tensor | None, way: Direction, params: Tensor) -> Run:
     """The initial states, and what the inputs contribute, with the biases."""
-    clients, length, batch, _ = x.shape
-    gates, size = way.hidden.weight.shape
+    clients, length, (gates, size) = len(params), x.shape[1], way.hidden.weight.shape
     bias = None if way.inputs.bias is None else way.inputs.bias.of(params)
     if bias is not None and way.cell.adds:
         assert way.hidden.bias is not None
         bias = bias + way.hidden.bias.of(params)
-    given = outputs(x.flatten(1, 2), way.inputs.weight.of(params), bias).view(clients, length, batch, gates)
+    rows = x.view(clients, -1, x.shape[2])
+    given = outputs(rows, way.inputs.weight.of(params), bias).view(clients, -1, length, gates)
     first = length if way.backwards else 0
-    states = x.new_empty(clients, length + 1, batch, size)
-    states[:, first] = 0 if h is None else h
-    cells = torch.empty_like(states if isinstance(way.cell, LSTMCell) else states[:, :, :, :0])
-    cells[:, first] = 0 if c is None else c
+    states = x.new_empty(*given.shape[:2], length + 1, size)
+    states[:, :, first] = 0 if h is None else h.view_as(states[:, :, first])
+    cells = torch.empty_like(states if isinstance(way.cell, LSTMCell) else states[..., :0])
+    cells[:, :, first] = 0 if c is None else c.view_as(cells[:, :, first])
     inner = given if way.cell.adds else torch.empty_like(given)
     return Run(steps(length, way.backwards), states, given, inner, cells)
 
@@ -195,7 +195,7 @@ class RecurrentLayer(ClientLayer):
 
     def forward(self, x: Tensor, hx: Tensor | States | None = None) -> tuple[Tensor, Tensor | States]:
         """The output and the last states, as PyTorch gives them."""
-        x = self._by_step(x)
+        x = self._by_record(x)
         h, c = hx if isinstance(hx, tuple) else (hx, None)
         many = 2 if self.bidirectional else 1
         last_h, last_c = [], []
@@ -204,28 +204,25 @@ class RecurrentLayer(ClientLayer):
             for place in range(layer, layer + many):
                 states, cell = self._run(self._ways[place], x, *(s if s is None else s[place] for s in (h, c)))
                 found.append(states)
-                last_h.append(states[:, 0 if self._ways[place].backwards else -1].flatten(0, 1))
-                last_c.append(cell.flatten(0, 1))
+                last_h.append(states[:, 0 if self._ways[place].backwards else -1])
+                last_c.append(cell)
             x = torch.cat(found, -1) if many > 1 else found[0]
-        y = x.transpose(1, 2).flatten(0, 1) if self.batch_first else x.transpose(0, 1).flatten(1, 2)
         last = torch.stack(last_h)
+        y = x if self.batch_first else x.transpose(0, 1)
         return y, (last, torch.stack(last_c)) if self.mode == "LSTM" else last
 
-    def _by_step(self, x: Tensor) -> Tensor:
-        """From what PyTorch takes to [K, T, B, in]."""
-        taped = self._taped
-        if isinstance(x, PackedSequence) or x.dim() != 3 or x.shape[0 if self.batch_first else 1] != taped.records:
+    def _by_record(self, x: Tensor) -> Tensor:
+        """From what PyTorch takes to [N, T, in]."""
+        records = self._taped.records
+        if isinstance(x, PackedSequence) or x.dim() != 3 or x.shape[0 if self.batch_first else 1] != records:
             raise ModelError("a recurrent layer must get one padded sequence a record; set engine.batched=false")
-        x = x.transpose(0, 1) if self.batch_first else x
-        return torch.unflatten(x, 1, (len(taped.params), -1)).transpose(0, 1)
+        return x if self.batch_first else x.transpose(0, 1)
 
     def _run(self, way: Direction, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
         taped = self._taped
-        shape = len(taped.params), -1
-        first = [s if s is None else torch.unflatten(s, 0, shape).to(taped.params.dtype) for s in (h, c)]
-        x = x.to(taped.params.dtype)
-        with without_autocast(x):
-            found = _Recurrence.apply(x, *first, taped.anchor, way, taped.params, taped.tape)  # type: ignore[no-untyped-call]
+        given = [s if s is None else s.to(taped.params.dtype) for s in (x, h, c)]
+        with without_autocast(taped.params):
+            found = _Recurrence.apply(*given, taped.anchor, way, taped.params, taped.tape)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, Tensor], found)
 
 

@@ -27,7 +27,7 @@ def steps(length: int, backwards: bool) -> list[Step]:
 class Run(NamedTuple):
     """All that the backward pass needs. Cells overwrite it with the gradients.
 
-    `given` [K, T, B, gates] is what the inputs, then the hidden states contribute to the gates, then the gates.
+    `given` [K, B, T, gates] is what the inputs, then the hidden states contribute to the gates, then the gates.
     `inner` is the hidden states' part of it, where the two are not added. `cells` are an LSTM's, as `states`.
     """
 
@@ -65,12 +65,12 @@ class RNNCell(Cell):
 
     def forward(self, run: Run, step: Step) -> None:
         """The state after the step."""
-        gate, h = run.given[:, step.time], run.states[:, step.after]
+        gate, h = run.given[:, :, step.time], run.states[:, :, step.after]
         torch.clamp(gate, min=0, out=h) if self.relu else torch.tanh(gate, out=h)
 
     def backward(self, run: Run, step: Step, grad: Tensor, carried: Tensor) -> None:
         """The gradient of what enters it."""
-        gate, h = run.given[:, step.time], run.states[:, step.after]
+        gate, h = run.given[:, :, step.time], run.states[:, :, step.after]
         if self.relu:
             aten.threshold_backward.grad_input(grad, h, 0, grad_input=gate)
         else:
@@ -84,21 +84,21 @@ class LSTMCell(Cell):
 
     def forward(self, run: Run, step: Step) -> None:
         """The state after the step."""
-        gates, h, c = run.given[:, step.time], run.states[:, step.after], run.cells[:, step.after]
+        gates, h, c = run.given[:, :, step.time], run.states[:, :, step.after], run.cells[:, :, step.after]
         i, f, g, o = gates.chunk(4, -1)
         gates[..., : 2 * h.shape[-1]].sigmoid_()
         g.tanh_()
         o.sigmoid_()
-        torch.mul(f, run.cells[:, step.before], out=c).addcmul_(i, g)
+        torch.mul(f, run.cells[:, :, step.before], out=c).addcmul_(i, g)
         torch.tanh(c, out=h).mul_(o)
 
     def backward(self, run: Run, step: Step, grad: Tensor, carried: Tensor) -> None:
         """The gradients of what enters it."""
-        i, f, g, o = run.given[:, step.time].chunk(4, -1)
-        out = torch.tanh(run.cells[:, step.after])
+        i, f, g, o = run.given[:, :, step.time].chunk(4, -1)
+        out = torch.tanh(run.cells[:, :, step.after])
         carried.add_(aten.tanh_backward(grad * o, out))
         aten.sigmoid_backward.grad_input(out.mul_(grad), o, grad_input=o)
-        of_i, of_f, of_g = carried * g, carried * run.cells[:, step.before], carried * i
+        of_i, of_f, of_g = carried * g, carried * run.cells[:, :, step.before], carried * i
         carried.mul_(f)
         aten.sigmoid_backward.grad_input(of_i, i, grad_input=i)
         aten.sigmoid_backward.grad_input(of_f, f, grad_input=f)
@@ -113,18 +113,18 @@ class GRUCell(Cell):
 
     def forward(self, run: Run, step: Step) -> None:
         """The state after the step."""
-        given, inner, size = run.given[:, step.time], run.inner[:, step.time], run.states.shape[-1]
+        given, inner, size = run.given[:, :, step.time], run.inner[:, :, step.time], run.states.shape[-1]
         r, z, n = given.chunk(3, -1)
         given[..., : 2 * size].add_(inner[..., : 2 * size]).sigmoid_()
         n.addcmul_(r, inner[..., 2 * size :]).tanh_()
-        torch.lerp(n, run.states[:, step.before], z, out=run.states[:, step.after])
+        torch.lerp(n, run.states[:, :, step.before], z, out=run.states[:, :, step.after])
 
     def backward(self, run: Run, step: Step, grad: Tensor, carried: Tensor) -> Tensor:
         """The gradients of what enters it."""
-        given, inner, size = run.given[:, step.time], run.inner[:, step.time], run.states.shape[-1]
+        given, inner, size = run.given[:, :, step.time], run.inner[:, :, step.time], run.states.shape[-1]
         (r, z, n), inner_n = given.chunk(3, -1), inner[..., 2 * size :]
         past = grad * z
-        of_z = (run.states[:, step.before] - n).mul_(grad)
+        of_z = (run.states[:, :, step.before] - n).mul_(grad)
         aten.tanh_backward.grad_input(grad - past, n, grad_input=n)
         of_r = n * inner_n
         torch.mul(n, r, out=inner_n)

@@ -18,15 +18,17 @@ class FusedLSTMCell(LSTMCell):
         """The state after the step."""
         if not fits(run):
             return super().forward(run, step)
-        before, after = run.cells[:, step.before], run.cells[:, step.after]
-        _lstm[_grid(after)](run.given[:, step.time], before, after, run.states[:, step.after], *_sizes(run), BLOCK)
+        before, after = run.cells[:, :, step.before], run.cells[:, :, step.after]
+        _lstm[_grid(after)](
+            run.given[:, :, step.time], before, after, run.states[:, :, step.after], *_sizes(run), BLOCK
+        )
 
     def backward(self, run: Run, step: Step, grad: Tensor, carried: Tensor) -> None:
         """The gradients of what enters it."""
         if not fits(run):
             return super().backward(run, step, grad, carried)
-        before, after = run.cells[:, step.before], run.cells[:, step.after]
-        _lstm_back[_grid(after)](run.given[:, step.time], before, after, grad, carried, *_sizes(run), BLOCK)
+        before, after = run.cells[:, :, step.before], run.cells[:, :, step.after]
+        _lstm_back[_grid(after)](run.given[:, :, step.time], before, after, grad, carried, *_sizes(run), BLOCK)
 
 
 class FusedGRUCell(GRUCell):
@@ -36,15 +38,15 @@ class FusedGRUCell(GRUCell):
         """The state after the step."""
         if not fits(run):
             return super().forward(run, step)
-        given, inner = run.given[:, step.time], run.inner[:, step.time]
-        before, after = run.states[:, step.before], run.states[:, step.after]
+        given, inner = run.given[:, :, step.time], run.inner[:, :, step.time]
+        before, after = run.states[:, :, step.before], run.states[:, :, step.after]
         _gru[_grid(after)](given, inner, before, after, *_sizes(run), BLOCK)
 
     def backward(self, run: Run, step: Step, grad: Tensor, carried: Tensor) -> Tensor:
         """The gradients of what enters it."""
         if not fits(run):
             return super().backward(run, step, grad, carried)
-        given, inner, before = run.given[:, step.time], run.inner[:, step.time], run.states[:, step.before]
+        given, inner, before = run.given[:, :, step.time], run.inner[:, :, step.time], run.states[:, :, step.before]
         _gru_back[_grid(before)](given, inner, before, grad, *_sizes(run), BLOCK)
         return grad
 
@@ -58,10 +60,9 @@ def _grid(state: Tensor) -> tuple[int]:
     return (triton.cdiv(state.numel(), BLOCK),)
 
 
-def _sizes(run: Run) -> tuple[int, int, int, int, int]:
-    """The numbers of a state, from client to client in gates and in states, of a client and of a record."""
-    clients, _, batch, size = run.states.shape
-    return clients * batch * size, run.given.stride(0), run.states.stride(0), batch * size, size
+def _sizes(run: Run) -> tuple[int, int, int, int]:
+    """The numbers of all states of a step, from record to record in the gates and in the states, and of a state."""
+    return run.states[:, :, 0].numel(), run.given.stride(1), run.states.stride(1), run.states.shape[3]
 
 
 if triton is not None:
@@ -80,19 +81,18 @@ if triton is not None:
         return 1 / (1 + tl.exp(-x))
 
     @triton.jit
-    def _places(count, of_gates, of_states, OWN, H: tl.constexpr, GATES: tl.constexpr, BLOCK: tl.constexpr):
+    def _places(count, of_gates, of_states, H: tl.constexpr, BLOCK: tl.constexpr):
         """The places of numbers, in all and in states and gates that are further apart; which of them there are."""
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        client, own = (place // OWN).to(tl.int64), place % OWN
-        gate = client * of_gates + own // H * (GATES * H) + own % H
-        return place, client * of_states + own, gate, place < count
+        record, own = (place // H).to(tl.int64), place % H
+        return place, record * of_states + own, record * of_gates + own, place < count
 
     @triton.jit
     def _lstm(
-        gates, before, after, h, count, of_gates, of_states, OWN, H: tl.constexpr, BLOCK: tl.constexpr
+        gates, before, after, h, count, of_gates, of_states, H: tl.constexpr, BLOCK: tl.constexpr
     ):  # fmt: skip
         """c <- f c + i g;  h <- o tanh(c); the gates are written where what enters them was."""
-        _, state, gate, there = _places(count, of_gates, of_states, OWN, H, 4, BLOCK)
+        _, state, gate, there = _places(count, of_gates, of_states, H, BLOCK)
         i = _sigmoid(tl.load(gates + gate, mask=there))
         f = _sigmoid(tl.load(gates + gate + H, mask=there))
         g = _tanh(tl.load(gates + gate + 2 * H, mask=there))
@@ -107,10 +107,10 @@ if triton is not None:
 
     @triton.jit
     def _lstm_back(
-        gates, before, after, grad, carried, count, of_gates, of_states, OWN, H: tl.constexpr, BLOCK: tl.constexpr
+        gates, before, after, grad, carried, count, of_gates, of_states, H: tl.constexpr, BLOCK: tl.constexpr
     ):  # fmt: skip
         """The gradients of what enters the gates, in their place, and that of c, from after the step to before it."""
-        place, state, gate, there = _places(count, of_gates, of_states, OWN, H, 4, BLOCK)
+        place, state, gate, there = _places(count, of_gates, of_states, H, BLOCK)
         i, f = tl.load(gates + gate, mask=there), tl.load(gates + gate + H, mask=there)
         g, o = tl.load(gates + gate + 2 * H, mask=there), tl.load(gates + gate + 3 * H, mask=there)
         out = _tanh(tl.load(after + state, mask=there))
@@ -124,10 +124,10 @@ if triton is not None:
 
     @triton.jit
     def _gru(
-        given, inner, before, after, count, of_gates, of_states, OWN, H: tl.constexpr, BLOCK: tl.constexpr
+        given, inner, before, after, count, of_gates, of_states, H: tl.constexpr, BLOCK: tl.constexpr
     ):  # fmt: skip
         """h <- (1 - z) n + z h; the gates are written where what the inputs contribute to them was."""
-        _, state, gate, there = _places(count, of_gates, of_states, OWN, H, 3, BLOCK)
+        _, state, gate, there = _places(count, of_gates, of_states, H, BLOCK)
         r = _sigmoid(tl.load(given + gate, mask=there) + tl.load(inner + gate, mask=there))
         z = _sigmoid(tl.load(given + gate + H, mask=there) + tl.load(inner + gate + H, mask=there))
         n = tl.load(given + gate + 2 * H, mask=there) + r * tl.load(inner + gate + 2 * H, mask=there)
@@ -139,10 +139,10 @@ if triton is not None:
 
     @triton.jit
     def _gru_back(
-        given, inner, before, grad, count, of_gates, of_states, OWN, H: tl.constexpr, BLOCK: tl.constexpr
+        given, inner, before, grad, count, of_gates, of_states, H: tl.constexpr, BLOCK: tl.constexpr
     ):  # fmt: skip
         """The gradients of what enters the gates, in their places, and z grad in the place of grad."""
-        place, state, gate, there = _places(count, of_gates, of_states, OWN, H, 3, BLOCK)
+        place, state, gate, there = _places(count, of_gates, of_states, H, BLOCK)
         r, z = tl.load(given + gate, mask=there), tl.load(given + gate + H, mask=there)
         n, inner_n = tl.load(given + gate + 2 * H, mask=there), tl.load(inner + gate + 2 * H, mask=there)
         of_h = tl.load(grad + place, mask=there)

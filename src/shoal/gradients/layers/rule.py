@@ -22,7 +22,6 @@ from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.precision import widened
 from shoal.random.noise_source import Product
 
-FEW_POSITIONS = 20  # below this, T x T products beat computing a record's gradient
 ROUNDING = 64  # the error of a few products in last digits, relative to their sizes; sums add one per term
 TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be treated as 0, or lose its digits
 LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
@@ -49,7 +48,10 @@ class Rule(Protocol):
         return layer_of(self.entries[0].name)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
-        """The output, and what the backward pass needs of the input."""
+        """The output, and what the backward pass needs of the input.
+
+        They share no memory: the model may change the output in place.
+        """
 
     def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
@@ -116,6 +118,15 @@ def outer_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     return (squared(grad) * (inputs + bias)).where(inputs < LONGEST**2 / grad.shape[1], math.inf)
 
 
+def few_positions(positions: int, outs: int, ins: int) -> bool:
+    """Are the T x T products of all positions cheaper than a record's gradient [outs, ins]?
+
+    They take 2 T^2 (outs + ins) operations, and it 2 T outs ins. Where it is cheaper, it is also no larger than what
+    it is computed from, so that those of all records can be kept.
+    """
+    return positions * (outs + ins) < outs * ins
+
+
 def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     """|sum_t g_t x_t^T|^2 of every record, for [N, T, in] and [N, T, out], and |sum_t g_t|^2 more for a bias.
 
@@ -124,7 +135,7 @@ def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     positions = x.shape[1]
     if positions == 1:
         return outer_squares(x.squeeze(1), grad.squeeze(1), bias)
-    if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
+    if few_positions(positions, grad.shape[2], x.shape[2]):
         return gram_squares(torch.bmm(x, x.transpose(1, 2)), grad, x.shape[2], bias)
     found = squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
     if bias:

@@ -13,9 +13,7 @@ from shoal.gradients.layers.affine import AffineRule, BiasRule
 from shoal.gradients.layers.attention import attention_layer
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.composed import composed_layer
-from shoal.gradients.layers.convolution import Conv2dRule
-from shoal.gradients.layers.convolution_cpu import cpu_rule
-from shoal.gradients.layers.convolution_cuda import cuda_rule
+from shoal.gradients.layers.convolutions import CONVOLUTIONS, convolution_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
 from shoal.gradients.layers.recurrent import recurrent_layer
@@ -64,9 +62,8 @@ def rule_for(
         return LinearRule(weight, bias, kernels), _same
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
         return TransposedLinearRule(weight, bias, kernels), _same
-    if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
-        rule = {"cpu": cpu_rule, "cuda": cuda_rule}.get(module.weight.device.type) if kernels else None
-        return (rule or Conv2dRule)(module, weight, bias), _same
+    if type(module) in CONVOLUTIONS:
+        return convolution_rule(module, weight, bias, kernels)
     if type(module) is nn.GroupNorm:
         groups, eps = module.num_groups, module.eps
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)
@@ -89,7 +86,7 @@ def rule_for(
 
 def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
     """A layer whose weights are frozen: the same for all clients, up to the bias."""
-    if type(module) not in (nn.Linear, nn.Conv2d, nn.GroupNorm):
+    if type(module) not in (nn.Linear, nn.GroupNorm, *CONVOLUTIONS):
         return None
     frozen = copy.deepcopy(module)
     frozen.register_parameter("bias", None)
