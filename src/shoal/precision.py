@@ -19,9 +19,9 @@ Numbers in bfloat16 are widened to float32 before either, which is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,14 +32,37 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 @contextmanager
 def computing(precision: Precision) -> Iterator[None]:
     """PyTorch's switches as a precision says: all digits, but for convolutions on CUDA where it allows that."""
-    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    restore = _restoring()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        restore()
+
+
+def _restoring() -> Callable[[], None]:
+    """Sets PyTorch's switches back to what they are now: the older two, and a newer one for each kind of product."""
+    switches: Any = torch.backends
+    kinds = {"matmul": (switches.cuda, switches.mkldnn), "conv": (switches.cudnn,), "rnn": (switches.cudnn,)}
+    newer = [getattr(library, kind, None) for kind, libraries in kinds.items() for library in libraries]
+    before = [(each, each.fp32_precision) for each in newer if hasattr(each, "fp32_precision")]
+    matmul = convolutions = None
+    with suppress(RuntimeError):  # where the newer ones were set to what the older cannot say
+        matmul = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        convolutions = switches.cudnn.allow_tf32
+
+    def restore() -> None:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if convolutions is not None:
+            switches.cudnn.allow_tf32 = convolutions
+        for each, value in before:
+            if each.fp32_precision != value:
+                each.fp32_precision = value
+
+    return restore
 
 
 def rough(precision: Precision, x: Tensor) -> AbstractContextManager[None]:

@@ -250,6 +250,20 @@ def test_pytorchs_switches_decide_nothing_and_are_as_before_afterwards(precision
     assert (switches(), torch.backends.cudnn.allow_tf32) == ("medium", before)
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="needs PyTorch's newer switches")
+@pytest.mark.parametrize("kind", ["matmul", "conv"])
+def test_nor_do_its_newer_switches(kind, switches):
+    held = torch.backends.cuda.matmul if kind == "matmul" else torch.backends.cudnn.conv
+    others = torch.backends.mkldnn.matmul, torch.backends.cudnn.rnn
+    held.fp32_precision, before = "ieee", [each.fp32_precision for each in others]
+    with computing("auto"):
+        assert switches() == "highest"
+        assert torch.backends.cudnn.allow_tf32
+    assert held.fp32_precision == "ieee"
+    assert [each.fp32_precision for each in others] == before
+    torch.backends.cudnn.allow_tf32 = True
+
+
 def test_another_word_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r"engine.precision.*'fp16'.*bf16"):
         configure({"algorithm": "fedavg", "engine.precision": "fp16"})
