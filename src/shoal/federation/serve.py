@@ -83,7 +83,7 @@ def coordinator(
     sample, task = stand_ins(dataset.train_x), dataset.task
     targets = task.example_targets(count(sample), dataset.train_y)
     net = network(
-        module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record,
+        module, sample, targets, losses=task.losses, way=engine.way, per_record=per_record,
         personal=config.algorithm.local.personal,
     )  # fmt: skip
     shared = net.layout.shared

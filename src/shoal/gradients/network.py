@@ -1,4 +1,13 @@
-"""A model that many clients train at once: `network(module)` picks the fastest correct implementation.
+"""A model that many clients train at once: `network(module)` picks the fastest way that is right.
+
+| way | | for |
+|---|---|---|
+| rules | many clients at once, each layer by its own rule (`batched`) | models whose layers all have rules |
+| vmap | many clients, or records, at once (`vmapped`) | models that torch.func.vmap can transform |
+| compiled | the same under torch.compile, which takes a while at first | only by name |
+| sequential | one client, or record, after the other (`sequential`) | any model |
+
+Every way but the last is compared with plain gradients first, on made-up records.
 
 `Network.backward` runs the model forward and backward for clients with one parameter vector each and returns
 a tape; `Tape.accumulate` then adds the gradient to any vectors, so that a plain SGD step needs no gradient
@@ -11,17 +20,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from shoal.errors import ModelError
 from shoal.gradients.batched import BatchedNetwork, rules_cover
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
-from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
-from shoal.inputs import Inputs, count, each
+from shoal.gradients.sequential import MOST_BYTES, RecordNetwork, SequentialNetwork, seeded
+from shoal.gradients.vmapped import VmappedNetwork, VmappedRecordNetwork
+from shoal.inputs import Inputs, count, device_of, each
 from shoal.random.noise_source import Product
+
+Way = Literal["auto", "rules", "vmap", "compiled", "sequential"]
+NAMED = 3
+"""The most layers that a message names."""
+SLOWER = 1.05
+"""A way that is slower than another by less than this is taken before it."""
 
 
 class Tape(Protocol):
@@ -57,10 +76,25 @@ class RecordTape(Tape, Protocol):
 
 
 class Network(Protocol):
-    """A model with one parameter vector [P] per client."""
+    """A model with one parameter vector [P] per client.
+
+    Attributes:
+        layout: Where each parameter lies in the vector.
+        way: How gradients are computed.
+        because: Why not by rules; empty where they are.
+        batched: Many clients at once, in several threads if need be; otherwise one after the other.
+        draws: Whether a pass may draw random numbers (Dropout).
+        recordable: Whether a step can be recorded as a CUDA graph: what it does depends on no value.
+    """
 
     layout: Layout
+    way: str
+    because: str
     batched: bool
+    draws: bool
+
+    @property
+    def recordable(self) -> bool: ...
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
@@ -85,77 +119,205 @@ class Network(Protocol):
         """
 
 
+Seconds = Callable[[Network], float]
+"""What a step of one client takes, measured on made-up records."""
+
+
 def network(
     module: nn.Module,
     sample: Inputs | None = None,
     targets: Tensor | None = None,
     *,
     losses: Losses = cross_entropy,
-    batched: bool = True,
+    way: Way = "auto",
     per_record: bool = False,
     kernels: bool = True,
     personal: Personal = 0,
+    most_bytes: int = MOST_BYTES,
+    seconds: Seconds | None = None,
 ) -> Network:
-    """Batched over clients where every layer has a rule, else sequential: one client (or record) after another.
+    """The model by the way that is asked for, or by the fastest that is right.
 
     Args:
         module: The model.
-        sample: A few inputs. With them both implementations are compared first, so that a model whose own code
-            mixes records, or reaches into a layer, is never trained wrongly.
+        sample: A few inputs. With them every way is compared with plain gradients first, so that a model whose own
+            code mixes records, or reaches into a layer, is never trained wrongly.
         targets: Their targets; class 0 if not given.
         losses: The loss of each record.
-        batched: Whether clients may be batched at all.
+        way: How gradients are computed.
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
         personal: The layers that stay with their clients.
+        most_bytes: Of gradients of single records that may be in memory at a time.
+        seconds: Measures a way, where one must be chosen; the first that is right if not given.
 
     Returns:
-        The network; its `batched` says which it is.
+        The network; its `way` says which it is, and its `because` why it is not by rules.
+
+    Raises:
+        ModelError: The way that is asked for cannot train this model.
     """
-    slow = RecordNetwork if per_record else SequentialNetwork
-    layout = Layout.of(module, personal)
-    if not batched or not rules_cover(module, layout):
-        return slow(module, losses, layout)
-    if sample is not None:
+    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels, most_bytes)
+    trial = None if sample is None else _Trial(ways, sample, targets)
+    if way == "auto":
+        return _fastest(ways, trial, seconds)
+    if (refused := ways.refusal(way, trial)) is not None:
+        raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
+    found = ways.make(way, trial)
+    found.because = "" if way == "rules" else f"engine.way is {way}"
+    return found
+
+
+def without_rule(module: nn.Module, layout: Layout) -> list[str]:
+    """The layers that rules do not cover, each by its name and class."""
+    if rules_cover(module, layout):
+        return []
+    found = []
+    for name, layer in module.named_modules():
+        own = any(True for _ in layer.parameters(recurse=False)) or not any(True for _ in layer.children())
+        if own and not rules_cover(layer, Layout.of(layer)):
+            found.append(f"'{name or 'model'}' ({type(layer).__name__})")
+    return found
+
+
+def _fastest(ways: _Ways, trial: _Trial | None, seconds: Seconds | None) -> Network:
+    """The first way that is right, or the fastest where that is not plain: rules are, but for recurrent layers."""
+    why = ways.refusal("rules", trial)
+    others: tuple[Way, ...] = ("vmap",) if why is not None and trial is not None else ()
+    refusals = {way: ways.refusal(way, trial) for way in others}
+    right = [*(("rules",) if why is None else ()), *(way for way in others if refusals[way] is None), "sequential"]
+    if why is None and not _recurrent(ways.module):
+        right = ["rules"]
+    made = [ways.make(cast(Way, way), trial) for way in right]
+    found = made[0]
+    if len(made) > 1 and seconds is not None:
+        times = [seconds(each) for each in made]
+        found = next(each for each, time in zip(made, times, strict=True) if time <= SLOWER * min(times))
+    if found.way != "rules":
+        reasons = [why or "rules are slower here"]
+        if found.way == "sequential" and others:
+            reasons.append(refusals["vmap"] or "vmap is slower here")
+        found.because = "; ".join(reasons)
+    return found
+
+
+def _recurrent(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in module.modules())
+
+
+@dataclass(frozen=True, eq=False)
+class _Ways:
+    """All ways of one model."""
+
+    module: nn.Module
+    layout: Layout
+    losses: Losses
+    per_record: bool
+    kernels: bool
+    most_bytes: int
+
+    @cached_property
+    def lacking(self) -> list[str]:
+        """The layers without a rule."""
+        return without_rule(self.module, self.layout)
+
+    def refusal(self, way: Way, trial: _Trial | None) -> str | None:
+        """Why the model cannot be trained so; None where it can."""
+        if way == "sequential":
+            return None
+        if way == "rules" and self.lacking:
+            more = f" and {len(self.lacking) - NAMED} more" if len(self.lacking) > NAMED else ""
+            return f"no rule for layer {', '.join(self.lacking[:NAMED])}{more}"
+        if trial is None:
+            return None
+        if way != "rules" and trial.draws and not self.per_record:
+            return "vmap would draw other random numbers for a client beside others"
+        if not trial.agrees(way):
+            own = "rules miss what the model's own code does: it mixes records, or reaches into a layer"
+            return own if way == "rules" else "vmap cannot transform the model, or the model mixes records"
+        return None
+
+    def make(self, way: Way, trial: _Trial | None = None) -> Network:
+        """The network of a way; what may be recorded on CUDA is known after a trial."""
+        if way == "rules":
+            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses)
+        given, compiled = (self.module, self.losses, self.layout), way == "compiled"
+        if way == "sequential":
+            plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
+            if trial is not None and trial.on_cuda:
+                plain.masks, plain.draws = trial.agrees("sequential"), trial.draws
+            found: Network = plain
+        elif self.per_record:
+            found = VmappedRecordNetwork(*given, compiled=compiled, draws=trial is None or trial.draws)
+        else:
+            found = VmappedNetwork(*given, compiled=compiled)
+        if isinstance(found, RecordNetwork):
+            found.most_bytes = self.most_bytes
+        return found
+
+
+class _Trial:
+    """A comparison of ways, in float64, for two different clients; the last record of the first has no weight.
+
+    The weights are perturbed first, since a layer that starts at zero would hide everything before it. A model that
+    draws random numbers is compared in eval mode, where it should not.
+    """
+
+    def __init__(self, ways: _Ways, sample: Inputs, targets: Tensor | None) -> None:
+        self.on_cuda = device_of(sample).type == "cuda"
+        module, self._x = copy.deepcopy(ways.module).cpu().double(), each(sample, _of_two_clients)
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
-        if not _agree(module, sample, y, losses, slow, per_record):
-            return slow(module, losses, layout)
-    return BatchedNetwork(module, layout, kernels, losses)
+        self._y = torch.stack([y, y[:1].expand_as(y)]).cpu()
+        layout = Layout.of(module)
+        start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
+        self._params = torch.stack([start, 0.9 * start])
+        self._weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).repeat(1, len(y))
+        if len(y) > 1:
+            self._weights[0, -1] = 0
+        self._ways = _Ways(module, layout, ways.losses, ways.per_record, True, ways.most_bytes)
 
+    @cached_property
+    def _plain(self) -> list[Tensor] | None:
+        return self._found(self._ways.make("sequential"), seed=0)
 
-def _agree(
-    module: nn.Module,
-    sample: Inputs,
-    targets: Tensor,
-    losses: Losses,
-    slow: type[SequentialNetwork],
-    per_record: bool,
-) -> bool:
-    """Do both implementations give the same gradient for two different clients, in float64?
+    @cached_property
+    def draws(self) -> bool:
+        """Does the model give other gradients after another seed?"""
+        again = self._found(self._ways.make("sequential"), seed=1)
+        return self._plain is not None and not _all_close(again, self._plain)
 
-    The weights are perturbed first, since a layer that starts at zero would hide everything before it.
-    """
-    module, x = copy.deepcopy(module).cpu().double(), each(sample, _of_two_clients)
-    layout = Layout.of(module)
-    start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
-    params = torch.stack([start, 0.9 * start])
-    y = torch.stack([targets, targets[:1].expand_as(targets)]).cpu()
-    weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(2, len(targets))
-    found: list[list[Tensor]] = []
-    for way in (BatchedNetwork(module, layout, losses=losses), slow(module, losses)):
+    def agrees(self, way: Way) -> bool:
+        """Does a way give plain gradients? Of the sequential one: also where padding stays in the batch?"""
+        module = self._ways.module
+        if way != "rules" and self.draws and any(layer.training for layer in module.modules()):
+            module.eval()
+            del self._plain
+        other = self._ways.make("vmap" if way == "compiled" else way)
+        if way == "sequential":
+            cast(SequentialNetwork, other).masks = True
+        return _all_close(self._found(other, seed=1), self._plain)
+
+    def _found(self, net: Network, seed: int) -> list[Tensor] | None:
+        """The gradients, and at record level their squared norms; None where the model fails."""
+        params = self._params.clone()  # running statistics are written into it
         grads = torch.zeros_like(params)
         try:
-            tape = way.backward(params, x, y, weights)
+            with seeded(seed, params.device):
+                tape = net.backward(params, self._x, self._y, self._weights)
             tape.accumulate(grads, 1.0)
-            found.append([grads, cast(RecordTape, tape).squares().sum(0)] if per_record else [grads])
+            norms = [cast(RecordTape, tape).squares().sum(0)] if self._ways.per_record else []
         except Exception:
-            return False
-    return all(_close(ours, theirs) for ours, theirs in zip(*found, strict=True))
+            return None
+        return [grads, params, *norms]
 
 
 def _of_two_clients(sample: Tensor) -> Tensor:
     x = torch.stack([sample.cpu(), sample[:1].cpu().expand_as(sample)])
     return x.double() if x.is_floating_point() else x
+
+
+def _all_close(ours: list[Tensor] | None, theirs: list[Tensor] | None) -> bool:
+    return ours is not None and theirs is not None and all(map(_close, ours, theirs))
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

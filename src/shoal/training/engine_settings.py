@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from shoal.errors import ConfigError
 
@@ -14,7 +15,7 @@ MOST_IN_A_CHARGE = 1_000_000  # rounds that one line of the ledger may charge
 class Settings:
     """Nothing here changes the results, but for rounding.
 
-    `memory`: GiB that chunks of a cohort may take. `batched`: many clients at once, else one after the other.
+    `memory`: GiB that chunks of a cohort may take. `way`: how gradients are computed (see gradients.network).
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
     `kernels`: the fastest kernels of the device for layers and, on a CPU, for noise; otherwise plain operations.
     `checkpoint_every`: rounds that are charged, released and committed together.
@@ -23,7 +24,7 @@ class Settings:
     device: str = "auto"
     memory: float | None = None
     threads: int | None = None
-    batched: bool = True
+    way: Literal["auto", "rules", "vmap", "compiled", "sequential"] = "auto"
     graphs: bool = True
     kernels: bool = True
     evaluate_every: int = 1

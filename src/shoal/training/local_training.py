@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
+from shoal.gradients.sequential import seeded
 from shoal.random.noise_source import Product
 from shoal.training.client_data import ClientData
 from shoal.training.context import TrainingContext
@@ -136,12 +137,11 @@ def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
 @contextmanager
 def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Iterator[None]:
     """Random layers (Dropout) draw from a seed of this chunk; other random state is unchanged."""
-    if context.network.batched:
+    if not context.network.draws:
         yield
         return
-    device = context.client_data.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(context.streams.number("dropout", index.t, index.attempt, int(clients[0])))
+    seed = context.streams.number("dropout", index.t, index.attempt, int(clients[0]))
+    with seeded(seed, context.client_data.device):
         yield
 
 
