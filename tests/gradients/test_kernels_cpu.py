@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import Layout, network
-from shoal.gradients.convolution import Conv2dRule
-from shoal.gradients.convolution_cpu import cpu_rule
-from shoal.gradients.layers import outputs
+from shoal.gradients.layers.convolution import Conv2dRule
+from shoal.gradients.layers.convolution_cpu import cpu_rule
+from shoal.gradients.layers.linear import outputs
 from shoal.models import build
 from support.layers import convolutions
 

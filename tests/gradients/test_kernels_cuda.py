@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.gradients.convolution import Conv2dRule
-from shoal.gradients.convolution_cuda import TritonConv2dRule
+from shoal.gradients.layers.convolution import Conv2dRule
+from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
+from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
 from shoal.gradients.layout import Layout
-from shoal.gradients.pooling_cuda import Pooled, can_pool
 from shoal.kernels import triton
 
 GPU = torch.cuda.is_available()

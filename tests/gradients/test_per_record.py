@@ -11,8 +11,8 @@ from torch import nn
 from shoal.errors import ModelError
 from shoal.gradients import network
 from shoal.gradients.batched import BatchedNetwork
-from shoal.gradients.layer_rule import product_squares
-from shoal.gradients.layers import rule_for
+from shoal.gradients.layers.rule import product_squares
+from shoal.gradients.layers.rules import rule_for
 from shoal.gradients.layout import Layout
 from shoal.gradients.sequential import RecordNetwork
 from shoal.mechanisms.coordinate_clipping import AdaClip

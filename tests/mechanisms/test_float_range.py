@@ -18,7 +18,7 @@ from torch import nn
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
 from shoal.gradients.batched import LayerTape
-from shoal.gradients.layers import rule_for
+from shoal.gradients.layers.rules import rule_for
 from shoal.gradients.layout import Layout
 from shoal.mechanisms.coordinate_clipping import AdaClip, Coordinates
 from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip

@@ -321,10 +321,11 @@ def test_a_word_of_shoal_is_never_taken_by_another_scheme(base):
 @pytest.mark.parametrize("drawn", [np.array([[0, 0]]), np.array([[0, -1], [1, -1]])], ids=["twice", "one more step"])
 def test_a_scheme_draws_no_more_than_is_charged(drawn):
     sampler = altered(Records("shuffled", batch=2), drawn=lambda self, generator, records, steps: drawn)
-    with pytest.raises(PluginError, match="more often than is charged"):
-        sampler.draw(np.random.default_rng(0), 5, 1)
+    record = replace(cut(UPDATES), records=sampler, local=replace(cut(UPDATES).local, steps=1))
+    with pytest.raises(PluginError, match=r"drew (a record more often|more steps) than (is|are) charged"):
+        run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
     padded = altered(sampler, drawn=lambda self, generator, records, steps: np.array([[-1, -1]]))
-    assert padded.draw(np.random.default_rng(0), 5, 1).tolist() == [[-1, -1]]
+    run_round((sim := simulator(replace(record, records=padded))).cohort, sim.params, {}, RoundIndex(0, 4))
 
 
 def test_a_client_that_is_drawn_twice_takes_part_once():

@@ -57,6 +57,11 @@ def test_recorded_steps_equal_the_steps(record):
     torch.testing.assert_close(models(record, True), models(record, False), rtol=1e-4, atol=1e-6)
 
 
+def test_a_single_step_a_round_is_recorded_too():
+    one = replace(small("fedavg"), local=replace(small("fedavg").local, steps=1))
+    torch.testing.assert_close(models(one, True), models(one, False), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("record", [FALLING, small("fed-alpha-cdp-private")], ids=lambda record: record.name)
 def test_a_recording_is_kept_while_clip_and_noise_change(record, monkeypatch):
     made = []

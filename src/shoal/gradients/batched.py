@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,15 @@ from torch import Tensor, nn
 
 from shoal.calling import call, in_training
 from shoal.errors import ModelError
-from shoal.gradients.deferred import DeferredLinearRule, capacity_for
-from shoal.gradients.layer_rule import Rule
-from shoal.gradients.layers import LinearRule, rule_for
-from shoal.gradients.layout import Layout
+from shoal.gradients.layers.attention import put_records_first
+from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
+from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
+from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
+from shoal.gradients.layers.rule import Rule
+from shoal.gradients.layers.rules import client_layer
+from shoal.gradients.layout import Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
-from shoal.gradients.pooling_cuda import MaxPool, can_pool
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import all_digits
@@ -38,16 +40,15 @@ class BatchedNetwork:
         self, module: nn.Module, layout: Layout, kernels: bool = True, losses: Losses = cross_entropy
     ) -> None:
         self.layout, self._losses = layout, losses
-        self._bound = threading.local()
-        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._bound, kernels))
+        self._taped = Taped()
+        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels))
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
         tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
-        self._bound.params, self._bound.tape = params, tape
-        self._bound.anchor, self._bound.records = params.new_zeros((), requires_grad=True), weights.numel()
+        self._taped.bind(params, tape, weights.numel())
         outputs = call(self._module, each(x, lambda part: part.flatten(0, 1)))
         losses = self._losses(outputs, y.flatten(0, 1))
         torch.autograd.backward((losses * weights.flatten()).sum())
@@ -56,27 +57,28 @@ class BatchedNetwork:
     @contextmanager
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         """A context in which updates of linear layers are kept as low-rank products."""
-        rules = [layer.rule for layer in self._module.modules() if isinstance(layer, _ClientLayer)]
-        used = Counter(entry for rule in rules for entry in rule.entries)
+        layers = [layer for layer in self._module.modules() if isinstance(layer, ClientLayer)]
+        used = Counter(entry for layer in layers for entry in layer.entries)
         capacities = {
-            rule: capacity_for(rule, batch)
-            for rule in rules
-            if isinstance(rule, LinearRule)
-            and rule.kernels
-            and used[rule.weight] == 1
+            layer.rule: capacity_for(layer.rule, batch)
+            for layer in layers
+            if isinstance(layer, RuledLayer)
+            and isinstance(layer.rule, LinearRule)
+            and layer.rule.kernels
+            and used[layer.rule.weight] == 1
             and not params.is_cuda
-            and not rule.weight.personal
+            and not layer.rule.weight.personal
         }
         clients = len(params)
-        self._bound.deferred = {
+        self._taped.deferred = {
             rule: DeferredLinearRule(rule, start, clients, rows) for rule, rows in capacities.items() if rows
         }
         try:
             yield
-            for rule in self._bound.deferred.values():
+            for rule in self._taped.deferred.values():
                 rule.flush(params)
         finally:
-            del self._bound.deferred
+            self._taped.deferred = {}
 
 
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
@@ -100,8 +102,9 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         """The same, but for products that are added together with the noise."""
         products = []
+        layers = self.layers
         for place, (rule, saved, grad) in enumerate(self):
-            mine = factors[place if len(factors) > 1 else 0].to(grad.dtype)
+            mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(grad.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
             if left and product and product.rows.shape[1] <= PIECE and left(product):
@@ -123,12 +126,15 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         with all_digits(self._weights):
             found = [rule.squares(saved, grad) for rule, saved, grad in self]
         self._kept = [kept for _, kept in found]
-        return torch.stack([squares for squares, _ in found]).view(len(self), *self._weights.shape)
+        totals: dict[str, Tensor] = {}
+        for (rule, _, _), (squares, _) in zip(self, found, strict=True):
+            totals[rule.layer] = totals[rule.layer] + squares if rule.layer in totals else squares
+        return torch.stack(list(totals.values())).view(-1, *self._weights.shape)
 
     @property
     def layers(self) -> list[str]:
         """The names of the layers, in the order of `squares`."""
-        return [rule.entries[0].name.rpartition(".")[0] for rule, _, _ in self] or self._layers
+        return list(dict.fromkeys(rule.layer for rule, _, _ in self)) or self._layers
 
     @torch.no_grad()
     def make_finite(self) -> None:
@@ -150,71 +156,45 @@ def finite(held: Any) -> Any:
     return type(held)(finite(each) for each in held) if type(held) in (tuple, list) else held
 
 
-class _Taped(torch.autograd.Function):
-    """A layer by its rule; the gradient of its parameters is put on the tape rather than computed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, tape: LayerTape) -> Tensor:
-        y, ctx.saved = rule.forward(x.detach(), params)  # saved tensors belong to no graph
-        ctx.rule, ctx.params, ctx.tape = rule, params, tape
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rule, saved, params, tape = ctx.rule, ctx.saved, ctx.params, ctx.tape
-        del ctx.saved, ctx.params, ctx.tape  # the tape holds them now; the graph must not as well
-        tape.append((rule, saved, grad))
-        before = rule.input_gradient(saved, grad, params) if ctx.needs_input_grad[0] else None
-        return before, None, None, None, None
-
-
-class _ClientLayer(nn.Module):
-    """A layer by its rule. Its parameters have a type and a shape, for models that ask, but no values."""
-
-    def __init__(
-        self, layer: nn.Module, rule: Rule, before: Callable[[Tensor], Tensor], bound: threading.local
-    ) -> None:
-        super().__init__()
-        self.training, self.rule, self._before, self._bound = layer.training, rule, before, bound
-        for name, parameter in layer.named_parameters(recurse=False):
-            setattr(self, name, torch.empty_like(parameter, device="meta", requires_grad=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        bound = self._bound
-        if len(x) == 1:  # the same for all records, such as positions
-            x = x.expand(bound.records, *x.shape[1:])
-        rule = getattr(bound, "deferred", {}).get(self.rule, self.rule)
-        y: Tensor = _Taped.apply(self._before(x), bound.anchor, rule, bound.params, bound.tape)  # type: ignore[no-untyped-call]
-        return y
-
-
-def _with_rules(module: nn.Module, layout: Layout, bound: threading.local, kernels: bool) -> nn.Module:
+def _with_rules(module: nn.Module, layout: Layout, taped: Taped, kernels: bool = True) -> nn.Module:
+    """The module with client layers in the place of its own; those without a rule stay."""
     entries = {entry.name: entry for entry in layout.entries}
     by_id = {id(p): entries[name] for name, p in module.named_parameters() if name in entries}
-    if found := rule_for(module, by_id, kernels):
-        return _ClientLayer(module, *found, bound)
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if found := rule_for(child, by_id, kernels):
-                setattr(parent, name, _ClientLayer(child, *found, bound))
-            elif kernels and can_pool(child):
-                setattr(parent, name, MaxPool(child))
-    return module
+    made: dict[nn.Module, nn.Module] = {}
+
+    def replaced(layer: nn.Module) -> nn.Module:
+        if layer not in made:
+            made[layer] = client_layer(layer, by_id, taped, kernels) or layer
+            if kernels and can_pool(layer):
+                made[layer] = MaxPool(layer)
+            elif made[layer] is layer:
+                put_records_first(layer)
+                for name, child in list(layer._modules.items()):
+                    layer._modules[name] = child and replaced(child)
+        return made[layer]
+
+    return replaced(module)
 
 
-def rules_cover(module: nn.Module, layout: Layout) -> bool:
-    """Whether every trained parameter is in a layer that has a rule, and no layer mixes records or is random."""
-    entries = {entry.name: entry for entry in layout.entries}
-    named = {name: p for name, p in module.named_parameters() if name in entries}
-    by_id = {id(p): entries[name] for name, p in named.items()}
-    if any(_mixes_or_draws(child) for child in module.modules()):
-        return False
-    ruled = [child for child in module.modules() if rule_for(child, by_id)]
-    return {id(p) for child in ruled for p in child.parameters(recurse=False) if p.requires_grad} == set(by_id)
+def without_rule(module: nn.Module, layout: Layout) -> list[str]:
+    """The layers that keep a model from being batched over clients: "name (Class)" of each.
+
+    Their trained parameters have no rule, or they mix records, or they are random.
+    """
+    hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
+    batched = _with_rules(copy.deepcopy(module), layout, Taped())
+    ruled = {entry for layer in batched.modules() if isinstance(layer, ClientLayer) for entry in layer.entries}
+    for entry in layout.entries:
+        if entry.trainable and entry not in ruled:
+            name = layer_of(entry.name)
+            hindering[name] = module.get_submodule(name)
+    return [f"{name or 'the model'} ({type(layer).__name__})" for name, layer in hindering.items()]
 
 
 def _mixes_or_draws(layer: nn.Module) -> bool:
     """Layers in eval mode do neither."""
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return layer.training and layer.p > 0
+    if isinstance(layer, nn.MultiheadAttention):
+        return layer.training and layer.dropout > 0
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

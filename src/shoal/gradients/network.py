@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ModelError
-from shoal.gradients.batched import BatchedNetwork, rules_cover
+from shoal.gradients.batched import BatchedNetwork, without_rule
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import MOST_BYTES, RecordNetwork, SequentialNetwork, seeded
@@ -165,18 +165,6 @@ def network(
         raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
     found = ways.make(way, trial)
     found.because = "" if way == "rules" else f"engine.way is {way}"
-    return found
-
-
-def without_rule(module: nn.Module, layout: Layout) -> list[str]:
-    """The layers that rules do not cover, each by its name and class."""
-    if rules_cover(module, layout):
-        return []
-    found = []
-    for name, layer in module.named_modules():
-        own = any(True for _ in layer.parameters(recurse=False)) or not any(True for _ in layer.children())
-        if own and not rules_cover(layer, Layout.of(layer)):
-            found.append(f"'{name or 'model'}' ({type(layer).__name__})")
     return found
 
 

@@ -346,9 +346,17 @@ class Records(_Scheme):
         if records == 0:
             return np.full((steps, 1), -1)
         rows = self.drawn(generator, records, steps)
-        if len(rows) > steps or not (self.repeats or _distinct(rows)):
-            raise PluginError(f"records.sampling {self.sampling} drew a record or a step more often than is charged")
+        if len(rows) > steps:
+            raise PluginError(f"records.sampling {self.sampling} drew more steps than are charged")
         return rows
+
+    def refuse_repeats(self, batches: Indices) -> None:
+        """Raise a PluginError where a batch [..., B] holds a record more often than is charged; -1 is padding."""
+        if self.repeats:
+            return
+        ordered = np.sort(batches, axis=-1)
+        if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
+            raise PluginError(f"records.sampling {self.sampling} drew a record more often than is charged")
 
     @_required
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -507,12 +515,6 @@ def _rows(chosen: npt.NDArray[np.bool_]) -> Indices:
     order = np.argsort(~chosen, axis=1, kind="stable")[:, :width]
     kept: Indices = np.where(np.take_along_axis(chosen, order, axis=1), order, -1)
     return kept
-
-
-def _distinct(rows: Indices) -> bool:
-    """Is every record at most once in each row?"""
-    ordered = np.sort(rows, axis=1)
-    return not ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()
 
 
 def _worst(uses: list[Use]) -> tuple[float, int]:

@@ -25,7 +25,7 @@ class Streams:
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """The stream of this name, from its beginning."""
-        seed = np.random.SeedSequence(int.from_bytes(self._key(purpose, *numbers), "little"))
+        seed = np.random.SeedSequence(np.frombuffer(self._key(purpose, *numbers), "<u4"))
         return np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's for normal numbers
 
     def keystream(self, purpose: str, *numbers: int) -> Keystream:

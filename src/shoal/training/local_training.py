@@ -115,6 +115,7 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
     for place, rows in enumerate(drawn):
         batches[: rows.shape[0], place, : rows.shape[1]] = rows
+    sampler.refuse_repeats(batches)
     return Plan(batches, np.array([len(rows) for rows in drawn]), np.array(own))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shoal.gradients.layout import Entry
+from shoal.gradients.layout import Entry, layer_of
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
 from shoal.random.noise_source import Product
 
@@ -36,6 +36,11 @@ class Rule(Protocol):
     """The interface of a layer for the tape; `entries` are all the parameters that it trains."""
 
     entries: tuple[Entry, ...]
+
+    @property
+    def layer(self) -> str:
+        """The name of the layer whose parameters these are; a recurrent one has several rules."""
+        return layer_of(self.entries[0].name)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
         """The output, and what the backward pass needs of the input."""

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoal.gradients.convolution import Conv2dRule
-from shoal.gradients.layer_rule import FEW_POSITIONS, Rule, kept_sum
+from shoal.gradients.layers.convolution import Conv2dRule
+from shoal.gradients.layers.rule import FEW_POSITIONS, Rule, kept_sum
 from shoal.gradients.layout import Entry
 from shoal.kernels import tl, triton
 from shoal.mechanisms.update_clipping import PIECE
@@ -107,9 +107,10 @@ class TritonConv2dRule(Conv2dRule):
         self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
-        if kept is None or not isinstance(saved, Tensor):
+        if not isinstance(saved, Tensor):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
             return
+        kept = self._gradients(saved, grad, len(grad))[0] if kept is None else kept
         if factors.shape[1] > PIECE:
             self._of(into).add_(kept_sum(kept, factors), alpha=scale)
             return

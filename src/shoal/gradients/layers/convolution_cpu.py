@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.convolution import Conv2dRule, Saved
-from shoal.gradients.layer_rule import Rule
+from shoal.gradients.layers.convolution import Conv2dRule, Saved
+from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.layer_rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, squared, trained, weighed
+from shoal.gradients.layers.rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, squared, trained, weighed
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import tf32

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.gradients.layer_rule import Rule
-from shoal.gradients.layers import LinearRule, outputs
+from shoal.gradients.layers.linear import LinearRule, outputs
+from shoal.gradients.layers.rule import Rule
 
 
 class DeferredLinearRule(Rule):

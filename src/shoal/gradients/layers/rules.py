@@ -1,0 +1,95 @@
+"""Which layer has which rule."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.gradients.layers.affine import AffineRule, BiasRule
+from shoal.gradients.layers.attention import attention_layer
+from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
+from shoal.gradients.layers.convolution import Conv2dRule
+from shoal.gradients.layers.convolution_cpu import cpu_rule
+from shoal.gradients.layers.convolution_cuda import cuda_rule
+from shoal.gradients.layers.embedding import EmbeddingRule
+from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.rule import Rule
+from shoal.gradients.layout import Entry
+
+
+def client_layer(
+    module: nn.Module, entries: dict[int, Entry], taped: Taped, kernels: bool = True
+) -> ClientLayer | None:
+    """What replaces a layer where every client has parameters of its own, or None where no rule is certain.
+
+    Args:
+        module: The layer.
+        entries: The place of each trained parameter, by its id.
+        taped: What runs rules.
+        kernels: Whether to use the fastest kernels of the device.
+    """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.MultiheadAttention:
+        return attention_layer(module, entries, taped, kernels)
+    found = rule_for(module, entries, kernels)
+    return RuledLayer(module, *found, taped) if found else None
+
+
+def rule_for(
+    module: nn.Module, entries: dict[int, Entry], kernels: bool = True
+) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+    """The rule of a layer and what comes before it, or None where no rule is certain to be correct.
+
+    With `kernels` it is the fastest one for where the layer lies, else the plainest.
+    """
+    own = {name: entries.get(id(p)) for name, p in module.named_parameters(recurse=False)}
+    weight, bias = own.get("weight"), own.get("bias")
+    if weight is None:
+        return _bias_alone(module, bias) if bias is not None and set(own) == {"weight", "bias"} else None
+    if None in own.values():
+        return None
+    if type(module) is nn.Linear:
+        return LinearRule(weight, bias, kernels), _same
+    if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
+        rule = {"cpu": cpu_rule, "cuda": cuda_rule}.get(module.weight.device.type) if kernels else None
+        return (rule or Conv2dRule)(module, weight, bias), _same
+    if type(module) is nn.GroupNorm:
+        groups, eps = module.num_groups, module.eps
+        return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)
+    if type(module) is nn.LayerNorm:
+        shape, eps = module.normalized_shape, module.eps
+        return AffineRule(-len(shape), weight, bias), lambda x: F.layer_norm(x, shape, eps=eps)
+    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and not module.training:
+        return _frozen_statistics(cast(nn.BatchNorm2d, module), weight, bias)
+    plain = type(module) is nn.Embedding and module.max_norm is None
+    if plain and not module.scale_grad_by_freq and not module.sparse:
+        return EmbeddingRule(cast(nn.Embedding, module), weight), _same
+    return None
+
+
+def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+    """A layer whose weights are frozen: the same for all clients, up to the bias."""
+    if type(module) not in (nn.Linear, nn.Conv2d, nn.GroupNorm):
+        return None
+    frozen = copy.deepcopy(module)
+    frozen.register_parameter("bias", None)
+    return BiasRule(-1 if type(module) is nn.Linear else 1, bias), frozen
+
+
+def _frozen_statistics(
+    module: nn.BatchNorm2d, weight: Entry, bias: Entry | None
+) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+    """BatchNorm in eval mode: a constant shift and scale, then those that are trained."""
+    mean, variance, eps = module.running_mean, module.running_var, module.eps
+    if mean is None or variance is None:
+        return None
+    return AffineRule(1, weight, bias), lambda x: F.batch_norm(x, mean, variance, eps=eps)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
