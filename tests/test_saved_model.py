@@ -1,5 +1,6 @@
 """A run saves its model; loaded again, it predicts what the trainer's evaluation said."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -137,7 +138,7 @@ def test_a_network_by_its_path_keeps_frozen_layers_and_buffers(tmp_path):
     result, expected = trained(tmp_path, data, "support.saved_net:Small")
     saved = load_file(result.run / "model.safetensors")
     assert {"fixed.weight", "norm.running_mean", "scores.weight"} <= saved.keys()
-    model = shoal.load_model(result.run)
+    model = shoal.load_model(result.run, trust_code=True)
     assert isinstance(model.module, Small)
     assert not model.module.training
     assert np.array_equal(classes(model.predict(data).columns, model.classes), expected)
@@ -146,7 +147,7 @@ def test_a_network_by_its_path_keeps_frozen_layers_and_buffers(tmp_path):
 def test_a_class_that_can_be_imported_need_not_be_passed_again(tmp_path):
     data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
     result, expected = trained(tmp_path, data, Small)
-    found = shoal.load_model(result.run).predict(data)
+    found = shoal.load_model(result.run, trust_code=True).predict(data)
     assert np.array_equal(classes(found.columns, data.classes), expected)
 
 
@@ -161,9 +162,12 @@ def test_own_figures_are_computed_where_targets_are_known(tmp_path, monkeypatch)
     (tmp_path / "own_metric.py").write_text("def first(predictions, targets): return float(predictions[0, 0])\n")
     data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
     result, expected = trained(tmp_path, data, "linear", **{"task.metrics": ("own_metric:first",)})
-    model = shoal.load_model(result.run)
+    model = shoal.load_model(result.run, trust_code=True)
     assert model.predict(data).figures["first"] == expected[0, 0]
     assert model.predict(data.test_x).figures == {}
+    found = shoal.load_model(result.run).predict(data)
+    assert (found.figures, len(found)) == ({}, len(data.test_y))
+    assert found.notes[-1].startswith("no figures: 'own_metric:first' would be imported; --trust-code")
 
 
 def ratings():
@@ -174,7 +178,7 @@ def ratings():
 def test_several_inputs_by_name(tmp_path):
     data = ratings()
     result, expected = trained(tmp_path, data, Rating)
-    model = shoal.load_model(result.run)
+    model = shoal.load_model(result.run, trust_code=True)
     assert model.bundle.input_shape == {"user": (), "item": (2, 2)}
     assert np.array_equal(classes(model.predict(data).columns, model.classes), expected)
     arrays = {name: part.numpy() for name, part in data.test_x.items()}
@@ -409,8 +413,7 @@ def test_weights_of_other_names_or_shapes_are_refused(finished):
         ({"input_type": "float64"}, "input_type cannot be 'float64'"),
         ({"model": 3}, "model cannot be 3"),
         ({"model": "no-such", "passed_in_python": False}, "there is no model 'no-such'"),
-        ({"model": "no_such:Class", "passed_in_python": False}, "no module 'no_such'"),
-        ({"model": "os:getcwd", "passed_in_python": False}, "gives a str, it must give a torch.nn.Module"),
+        ({"model": "os:abort", "passed_in_python": False}, "names code that would run here, 'os:abort'"),
         ({"model": "linear", "passed_in_python": False, "input_shape": [1 << 30]}, "another model"),
         ({"task": {}}, "task.kind"),
         ({"task": {"kind": "no-such"}}, "no-such"),
@@ -427,6 +430,41 @@ def test_weights_of_other_names_or_shapes_are_refused(finished):
 def test_an_edited_description_is_refused_in_one_line(finished, changes, words):
     edit(finished, **changes)
     assert words in refused(finished, None if "passed_in_python" in changes else network())
+
+
+STRANGE = """
+raise SystemExit("a stranger's code runs")
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "stranger:Net", "passed_in_python": False},
+        {"task": {"kind": "stranger:Task", "classes": ["0", "1"]}},
+        {"task": {"kind": "classification", "classes": ["0", "1"], "own_loss": "stranger:loss"}},
+        {"task": {"kind": "classification", "classes": ["0", "1"], "own_metrics": {"own": "stranger:figure"}}},
+    ],
+)  # fmt: skip
+def test_code_that_a_description_names_runs_only_for_those_who_trust_it(finished, changes, monkeypatch):
+    monkeypatch.chdir(finished)
+    (finished / "stranger.py").write_text(STRANGE)
+    edit(finished, **changes)
+    model, data = None if "model" in changes else network(), shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64))
+    with contextlib.suppress(RunError):
+        assert load_model(finished, model=model).predict(data).figures == {}
+    with pytest.raises(SystemExit, match="a stranger's code runs"):
+        load_model(finished, model=model, trust_code=True).predict(data)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("no_such:Class", "no module 'no_such'"), ("os:getcwd", "gives a str, it must give a torch.nn.Module")],
+)
+def test_code_that_is_trusted_but_gives_no_network_is_refused(finished, model, words):
+    edit(finished, model=model, passed_in_python=False)
+    with pytest.raises(ShoalError, match=words):
+        load_model(finished, trust_code=True)
 
 
 ODD = (None, -1, 0, True, 1e300, "x", "../x", "os:abort()", [], ["x"], [[1]], [1, 2], {}, {"a": {}}, {"kind": "own"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -17,7 +18,7 @@ def checked(key: str, value: Any, kind: Any) -> Any:
     """
     held = tuple(value) if isinstance(value, list) else value  # as records hold it
     try:
-        found = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(held)
+        found = _adapter(kind).validate_python(held)
     except ValidationError as error:
         raise ConfigError(f"{key} cannot be {short(value)}: {_reason(error, value)}") from None
     if isinstance(found, int) and abs(found) >= 2**63:
@@ -25,6 +26,12 @@ def checked(key: str, value: Any, kind: Any) -> Any:
     if isinstance(found, str) and any("\ud800" <= letter <= "\udfff" for letter in found):
         raise ConfigError(f"{key} cannot be {short(value)}: it is not UTF-8")
     return found
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Made once for each type, since that takes longer than checking a value."""
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def short(value: Any) -> str:

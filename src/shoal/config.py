@@ -211,7 +211,7 @@ def configure(
     Raises:
         ShoalError: A key or value cannot be used.
     """
-    given, written, in_file = _given(source, overrides)
+    given, written, in_file = _given(source, overrides, here=allowed is None)
     schema = take_schema(given)
     algorithm = _algorithm(given, allowed)
     chosen, sections = _sections(given, algorithm, allowed)
@@ -228,9 +228,12 @@ def configure(
 
 
 def _given(
-    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str]
+    source: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, here: bool
 ) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """All keys and values, the default experiment's included; the user's names of the keys; which a file has."""
+    """All keys and values, the default experiment's included; the user's names of the keys; which a file has.
+
+    `here`: whether `data.name` is the user's own. A coordinator may not learn which files exist at a site.
+    """
     read = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
     in_file = tuple(read) if isinstance(source, str | Path) else ()
     for word in overrides:
@@ -239,7 +242,8 @@ def _given(
         read[key] = value
     written = {current_section(key): key for key in read}
     given = {current_section(key): value for key, value in read.items()}
-    _refuse_bare_table(given)
+    if here:
+        _refuse_bare_table(given)
     if source is None and "algorithm" not in given:
         others = {"data.clients"} if given.get("data.name", DataSection.name) != DataSection.name else set()
         given = {key: value for key, value in DEFAULT_EXPERIMENT.items() if key not in others} | given

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal import __version__, release
+from shoal.checked import short
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.data.arrays import new_records, read_arrays
@@ -27,7 +28,7 @@ from shoal.inputs import Inputs, count, shape_of, take
 from shoal.models.bundle import Bundle, Type, read_bundle, read_weights, rebuild, resolved
 from shoal.prepare import as_numbers
 from shoal.tasks import NextToken, Regression, Task
-from shoal.tasks.saved import of_mapping, to_mapping
+from shoal.tasks.saved import of_mapping, own_code, to_mapping
 from shoal.training.evaluation import finite, in_parts, outputs_of, rows_at_once
 from shoal.training.trainer import Trainer
 
@@ -37,12 +38,16 @@ if TYPE_CHECKING:
 TABLES, ARRAYS = (".csv", ".parquet"), (".npz", ".npy")
 
 
-def load_model(run: str | Path, *, model: nn.Module | type[nn.Module] | str | None = None) -> Model:
+def load_model(
+    run: str | Path, *, model: nn.Module | type[nn.Module] | str | None = None, trust_code: bool = False
+) -> Model:
     """The model of a run, ready for predictions.
 
     Args:
         run: The run's folder, or any folder with its `model.safetensors` and `model.json`.
         model: The network, where it was passed in Python: a module, whose weights do not matter, or its class.
+        trust_code: Import the code that `model.json` names, `package.module:NAME`, from the current folder or the
+            environment: a network, a task, a loss, figures. Whoever sent the files chooses what runs.
 
     Returns:
         The model with its preprocessing, on the CPU.
@@ -53,13 +58,25 @@ def load_model(run: str | Path, *, model: nn.Module | type[nn.Module] | str | No
     """
     folder = Path(run)
     bundle = read_bundle(folder)
+    if not trust_code:
+        _refuse_code(folder, bundle, built=model is None and not bundle.passed_in_python)
     weights = read_weights(folder, bundle)
     try:
         task = of_mapping(bundle.task)
         schema = None if bundle.schema is None else replace(Schema.of(bundle.schema), unconfirmed=())
     except ConfigError as error:
         raise RunError(f"{folder / 'model.json'} is damaged: {error}; copy it again from the run") from None
-    return Model(rebuild(bundle, weights, task.outputs, model), bundle, task, schema)
+    return Model(rebuild(bundle, weights, task.outputs, model), bundle, task, schema, trust_code)
+
+
+def _refuse_code(folder: Path, bundle: Bundle, *, built: bool) -> None:
+    """Raise a RunError where the network (if it is `built` by its name) or the task would be imported."""
+    named = [bundle.model] if built else []
+    if code := [name for name in (*named, str(bundle.task.get("kind"))) if ":" in name]:
+        raise RunError(
+            f"{folder / 'model.json'} names code that would run here, {short(code[0])}; if you trust whoever sent "
+            f"it: --trust-code (in Python: trust_code=True)"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,12 +123,14 @@ class Model:
         bundle: What `model.json` says.
         task: What it was trained for.
         schema: The schema of its table, where it was trained on one.
+        trust_code: Whether the loss and the figures that `model.json` names may be imported.
     """
 
     module: nn.Module
     bundle: Bundle
     task: Task
     schema: Schema | None = None
+    trust_code: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -134,6 +153,9 @@ class Model:
             DataError: The records are not such as the model was trained on.
         """
         records = self.prepared(data)
+        if records.targets is not None and not self.trust_code and (code := own_code(self.bundle.task)):
+            why = f"no figures: {short(code)} would be imported; --trust-code (in Python: trust_code=True) allows it"
+            records = replace(records, targets=None, notes=(*records.notes, why))
         task = self.task if records.targets is None else self._scoring
         answers, scores, bad = [], [], 0
         with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import stat
 import sys
 
@@ -98,6 +99,10 @@ def test_bad_requests_are_refused_in_one_line(shell, run, tmp_path):
     new = table(tmp_path / "new.csv", died=False)
     (tmp_path / "less.csv").write_text("colour\nred\n")
     passed = play(tmp_path / "runs", FEDAVG | {"rounds": 1}).run
+    by_path = shutil.copytree(passed, tmp_path / "runs" / "by-path")
+    about = json.loads((by_path / "model.json").read_text())
+    named = about | {"model": "support.saved_net:Small", "passed_in_python": False}
+    (by_path / "model.json").write_text(json.dumps(named))
     for arguments, words in (
         (["predict", run], "give a file of new records, or --data NAME"),
         (["predict", run, new, "--data", "digits"], "one of the two"),
@@ -108,6 +113,8 @@ def test_bad_requests_are_refused_in_one_line(shell, run, tmp_path):
         (["predict", run, "less.csv"], "there are no columns 'age', 'sex'"),
         (["predict", run, "--data", "digits"], "has 10 classes"),
         (["predict", passed, new], "was passed in Python: pass it again, shoal.load_model(RUN, model=...)"),
+        (["predict", by_path, new], "support.saved_net:Small'; if you trust whoever sent it: --trust-code"),
+        (["export", by_path], "--trust-code"),
         (["export", run, "--format", "pickle"], "--format 'pickle' is not known"),
     ):
         code, out, error = shell(*arguments)
@@ -159,7 +166,7 @@ def exported(run, kind, path, model=None):
     """The model, what its own runtime makes of the file, and the description inside the file."""
     from shoal.export import export
 
-    loaded = shoal.load_model(run, model=model)
+    loaded = shoal.load_model(run, model=model, trust_code=True)
     assert export(loaded, path, kind) <= 1e-5
     return loaded, *RUNTIMES[kind](path)
 

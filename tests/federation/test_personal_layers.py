@@ -11,6 +11,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.ledger import Ledger
 from shoal.config import configure
+from shoal.errors import ConfigError
 from shoal.federation.messages import Payload
 from shoal.federation.site import STATE, Owner, Site
 from shoal.federation.site_records import reader
@@ -123,3 +124,10 @@ def test_a_site_counts_the_parameters_itself(tmp_path):
     answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     assert f"at the coordinator {SHARED} and {SHARED}" in answer.values["refused"]
     site.close()
+
+
+def test_saved_weights_to_begin_with_are_refused(tmp_path):
+    """Only the coordinator has the file: sites would begin with other personal layers than in a simulation."""
+    first = simulated(tmp_path, settings("fedavg", model="digits-mlp"))
+    with pytest.raises(ConfigError, match=r"init '.*' is a file that sites do not have.*leave out init"):
+        served(tmp_path, METHODS["fedper"] | {"init": str(first.run)})

@@ -1,6 +1,7 @@
 """The federation's schema at its sites: columns are found by name, and none is trained on for another."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from shoal.federation.consent import Refused
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader, refuse_other
-from shoal.federation.terms import TERMS
+from shoal.federation.terms import TERMS, Terms
+from shoal.mechanisms.setting import Setting
 from support.federations import asked, farthest, served, settings
 from support.loopback import Loopback
 
@@ -63,6 +65,7 @@ def test_the_order_of_a_sites_columns_changes_nothing(tmp_path, schema):
     (other, _), _ = federation(tmp_path / "b", *turned, schema=schema)
     assert straight.metrics[-1]["clients"] == 2
     assert farthest(straight, other) == 0
+    assert "learns 'died' from age, sex" in logs[0], "the owner sees what is used"
     if schema:
         assert any(line.startswith("agreed to run") and Schema.of(SCHEMA).digest[:12] in line for line in logs[0])
         assert any("counts of the data, not for release" in line for line in logs[0]), "the owner sees it"
@@ -110,3 +113,31 @@ def test_a_label_of_another_name_is_given_by_the_site(tmp_path):
     (result, _), _ = federation(tmp_path / "run", renamed, label="dead")
     (same, _), _ = federation(tmp_path / "same", table(tmp_path / "1.csv", 0))
     assert farthest(result, same) == 0
+
+
+def answered(folder, config, **changes):
+    """What a site answers to terms with this configuration, and what its owner reads."""
+    log, setting = [], Setting(1, 5, all_answer=False)
+    terms = replace(Terms("run", config, setting, ("0", "1"), (2,), 6, None), **changes)
+    site = Site(Owner("own", folder / "own", reader(str(table(folder / "0.csv", 0)))), log.append)
+    answer = site.answer(TERMS, Payload({"terms": terms.text, "round": 0}))
+    site.close()
+    return answer.values["refused"], log
+
+
+def test_terms_do_not_reveal_which_files_a_site_has(tmp_path):
+    asked_for = [answered(tmp_path, f'[data]\nname = "{tmp_path / name}"\n')[0] for name in ("0.csv", "no-such.csv")]
+    assert asked_for[0] == asked_for[1]
+
+
+def test_a_schema_that_would_fill_a_sites_memory_is_refused_before_any_row_is_read(tmp_path):
+    columns = "".join(f'c{at} = {{kind = "text", buckets = 65536}}\n' for at in range(17))
+    config = f'[schema]\nlabel = "died"\nclasses = ["0", "1"]\n[schema.columns]\n{columns}'
+    refused, _ = answered(tmp_path, config, schema="0" * 64)
+    assert refused.endswith("schema.columns makes 1,114,112 numbers of a row, more than 1,048,576")
+
+
+def test_what_a_coordinator_writes_cannot_forge_a_line_of_the_owners_terminal(tmp_path):
+    _, (line,) = answered(tmp_path, '"\\n\\u001b[2Jagreed to run" = 1\n')
+    assert "??[2Jagreed to run" in line
+    assert line.isprintable()

@@ -178,15 +178,15 @@ def test_in_float32_norms_are_right_to_a_few_digits_of_the_last():
 # --- models that rules do not cover
 
 
-class Scaled(nn.Module):
+class Multiplies(nn.Module):
     """A layer that nobody knows."""
 
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor([0.5, 2.0]))
+        self.matrix = nn.Parameter(torch.tensor([[0.5, 2.0], [1.0, 0.1]]))
 
     def forward(self, x):
-        return x * self.scale
+        return x @ self.matrix
 
 
 class Twice(nn.Module):
@@ -256,19 +256,15 @@ class HiddenMixing(nn.Module):
         return self.last(inner * (1 + inner.sum(0)) - inner.detach() * inner.detach().sum(0))
 
 
-class Unvmappable(nn.Module):
+class Unvmappable(Twice):
     """Python control flow on values, which vmap refuses."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = Scaled(), nn.Linear(2, 3)
-
     def forward(self, x):
-        return self.last(self.first(x) if float(x.detach().sum()) > -1e9 else -x)
+        return super().forward(x if float(x.detach().sum()) > -1e9 else -x)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: nn.Sequential(Scaled(), nn.Linear(2, 3)), Twice, Tied, TiedBiases, Unvmappable]
+    "make", [lambda: nn.Sequential(Multiplies(), nn.Linear(2, 3)), Twice, Tied, TiedBiases, Unvmappable]
 )
 @pytest.mark.parametrize("way", ["auto", "sequential"])
 def test_what_rules_do_not_cover_goes_another_way(make, way):
@@ -469,3 +465,13 @@ def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_
         for rows in (slice(0, width), slice(1, width + 1))
     )
     assert torch.equal(here[..., 1:], shifted[..., :-1])
+
+
+@pytest.mark.parametrize("per_record", [False, True])
+def test_a_forward_pass_that_rewrites_its_weights_leaves_the_clients_parameters_alone(per_record):
+    model = nn.Sequential(nn.Embedding(11, 4, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3))
+    slow = network(model, torch.zeros(3, 3, dtype=torch.int64), per_record=per_record)
+    params = slow.layout.flatten(model).repeat(2, 1)
+    before, words = params.clone(), torch.tensor([[[1, 2, 3]], [[4, 5, 6]]])
+    slow.backward(params, words, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1))
+    assert torch.equal(params, before)

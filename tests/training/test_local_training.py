@@ -12,7 +12,7 @@ from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
-from shoal.training.local_training import _first, planned
+from shoal.training.local_training import _first, planned, train
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 from support.small_federation import ROUNDS, digits, parted, simulator, small
@@ -74,3 +74,34 @@ def test_no_record_decides_how_gradients_are_computed():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     trainer = simulate(small("dp-sgd"), model, data, parted(4), rounds=ROUNDS, streams=Streams(1), settings=settings)
     assert trainer.cohort.network.batched
+
+
+class Looking(nn.Module):
+    """Looks at its numbers, which vmap does not allow."""
+
+    def forward(self, x):
+        return x if x.ndim and x.isnan().any().item() else x * 1
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["vmap", "one by one"])
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.9}, {"optimizer": "adamw"}, {"personal": 1, "proximal": 0.5}])
+def test_a_record_without_a_finite_gradient_is_trained_with_as_one_whose_gradient_is_0(changes, looks):
+    """Bit by bit: with another mask of Dropout, such a record would choose among the models that are released."""
+    record = small("dp-sgd")
+    record = replace(record, local=replace(record.local, **changes | {"keep_momentum": True}))
+    torch.manual_seed(1)
+    hidden = [nn.Linear(64, 8, bias=False), nn.Dropout(0.5), *([Looking()] if looks else [])]
+    module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, 10, bias=False))
+    found = []
+    for value in (0.0, torch.nan, torch.inf):
+        sim = simulate(
+            record, module, digits(), parted(), rounds=3, streams=Streams(5), settings=Settings("cpu", threads=1)
+        )
+        x = sim.cohort.client_data.x.clone()
+        x[sim.cohort.client_data.records(0)[3]] = value
+        cohort, state = replace(sim.cohort, client_data=replace(sim.cohort.client_data, x=x)), {}
+        updates = [train(cohort, sim.params, np.array([0]), RoundIndex(t, 3), state)[0] for t in range(3)]
+        found.append({"update": torch.cat(updates)} | state)
+    assert float(found[0]["update"].norm()) > 0
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=0)

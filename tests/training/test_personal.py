@@ -110,9 +110,11 @@ def test_layers_that_cannot_be_personal_are_refused_by_name(personal, words):
         Layout.of(Headed(), personal)
 
 
-def test_a_negative_number_is_refused():
-    with pytest.raises(ConfigError, match=r"local.personal must be >= 0, or names of layers, got -1"):
-        configure({"algorithm": "fedper"}, ["local.personal=-1"])
+@pytest.mark.parametrize("personal", [-1, "", ("head", "")])
+def test_what_names_no_layer_is_refused(personal):
+    """A parameter of the model itself lies in the layer '': it would be kept, and the charge would not know."""
+    with pytest.raises(ConfigError, match=r"local.personal must be >= 0, or names of layers, got"):
+        configure({"algorithm": "fedper", "local.personal": personal})
 
 
 def test_a_model_of_one_layer_is_refused_and_the_message_says_why():

@@ -113,7 +113,7 @@ def plain_gradients(module, task, params, x, y):
 
 
 @EVERY
-@pytest.mark.parametrize("way", ["auto", "vmap", "sequential"])
+@pytest.mark.parametrize("way", ["auto", "sequential"])
 def test_record_gradients_are_those_of_a_plain_loop(kind, way):
     make, read, task = KINDS[kind]
     module, data = make(), read()
@@ -121,7 +121,7 @@ def test_record_gradients_are_those_of_a_plain_loop(kind, way):
     y = data.train_y[: CLIENTS * RECORDS].view(CLIENTS, RECORDS, *data.train_y.shape[1:])
     sample = each(x, lambda part: part[0, :3])
     net = network(module, sample, y[0, :3], losses=task.losses, per_record=True, way=way)
-    fastest = "vmap" if kind == "gpt2" else "rules"  # its tied matrix is used twice for a record
+    fastest = "sequential" if kind == "gpt2" else "rules"  # its tied matrix is used twice for a record
     assert net.way == (fastest if way == "auto" else way)
     params = torch.stack([net.layout.flatten(module) * (1 + 0.1 * k) for k in range(CLIENTS)])
     tape = net.backward(params, x, y, torch.ones(CLIENTS, RECORDS))

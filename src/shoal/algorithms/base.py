@@ -86,8 +86,9 @@ class Local:
             require_scale(f"local.{name}", getattr(self, name), zero=True)
         if self.max_grad_norm is not None:
             require_scale("local.max_grad_norm", self.max_grad_norm)
-        if isinstance(self.personal, int) and self.personal < 0:
-            raise ConfigError(f"local.personal must be >= 0, or names of layers, got {self.personal}")
+        names = (self.personal,) if isinstance(self.personal, str | int) else self.personal
+        if "" in names or (isinstance(self.personal, int) and self.personal < 0):  # "" would pass for no layer
+            raise ConfigError(f"local.personal must be >= 0, or names of layers, got {self.personal!r}")
         self._refuse_ineffective()
 
     def _refuse_ineffective(self) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import Json, print_json
+from shoal.cli.options import Json, TrustCode, print_json
 
 
 def command(
@@ -15,6 +15,7 @@ def command(
     kind: Annotated[str, typer.Option("--format", help="onnx or torchscript.")] = "onnx",
     out: Annotated[Path | None, typer.Option(help="The file; model.onnx or model.pt in the run if omitted.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder with run folders.")] = Path("runs"),
+    trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Export the model of a run for other programs."""
@@ -24,7 +25,7 @@ def command(
 
     folder = with_model(run, runs)
     path = out or folder / file_name(kind)
-    model = shoal.load_model(folder)
+    model = shoal.load_model(folder, trust_code=trust_code)
     error = export(model, path, kind)
     about = {"out": str(path), "format": kind, "input_shape": model.bundle.input_shape}
     if as_json:

@@ -21,6 +21,9 @@ JsonWithProgress = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
 ]
 NoGuarantee = Annotated[bool, typer.Option("--no-guarantee", help="Allow methods that claim privacy but prove none.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import the code that model.json names, such as a network of your own.")
+]
 OutputFolder = Annotated[Path, typer.Option(help="Where the folder with table, figure and page is made.")]
 
 

@@ -71,6 +71,10 @@ class Number:
         if self.missing is not None and not self.range[0] <= self.missing <= self.range[1]:
             raise ConfigError(f"{key}.missing {self.missing:g} is outside its range {list(self.range)}")
 
+    @property
+    def width(self) -> int:
+        return 1 if self.missing is None else 2
+
     def features(self, name: str) -> list[str]:
         return [name] if self.missing is None else [name, f"{name} is missing"]
 
@@ -101,6 +105,10 @@ class Category:
         if self.missing is not None and self.missing not in self.categories:
             raise ConfigError(f"{key}.missing {self.missing!r} is not among its categories: add it to them")
 
+    @property
+    def width(self) -> int:
+        return len(self.categories)
+
     def features(self, name: str) -> list[str]:
         return [f"{name}={value}" for value in self.categories]
 
@@ -130,8 +138,12 @@ class Text:
         if not 1 <= (size := getattr(self, name)) <= WIDEST_TEXT:
             raise ConfigError(f"{key}.{name} must be in 1 to {WIDEST_TEXT:,}, got {size}")
 
+    @property
+    def width(self) -> int:
+        return self.buckets or self.tokens or 0
+
     def features(self, name: str) -> list[str]:
-        return [f"{name} #{place}" for place in range(self.buckets or self.tokens or 0)]
+        return [f"{name} #{place}" for place in range(self.width)]
 
     def encode(self, name: str, texts: Texts, tally: Tally) -> np.ndarray:
         if self.tokens is not None:
@@ -149,6 +161,7 @@ class Ignore:
     """A column that is left out."""
 
     kind: ClassVar = "ignore"
+    width: ClassVar = 0
 
     def check(self, key: str) -> None:
         pass

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from shoal.data.tables import Encoded
 
 TaskKind = Literal["classification", "multi-label", "regression", "next-token"]
+HINTS = {word: get_type_hints(kind) for word, kind in KINDS.items()}
+FEATURE_LIMIT = 1 << 20  # numbers of a row
 NAMES = tuple[str | bool | int | float, ...]  # of categories and classes, as people write them
 
 
@@ -69,6 +71,8 @@ class Schema:
             if "".join(name.splitlines()) != name:
                 raise ConfigError(f"schema.columns {name!r}: a column's name cannot hold a line break")
             column.check(f"schema.columns.{name}")
+        if (width := sum(column.width for column in self.columns.values())) > FEATURE_LIMIT:
+            raise ConfigError(f"schema.columns makes {width:,} numbers of a row, more than {FEATURE_LIMIT:,}")
         self._check_roles()
         self._check_label()
         if (
@@ -219,7 +223,7 @@ def _column(name: str, mapping: Any) -> Column:
     given = _known(key, given, [each.name for each in fields(kind)])
     if lacks := [each.name for each in fields(kind) if each.default is MISSING and each.name not in given]:
         raise ConfigError(f"{key} is a {word}, so it needs {' and '.join(lacks)}, a public fact")
-    hints = get_type_hints(kind)
+    hints = HINTS[word]
     return kind(**{field_: _value(f"{key}.{field_}", value, hints[field_]) for field_, value in given.items()})
 
 

@@ -73,6 +73,11 @@ def coordinator(
         )
     if not isinstance(config.model, str) or (model is not None and not isinstance(model, str)):
         raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
+    if config.init is not None and config.algorithm.local.personal:
+        raise ConfigError(
+            f"init '{config.init}' is a file that sites do not have, so that their personal layers would start "
+            f"elsewhere: leave out init, or local.personal"
+        )
     if not section.seeded and config.noise_seed is None:
         config = replace(config, random="secure")
     dataset, engine, sites = dataset_of(_without_owners(config), data), config.engine, population(config)

@@ -30,6 +30,7 @@ from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.site_records import columns_read
 from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
@@ -83,7 +84,7 @@ class Site:
 
     def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
         require_platform()
-        self.owner, self._log = owner, log
+        self.owner, self._report = owner, log
         self.ended: str | None = None
         self.refused: str | None = None
         self._compared: str | None = None
@@ -122,6 +123,10 @@ class Site:
         if self._site_ledger is not None:
             self._site_ledger.close()
             self._site_ledger = None
+
+    def _log(self, words: str) -> None:
+        """Report a line; what a coordinator wrote in it must neither end the line nor steer the terminal."""
+        self._report("".join(letter if letter.isprintable() else "?" for letter in words))
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""
@@ -168,6 +173,7 @@ class Site:
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
+            self._log(columns_read(terms, dataset))
             for note in dataset.notes:
                 self._log(f"note: {note}")
         except (ShoalError, OSError) as error:

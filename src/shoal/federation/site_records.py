@@ -12,7 +12,7 @@ import torch
 from shoal.data import Dataset, load
 from shoal.data.load import with_schema
 from shoal.data.schema import Schema
-from shoal.data.table_files import missing_columns
+from shoal.data.table_files import MANY, missing_columns
 from shoal.errors import ConfigError, DataError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
@@ -49,6 +49,18 @@ def reader(
         return with_features(everything, section.features)
 
     return read
+
+
+def columns_read(terms: Terms, dataset: Dataset) -> str:
+    """In words for the owner, who may accept no schema but one (--schema): what is learnt from which columns."""
+    schema, label = terms.settings.schema, terms.settings.data.label
+    names = list(dataset.features if schema is None else schema.inputs)
+    if not names:
+        return "learns from all arrays of the data"
+    if schema is not None:
+        label = ", ".join(schema.labels) or names[0]
+    shown = ", ".join(names[:MANY]) + (f" and {len(names) - MANY:,} more" if names[MANY:] else "")
+    return f"learns '{label}' from {shown}"
 
 
 def refuse_other(own: Schema, theirs: Schema | None) -> None:

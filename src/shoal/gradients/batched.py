@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,11 @@ from shoal.gradients.layers.attention import put_records_first
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
 from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layers.rules import client_layer
-from shoal.gradients.layout import Layout, layer_of
+from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
@@ -37,11 +38,16 @@ class BatchedNetwork:
     batched, draws, recordable = True, False, True
 
     def __init__(
-        self, module: nn.Module, layout: Layout, kernels: bool = True, losses: Losses = cross_entropy
+        self,
+        module: nn.Module,
+        layout: Layout,
+        kernels: bool = True,
+        losses: Losses = cross_entropy,
+        shapes: Mapping[Kind, Shape] | None = None,
     ) -> None:
         self.layout, self._losses = layout, losses
         self._taped = Taped()
-        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels))
+        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels, shapes))
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
@@ -58,7 +64,7 @@ class BatchedNetwork:
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         """A context in which updates of linear layers are kept as low-rank products."""
         layers = [layer for layer in self._module.modules() if isinstance(layer, ClientLayer)]
-        used = Counter(entry for layer in layers for entry in layer.entries)
+        used = Counter(_ruled(self._module))
         capacities = {
             layer.rule: capacity_for(layer.rule, batch)
             for layer in layers
@@ -156,10 +162,15 @@ def finite(held: Any) -> Any:
     return type(held)(finite(each) for each in held) if type(held) in (tuple, list) else held
 
 
-def _with_rules(module: nn.Module, layout: Layout, taped: Taped, kernels: bool = True) -> nn.Module:
+def _with_rules(
+    module: nn.Module,
+    layout: Layout,
+    taped: Taped,
+    kernels: bool = True,
+    shapes: Mapping[Kind, Shape] | None = None,
+) -> nn.Module:
     """The module with client layers in the place of its own; those without a rule stay."""
-    entries = {entry.name: entry for entry in layout.entries}
-    by_id = {id(p): entries[name] for name, p in module.named_parameters() if name in entries}
+    by_id = _by_id(module, layout)
     made: dict[nn.Module, nn.Module] = {}
 
     def replaced(layer: nn.Module) -> nn.Module:
@@ -171,9 +182,36 @@ def _with_rules(module: nn.Module, layout: Layout, taped: Taped, kernels: bool =
                 put_records_first(layer)
                 for name, child in list(layer._modules.items()):
                     layer._modules[name] = child and replaced(child)
+                if own := own_parameters(layer, by_id):
+                    hold_parameters(layer, own, taped, shapes)
         return made[layer]
 
     return replaced(module)
+
+
+def _by_id(module: nn.Module, layout: Layout) -> dict[int, Entry]:
+    """The place of each trained parameter, by its id."""
+    entries = {entry.name: entry for entry in layout.entries}
+    return {id(p): entries[name] for name, p in module.named_parameters() if name in entries}
+
+
+def _ruled(module: nn.Module) -> list[Entry]:
+    """The parameters that have a rule, once for each layer that uses them."""
+    found: list[Entry] = []
+    for layer in module.modules():
+        if isinstance(layer, ClientLayer):
+            found += layer.entries
+        elif isinstance(layer, HoldsParameters):
+            found += layer.client_parameters.values()
+    return found
+
+
+def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
+    """The kinds of parameters that the model's own code uses."""
+    module = _with_rules(copy.deepcopy(module), layout, Taped())
+    owners = [layer for layer in module.modules() if isinstance(layer, HoldsParameters)]
+    kinds = ((name, entry.shape) for layer in owners for name, entry in layer.client_parameters.items())
+    return list(dict.fromkeys(kinds))
 
 
 def without_rule(module: nn.Module, layout: Layout) -> list[str]:
@@ -182,8 +220,7 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     Their trained parameters have no rule, or they mix records, or they are random.
     """
     hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
-    batched = _with_rules(copy.deepcopy(module), layout, Taped())
-    ruled = {entry for layer in batched.modules() if isinstance(layer, ClientLayer) for entry in layer.entries}
+    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)

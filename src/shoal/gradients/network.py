@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, cast
 
@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ModelError
-from shoal.gradients.batched import BatchedNetwork, without_rule
+from shoal.gradients.batched import BatchedNetwork, kinds_held, without_rule
+from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import MOST_BYTES, RecordNetwork, SequentialNetwork, seeded
@@ -36,6 +37,7 @@ from shoal.gradients.vmapped import VmappedNetwork, VmappedRecordNetwork
 from shoal.inputs import Inputs, count, device_of, each
 from shoal.random.noise_source import Product
 
+Shapes = dict[Kind, Shape]
 Way = Literal["auto", "rules", "vmap", "compiled", "sequential"]
 NAMED = 3
 """The most layers that a message names."""
@@ -217,7 +219,8 @@ class _Ways:
             more = f" and {len(self.lacking) - NAMED} more" if len(self.lacking) > NAMED else ""
             return f"no rule for layer {', '.join(self.lacking[:NAMED])}{more}"
         if trial is None:
-            return None
+            held = kinds_held(self.module, self.layout) if way == "rules" else []
+            return f"the model's own code uses its parameter {held[0][0]}" if held else None
         if way != "rules" and trial.draws and not self.per_record:
             return "vmap would draw other random numbers for a client beside others"
         if not trial.agrees(way):
@@ -228,7 +231,8 @@ class _Ways:
     def make(self, way: Way, trial: _Trial | None = None) -> Network:
         """The network of a way; what may be recorded on CUDA is known after a trial."""
         if way == "rules":
-            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses)
+            shapes = {} if trial is None else trial.shapes
+            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses, shapes)
         given, compiled = (self.module, self.losses, self.layout), way == "compiled"
         if way == "sequential":
             plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
@@ -252,7 +256,7 @@ class _Trial:
     """
 
     def __init__(self, ways: _Ways, sample: Inputs, targets: Tensor | None) -> None:
-        self.on_cuda = device_of(sample).type == "cuda"
+        self._given, self.on_cuda = (sample, targets), device_of(sample).type == "cuda"
         module, self._x = copy.deepcopy(ways.module).cpu().double(), each(sample, _of_two_clients)
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
         self._y = torch.stack([y, y[:1].expand_as(y)]).cpu()
@@ -274,10 +278,32 @@ class _Trial:
         again = self._found(self._ways.make("sequential"), seed=1)
         return self._plain is not None and not _all_close(again, self._plain)
 
+    @cached_property
+    def shapes(self) -> Shapes | None:
+        """The shapes in which the model's own code takes its parameters; None where rules give other gradients."""
+        module, shapes = self._ways.module, Shapes()
+        for kind in kinds_held(module, self._ways.layout):
+            alone = _Trial(replace(self._ways, module=only(module, kind)), *self._given)
+            ways = ({kind: shape} for shape in likely_shapes(kind[1]))
+            if (found := next(filter(alone._agree_by_rules, ways), None)) is None:
+                return None
+            shapes |= found
+        return shapes if self._agree_by_rules(shapes) else None
+
+    def _agree_by_rules(self, shapes: Shapes) -> bool:
+        ways = self._ways
+        try:
+            net = BatchedNetwork(ways.module, ways.layout, losses=ways.losses, shapes=shapes)
+        except Exception:
+            return False
+        return _all_close(self._found(net, seed=1), self._plain)
+
     def agrees(self, way: Way) -> bool:
         """Does a way give plain gradients? Of the sequential one: also where padding stays in the batch?"""
+        if way == "rules":
+            return self.shapes is not None
         module = self._ways.module
-        if way != "rules" and self.draws and any(layer.training for layer in module.modules()):
+        if self.draws and any(layer.training for layer in module.modules()):
             module.eval()
             del self._plain
         other = self._ways.make("vmap" if way == "compiled" else way)

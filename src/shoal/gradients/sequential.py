@@ -66,7 +66,8 @@ class FunctionalNetwork:
         """The gradient of one client, [n] for each tensor."""
         views, trained = self.layout.views(params), self._trained()
         for entry in trained:
-            views[entry.name] = views[entry.name].detach().requires_grad_()
+            # a copy, since a forward pass may write to it: an nn.Embedding with max_norm, the words that it looks up
+            views[entry.name] = views[entry.name].detach().clone().requires_grad_()
         loss = self._loss(views, x, y, weights)
         found = torch.autograd.grad(loss, [views[entry.name] for entry in trained], allow_unused=True)
         pairs = zip(trained, found, strict=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from shoal.calling import call, in_training
+from shoal.calling import call, evaluating, in_training
 from shoal.errors import ModelError
 from shoal.inputs import Inputs, InputShape, Shape, each, joined, parts, shape_of
 from shoal.models.build import count, seeded
@@ -65,7 +64,7 @@ def check(
     elif noisy_updates:
         _refuse_mixing_layers(model, "keeps running statistics, which noise would spoil (a variance below 0)")
     batch, changed = _batches(model, input_shape, tokens)
-    output = _run(model, batch, input_shape).output
+    output = _run(_copied(model), batch, input_shape)
     if isinstance(task, int):
         task = Classification(classes=tuple(map(str, range(task))))
     like = torch.zeros(RECORDS, dtype=torch.int64) if targets is None else targets
@@ -75,18 +74,18 @@ def check(
     if not output.isfinite().all():
         raise ModelError(f"model {name} gives NaN or infinite outputs before any training")
     if record_level or noisy_updates:
-        before, after = (_run(model, each, input_shape, shake=True) for each in (batch, changed))
+        before, after = (_run(_shaken(_copied(model)), each, input_shape) for each in (batch, changed))
         if record_level:
             _refuse_mixing(model, before, after)
-            _refuse_mixing_loss(task, before.output, after.output, like)
-        _refuse_statistics(model, before, after)
+            _refuse_mixing_loss(task, before, after, like)
+        _refuse_memory(model, batch, changed, input_shape, after)
 
 
 def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
     """Whether a model takes whole numbers as they are, as one with an embedding does."""
     batch = torch.zeros(RECORDS, *input_shape, dtype=torch.int64)
     try:
-        _run(model, batch, input_shape)
+        _run(_copied(model), batch, input_shape)
     except ModelError:
         return False
     return True
@@ -102,7 +101,7 @@ def refuse_tokens(model: nn.Module, *data: Inputs) -> None:
     whole = [part for part in parts(batch).values() if not part.is_floating_point()]
     least, greatest = min(int(part.min()) for part in whole), max(int(part.max()) for part in whole)
     try:
-        _run(model, batch, shape_of(batch))
+        _run(_copied(model), batch, shape_of(batch))
     except ModelError as error:
         raise ModelError(f"the data have whole numbers from {least} to {greatest}: {error}") from error
 
@@ -159,21 +158,24 @@ def _refuse_mixing_layers(model: nn.Module, why: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Result:
-    output: torch.Tensor
-    buffers: dict[str, torch.Tensor]
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy in training mode, on the CPU."""
+    return in_training(copy.deepcopy(model).cpu())
 
 
-def _run(model: nn.Module, batch: Inputs, shape: InputShape, *, shake: bool = False) -> _Result:
-    """One forward pass of a copy in training mode, dropout drawn from a fixed seed."""
-    model = in_training(copy.deepcopy(model).cpu())
+def _shaken(model: nn.Module) -> nn.Module:
+    """The model with other weights, since a last layer that starts at zero would hide everything before it."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * _pattern(parameter.numel()).view(parameter.shape)
+    return model
+
+
+def _run(model: nn.Module, batch: Inputs, shape: InputShape) -> torch.Tensor:
+    """The output of one forward pass, dropout drawn from a fixed seed."""
     with torch.no_grad(), seeded(0):
-        if shake:
-            for parameter in model.parameters():
-                parameter.data += 0.1 * _pattern(parameter.numel()).view(parameter.shape)
         try:
-            output = call(model, batch)
+            return call(model, batch)
         except ModelError:
             raise
         except Exception as error:
@@ -181,16 +183,12 @@ def _run(model: nn.Module, batch: Inputs, shape: InputShape, *, shake: bool = Fa
             raise ModelError(
                 f"model {type(model).__name__} cannot take records of shape {shape}: {type(error).__name__}: {said}"
             ) from error
-    return _Result(output, dict(model.named_buffers()))
 
 
-def _refuse_mixing(model: nn.Module, before: _Result, after: _Result) -> None:
-    """The safety net for layers that nobody knows: change one record and look at the others.
-
-    The weights are shaken first, since a last layer that starts at zero would hide everything before it.
-    """
+def _refuse_mixing(model: nn.Module, before: torch.Tensor, after: torch.Tensor) -> None:
+    """The safety net for layers that nobody knows: change one record and look at the others."""
     others = [0, 2]
-    if not torch.allclose(before.output[others], after.output[others], rtol=1e-4, atol=1e-5, equal_nan=True):
+    if not _same(before[others], after[others]):
         raise ModelError(
             f"model {type(model).__name__} mixes the records of a batch (one record's output changes with "
             "another's input), so that record-level privacy cannot hold; make each output depend on its own "
@@ -224,14 +222,40 @@ def _losses(task: Task, output: torch.Tensor, targets: torch.Tensor) -> torch.Te
         ) from error
 
 
-def _refuse_statistics(model: nn.Module, before: _Result, after: _Result) -> None:
-    """What a layer writes down of the records goes past every clip, to the next client and into the model."""
-    for name, buffer in before.buffers.items():
-        if not torch.equal(buffer, after.buffers[name]):
+def _refuse_memory(
+    model: nn.Module, first: Inputs, second: Inputs, shape: InputShape, expected: torch.Tensor
+) -> None:
+    """What a model keeps of a batch, or of the weights it had, goes past every clip, to the next client and out.
+
+    Both batches are run one after the other, with other weights from then on. Buffers and frozen parameters may not
+    change at all, since they are released; what is kept elsewhere shows in the second output.
+    """
+    used = _copied(model)
+    _run(used, first, shape)
+    with evaluating(used):
+        _run(used, first, shape)
+    output, kept = _run(_shaken(used), second, shape), _untrained(used)
+    for name, tensor in _untrained(model).items():
+        if name not in kept or not torch.equal(tensor.cpu(), kept[name]):
             raise ModelError(
-                f"model {type(model).__name__} keeps statistics of the records in its buffer '{name}', "
-                "which would leave without noise; privacy needs a model without them"
+                f"model {type(model).__name__} writes to '{name}', which is not trained, whenever it is run; that "
+                "would leave without noise: privacy needs a model that keeps nothing"
             )
+    if not _same(output, expected):
+        raise ModelError(
+            f"model {type(model).__name__} remembers earlier batches (its output changes with them), so that no "
+            "privacy can hold; make each output depend on its own input only"
+        )
+
+
+def _untrained(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers and frozen parameters."""
+    frozen = {name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return dict(model.named_buffers()) | frozen
+
+
+def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _batches(model: nn.Module, shape: InputShape, tokens: bool | Collection[str]) -> tuple[Inputs, Inputs]:

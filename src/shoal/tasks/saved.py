@@ -57,6 +57,12 @@ def of_mapping(mapping: Mapping[str, Any], *, own: bool = False) -> Task:
     return kind(**settings)
 
 
+def own_code(mapping: Mapping[str, Any]) -> str:
+    """The references of the user's own loss and figures in a mapping; empty where there are none."""
+    loss, metrics = mapping.get(LOSS), mapping.get(METRICS) or {}
+    return ", ".join(map(str, [loss, *metrics.values()] if loss else metrics.values()))
+
+
 def _settings(kind: type[Task]) -> dict[str, bool]:
     """The names of a task's settings, and whether each must be given."""
     found = {each.name: each for each in fields(kind) if each.init and not each.name.startswith(("own_", "_"))}

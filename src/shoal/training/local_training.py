@@ -62,7 +62,8 @@ def train(
     with _drawing(context, clients, index):
         steps = _first(context, params, clients, index, state)
         steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
-        if steps.sanitiser and steps.sanitiser.metrics.non_finite:
+    if steps.sanitiser and steps.sanitiser.metrics.non_finite:
+        with _drawing(context, clients, index):  # the same numbers: no record may choose what Dropout drops
             steps = _first(context, params, clients, index, state).run_carefully(inputs)
     kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}
     if len(context.personal):

@@ -1,0 +1,156 @@
+"""Parameters that a model's own code uses get a rule, in the shape in which they are used."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.gradients import network
+from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layers.parameter import LARGEST
+from support.both_ways import assert_both_ways_agree
+
+WIDTH, PATCHES = 8, 4
+
+
+class Scale(nn.Module):
+    def __init__(self, *shape):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.rand(shape) + 0.5)
+
+    def forward(self, x):
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """A transformer's block, with LayerScale."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.between = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.scale = Scale(width)
+
+    def forward(self, x):
+        y = self.first(x)
+        x = x + self.scale(self.attention(y, y, y, need_weights=False)[0])
+        return x + self.between(self.second(x))
+
+
+class VisionTransformer(nn.Module):
+    """Class token and positions, in the two shapes in which people write them, and a temperature."""
+
+    def __init__(self, leading=(1,)):
+        super().__init__()
+        torch.manual_seed(2)
+        self.patches = nn.Conv2d(1, WIDTH, 4, 4)
+        self.token = nn.Parameter(torch.randn(*leading, 1, WIDTH))
+        self.positions = nn.Parameter(torch.randn(*leading, PATCHES + 1, WIDTH))
+        self.blocks = nn.Sequential(Block(WIDTH), Block(WIDTH))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        return self.head(self.norm(self.blocks(x))[:, 0]) / self.temperature
+
+
+@pytest.mark.parametrize("leading", [(1,), ()], ids=["[1, T, D]", "[T, D]"])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_vision_transformer(leading, batch):
+    torch.manual_seed(0)
+    assert_both_ways_agree(VisionTransformer(leading), torch.rand(2, batch, 1, 8, 8, dtype=torch.float64))
+
+
+class Uses(nn.Module):
+    """A parameter of any shape in any dimensions, twice if asked."""
+
+    def __init__(self, shape, records, twice):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.twice, self.records = nn.Linear(WIDTH, WIDTH), twice, records
+        self.own = nn.Parameter(torch.rand(shape) + 0.5)
+        self.last = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        y = x.movedim(0, self.records) * self.own
+        y = y.tanh() + self.own if self.twice else y
+        y = y.movedim(self.records, 0) if y.dim() == x.dim() else y
+        return self.last(y.flatten(1, -2).mean(1) if y.dim() > 2 else y)
+
+
+SHAPES = [
+    ((), (), 0),
+    ((), (WIDTH,), 0),
+    ((5,), (WIDTH,), 0),
+    ((5,), (5, WIDTH), 0),
+    ((5,), (5, 1), 0),
+    ((5,), (1, WIDTH), 0),
+    ((5,), (1, 5, WIDTH), 0),
+    ((5,), (5, 1, WIDTH), 1),
+    ((3, 5), (WIDTH,), 0),
+    ((3, 5), (5, WIDTH), 0),
+    ((3, 5), (3, 1, 1), 0),
+    ((2, 3, 5), (), 0),
+]
+
+
+@pytest.mark.parametrize(("inner", "shape", "records"), SHAPES)
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(st.integers(1, 3), st.sampled_from([0, 1, 4]), st.just(False))
+def test_any_shape_that_broadcasts(inner, shape, records, clients, batch, twice):
+    torch.manual_seed(0)
+    x = torch.rand(clients, batch, *inner, WIDTH, dtype=torch.float64)
+    assert_both_ways_agree(Uses(shape, records, twice), x)
+
+
+class Product(nn.Module):
+    """A matrix that multiplies rows: broadcasting cannot give each record its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.last = nn.Parameter(torch.rand(4, 4)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x @ self.matrix)
+
+
+class MixesRecords(Product):
+    def forward(self, x):
+        return self.last((x - x.mean(0)) * self.matrix[0])
+
+
+@pytest.mark.parametrize("make", [Product, MixesRecords])
+@pytest.mark.parametrize("per_record", [False, True])
+def test_other_uses_go_one_client_after_the_other(make, per_record):
+    assert network(make(), torch.rand(3, 4), per_record=per_record).way != "rules"
+
+
+def test_a_matrix_times_words_is_one_matrix_for_each_record():
+    torch.manual_seed(0)
+
+    class Words(Product):
+        def forward(self, x):
+            return self.last((x @ self.matrix).mean(1))
+
+    assert_both_ways_agree(Words(), torch.rand(2, 3, 5, 4, dtype=torch.float64))
+
+
+def test_without_a_sample_nothing_is_known_of_their_shapes():
+    assert network(Scale(4)).way != "rules"
+    assert network(Scale(4), torch.rand(3, 4)).way == "rules"
+
+
+def test_a_large_parameter_is_not_copied_for_each_record():
+    assert network(Scale(LARGEST + 1), torch.rand(1, LARGEST + 1)).way != "rules"
+
+
+def test_the_model_that_was_given_stays_as_it_is():
+    module = VisionTransformer()
+    assert isinstance(network(module, torch.rand(3, 1, 8, 8)), BatchedNetwork)
+    assert type(module) is VisionTransformer
+    assert isinstance(module.token, nn.Parameter)
