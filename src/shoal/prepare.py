@@ -51,7 +51,12 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[Simu
         config.algorithm, module, dataset, parts,
         rounds=config.rounds, streams=streams_of(config), settings=config.engine,
     )  # fmt: skip
-    return config, trainer
+    return with_way(config, trainer.cohort.network.way), trainer
+
+
+def with_way(config: Config, way: str) -> Config:
+    """The configuration with the way that was chosen: another choice would change the last digits of a resumed run."""
+    return replace(config, engine=replace(config.engine, way=way))
 
 
 def dataset_of(config: Config, data: Any) -> Dataset:
