@@ -367,35 +367,50 @@ def by_rule(layer, shape, kind=torch.float32):
     entries = {id(p): entry for p, entry in zip(layer.parameters(), layout.entries, strict=True)}
     rule, _ = rule_for(layer, entries)
 
-    def added(numbers):
+    def added(numbers, into=None):
         x = (
             torch.ones(len(numbers), *shape)
             if kind.is_floating_point
             else torch.zeros(len(numbers), *shape, dtype=kind)
         )
-        into, params = torch.zeros(1, layout.size), layout.flatten(layer)[None].detach()
+        into = torch.zeros(1, layout.size) if into is None else into
+        params = layout.flatten(layer)[None].detach()
         with torch.no_grad():
             y, saved = rule.forward(x, params)
             grad = torch.zeros_like(y)
             grad.view(len(numbers), -1)[:, 0] = numbers
             kept = rule.squares(saved, grad)[1]
-            rule.accumulate_weighted(saved, kept, grad, torch.ones(1, len(numbers)), into, 1.0)
+            rule.accumulate_weighted(saved, kept, grad, torch.ones(1, len(numbers), dtype=into.dtype), into, 1.0)
         return into[0, 0]
 
     return added
 
 
-def by_tape(numbers):
-    into = torch.zeros(1, 2)
+def by_tape(numbers, into=None):
+    into = torch.zeros(1, 2) if into is None else into
     gradients = numbers.view(1, -1, 1).expand(1, len(numbers), 2)
     tape_of(Layout.of(nn.Linear(1, 1)), gradients).accumulate(into, 1.0, torch.ones(1, 1, len(numbers)))
     return into[0, 0]
 
 
-def by_adaclip(numbers):
+def by_adaclip(numbers, into=None):
     clip = AdaClip(h1=1.0, h2=1.0)
     at = clip.start(torch.zeros(1, 1))
-    return clip.clipped_sum(at, numbers.view(1, -1, 1) / 2, torch.ones(1, len(numbers))) * 2
+    mask = torch.ones(1, len(numbers), dtype=None if into is None else into.dtype)
+    found = clip.clipped_sum(at, numbers.view(1, -1, 1) / 2, mask) * 2
+    return found if into is None else into.add_(found)[0, 0]
+
+
+def in_pieces(added):
+    """The same in micro-batches, each added to one sum in float64."""
+
+    def summed(numbers):
+        into = torch.zeros(1, 128, dtype=torch.float64)
+        for piece in numbers.split(64):
+            found = added(piece, into)
+        return found
+
+    return summed
 
 
 LONG_SUMS = {
@@ -406,6 +421,7 @@ LONG_SUMS = {
     "torch.func": by_tape,
     "adaclip": by_adaclip,
 }
+LONG_SUMS |= {f"{way}, in pieces": in_pieces(added) for way, added in LONG_SUMS.items()}
 
 
 @pytest.mark.parametrize("way", LONG_SUMS)

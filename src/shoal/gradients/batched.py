@@ -110,7 +110,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         products = []
         layers = self.layers
         for place, (rule, saved, grad) in enumerate(self):
-            mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(grad.dtype)
+            mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(into.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
             if left and product and product.rows.shape[1] <= PIECE and left(product):
@@ -225,7 +225,16 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)
             hindering[name] = module.get_submodule(name)
-    return [f"{name or 'the model'} ({type(layer).__name__})" for name, layer in hindering.items()]
+    return [_told(name, layer) for name, layer in hindering.items()]
+
+
+def mixing(module: nn.Module) -> list[str]:
+    """The layers that mix the records of a batch: "name (Class)" of each."""
+    return [_told(name, layer) for name, layer in module.named_modules() if _mixes(layer)]
+
+
+def _told(name: str, layer: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(layer).__name__})"
 
 
 def _mixes_or_draws(layer: nn.Module) -> bool:
@@ -234,4 +243,8 @@ def _mixes_or_draws(layer: nn.Module) -> bool:
         return layer.training and layer.p > 0
     if isinstance(layer, nn.MultiheadAttention):
         return layer.training and layer.dropout > 0
+    return _mixes(layer)
+
+
+def _mixes(layer: nn.Module) -> bool:
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

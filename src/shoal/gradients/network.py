@@ -32,7 +32,7 @@ from shoal.gradients.batched import BatchedNetwork, kinds_held, without_rule
 from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
-from shoal.gradients.sequential import MOST_BYTES, RecordNetwork, SequentialNetwork, seeded
+from shoal.gradients.sequential import RecordNetwork, SequentialNetwork, seeded
 from shoal.gradients.vmapped import VmappedNetwork, VmappedRecordNetwork
 from shoal.inputs import Inputs, count, device_of, each
 from shoal.random.noise_source import Product
@@ -122,7 +122,7 @@ class Network(Protocol):
 
 
 Seconds = Callable[[Network], float]
-"""What a step of one client takes, measured on made-up records."""
+"""What a way takes for one record, measured on made-up ones."""
 
 
 def network(
@@ -135,7 +135,6 @@ def network(
     per_record: bool = False,
     kernels: bool = True,
     personal: Personal = 0,
-    most_bytes: int = MOST_BYTES,
     seconds: Seconds | None = None,
 ) -> Network:
     """The model by the way that is asked for, or by the fastest that is right.
@@ -150,7 +149,6 @@ def network(
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
         personal: The layers that stay with their clients.
-        most_bytes: Of gradients of single records that may be in memory at a time.
         seconds: Measures a way, where one must be chosen; the first that is right if not given.
 
     Returns:
@@ -159,7 +157,7 @@ def network(
     Raises:
         ModelError: The way that is asked for cannot train this model.
     """
-    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels, most_bytes)
+    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels)
     trial = None if sample is None else _Trial(ways, sample, targets)
     if way == "auto":
         return _fastest(ways, trial, seconds)
@@ -173,21 +171,20 @@ def network(
 def _fastest(ways: _Ways, trial: _Trial | None, seconds: Seconds | None) -> Network:
     """The first way that is right, or the fastest where that is not plain: rules are, but for recurrent layers."""
     why = ways.refusal("rules", trial)
-    others: tuple[Way, ...] = ("vmap",) if why is not None and trial is not None else ()
-    refusals = {way: ways.refusal(way, trial) for way in others}
-    right = [*(("rules",) if why is None else ()), *(way for way in others if refusals[way] is None), "sequential"]
     if why is None and not _recurrent(ways.module):
-        right = ["rules"]
-    made = [ways.make(cast(Way, way), trial) for way in right]
-    found = made[0]
-    if len(made) > 1 and seconds is not None:
-        times = [seconds(each) for each in made]
-        found = next(each for each, time in zip(made, times, strict=True) if time <= SLOWER * min(times))
-    if found.way != "rules":
-        reasons = [why or "rules are slower here"]
-        if found.way == "sequential" and others:
-            reasons.append(refusals["vmap"] or "vmap is slower here")
-        found.because = "; ".join(reasons)
+        return ways.make("rules", trial)
+    first: Way = "rules" if why is None else "vmap"
+    slow = None
+    if first == "vmap":
+        slow = "nothing is known of its inputs" if trial is None else ways.refusal(first, trial)
+    right: tuple[Way, ...] = (first, "sequential") if slow is None else ("sequential",)
+    made = [ways.make(way, trial) for way in right]
+    times = [seconds(each) for each in made] if seconds is not None and len(made) > 1 else [0.0]
+    found = made[0] if times[0] <= SLOWER * min(times) else made[1]
+    if found.way == "vmap":
+        found.because = why or ""
+    elif found.way == "sequential":
+        found.because = "; ".join(each for each in (why, slow or f"{first} would be slower here") if each)
     return found
 
 
@@ -204,7 +201,6 @@ class _Ways:
     losses: Losses
     per_record: bool
     kernels: bool
-    most_bytes: int
 
     @cached_property
     def lacking(self) -> list[str]:
@@ -238,14 +234,10 @@ class _Ways:
             plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
             if trial is not None and trial.on_cuda:
                 plain.masks, plain.draws = trial.agrees("sequential"), trial.draws
-            found: Network = plain
-        elif self.per_record:
-            found = VmappedRecordNetwork(*given, compiled=compiled, draws=trial is None or trial.draws)
-        else:
-            found = VmappedNetwork(*given, compiled=compiled)
-        if isinstance(found, RecordNetwork):
-            found.most_bytes = self.most_bytes
-        return found
+            return plain
+        if self.per_record:
+            return VmappedRecordNetwork(*given, compiled=compiled, draws=trial is None or trial.draws)
+        return VmappedNetwork(*given, compiled=compiled)
 
 
 class _Trial:
@@ -266,7 +258,7 @@ class _Trial:
         self._weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).repeat(1, len(y))
         if len(y) > 1:
             self._weights[0, -1] = 0
-        self._ways = _Ways(module, layout, ways.losses, ways.per_record, True, ways.most_bytes)
+        self._ways = _Ways(module, layout, ways.losses, ways.per_record, True)
 
     @cached_property
     def _plain(self) -> list[Tensor] | None:

@@ -13,11 +13,8 @@ from torch import Tensor, func, nn
 from shoal.calling import arguments, in_training, output_of
 from shoal.gradients.layout import Entry, Layout
 from shoal.gradients.losses import Losses, cross_entropy
-from shoal.gradients.tapes import Gradients, GradientTape, PieceTape, SumTape
+from shoal.gradients.tapes import Gradients, GradientTape, SumTape
 from shoal.inputs import Inputs, each
-
-MOST_BYTES = 2**30
-"""Of gradients of single records that are in memory at a time, where no other limit is given."""
 
 
 class FunctionalNetwork:
@@ -94,29 +91,9 @@ class RecordNetwork(FunctionalNetwork):
     """Every record's gradient, one record after another."""
 
     way = "sequential"
-    most_bytes = MOST_BYTES
 
-    @property
-    def recordable(self) -> bool:
-        """Whether a step can be recorded; pieces of a batch that draw random numbers are seeded twice."""
-        return self.masks and not self.draws
-
-    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> GradientTape | PieceTape:
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> GradientTape:
         """The tape of the gradients of a batch for every client."""
-        clients, batch = weights.shape
-        few = max(1, self.most_bytes // (clients * params.shape[1] * params.element_size()))
-        if batch <= few:
-            return self._tape(params, x, y, weights)
-        seed = int(torch.randint(2**31, ())) if self.draws else None
-
-        def tape_of(piece: slice) -> GradientTape:
-            with nullcontext() if seed is None else seeded(seed + piece.start, params.device):
-                return self._tape(params, each(x, lambda part: part[:, piece]), y[:, piece], weights[:, piece])
-
-        pieces = [slice(start, start + few) for start in range(0, batch, few)]
-        return PieceTape(self.layout, pieces, tape_of)
-
-    def _tape(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> GradientTape:
         found = self._of_records(params, x, y, weights) if weights.numel() else []
         return GradientTape(self.layout, found, torch.zeros_like(weights))
 

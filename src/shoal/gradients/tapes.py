@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class GradientTape:
             if factors is None:
                 place.add_(gradients.sum(1), alpha=scale)
                 continue
-            weights = factors[self._place(entry) if len(factors) > 1 else 0].to(gradients.dtype)
+            weights = factors[self._place(entry) if len(factors) > 1 else 0].to(into.dtype)
             with all_digits(weights):
                 place.add_(weighed_sum(gradients, weights), alpha=scale)
 
@@ -72,58 +72,6 @@ class GradientTape:
 
     def _place(self, entry: Entry) -> int:
         return self.layers.index(layer_of(entry.name))
-
-
-class PieceTape:
-    """The same without all gradients in memory: a piece of the batch at a time, computed again for the sum.
-
-    A gradient that comes out longer the second time, which no deterministic operation should do, is shortened.
-    """
-
-    def __init__(self, layout: Layout, pieces: Sequence[slice], tape_of: Callable[[slice], GradientTape]) -> None:
-        """`pieces`: of the batch; `tape_of` gives the same tape of a piece whenever it is called."""
-        self.layers, self._pieces, self._tape_of = layout.layer_names, pieces, tape_of
-        self._squares, self._finite = torch.cat([tape_of(piece).squares() for piece in pieces], 2), False
-
-    def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
-        """into[K, P] += scale x gradient."""
-        total = torch.zeros_like(into, dtype=torch.float64)
-        for piece in self._pieces:
-            tape = self._tape_of(piece)
-            if self._finite:
-                tape.make_finite()
-            if factors is None:
-                tape.accumulate(total, scale)
-            else:
-                tape.accumulate(total, scale, factors[..., piece] * self._shortened(tape, piece, len(factors)))
-        into += total
-
-    def _shortened(self, tape: GradientTape, piece: slice, parts: int) -> Tensor:
-        """At most 1: how much longer the gradients were when their norms were taken."""
-        before, now = self._squares[..., piece], tape.squares()
-        if parts == 1:
-            before, now = before.sum(0, keepdim=True), now.sum(0, keepdim=True)
-        return torch.where(now > before, (before / now).sqrt(), 1.0)
-
-    def accumulate_except(self, left: object, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
-        """Leaves no products out."""
-        self.accumulate(into, scale, factors)
-        return []
-
-    def squares(self) -> Tensor:
-        """The squared norm of every gradient, in float64."""
-        return self._squares
-
-    def records(self) -> Tensor:
-        """The gradients of single records, [K, B, P]."""
-        tapes = [self._tape_of(piece) for piece in self._pieces]
-        for tape in tapes if self._finite else ():
-            tape.make_finite()
-        return torch.cat([tape.records() for tape in tapes], 1)
-
-    def make_finite(self) -> None:
-        """Replace every NaN and Inf by 0."""
-        self._finite = True
 
 
 def _finite(gradients: Tensor) -> Tensor:

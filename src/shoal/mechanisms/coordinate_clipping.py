@@ -11,6 +11,7 @@ m and s depend on g~ alone, which is released, so they cost no privacy. Both res
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import GradientClip, Layers, State, altered
-from shoal.mechanisms.sanitiser import Gradients, LocalSteps, Sanitiser, Step, StepMetrics
+from shoal.mechanisms.sanitiser import Gradients, LocalSteps, Sanitiser, Step, StepMetrics, Summed
 from shoal.mechanisms.schedules import require_scale
 from shoal.mechanisms.update_clipping import into_ball, row_norms, shrinking, weighed_sum
 from shoal.precision import all_digits
@@ -83,14 +84,14 @@ class AdaClip(GradientClip):
     def clipped_sum(self, at: Coordinates, gradients: Tensor, mask: Tensor) -> Tensor:
         """sum_b w_b for every client, of gradients [K, B, P]; `mask` [K, B] is 0 for padding.
 
-        A coordinate that overflows after the division counts as 0.
+        A coordinate that overflows after the division counts as 0. A mask in float64 has them summed in float64.
         """
         spread = at.spread()
         moved = (gradients - at.mean.unsqueeze(1)).div_(spread.unsqueeze(1))
         moved.nan_to_num_(nan=math.nan, posinf=0.0, neginf=0.0)
         factors = shrinking(row_norms(moved.flatten(0, 1)), 1.0).to(moved.dtype).view(mask.shape) * mask
         with all_digits(moved):
-            return weighed_sum(moved, factors).to(moved.dtype)
+            return weighed_sum(moved, factors).to(mask.dtype)
 
     def gradient(self, at: Coordinates, noisy_sum: Tensor, noise: float, batch: float) -> Tensor:
         """g~ [K, P] from the noisy sum; also updates the coordinates from it."""
@@ -140,19 +141,23 @@ class AdaptiveCoordinates:
         return ~tape.squares().sum(0).isfinite()
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
+        return self._noisy(self._clipped(tape, mask), active)
+
+    def in_pieces(self, pieces: Iterable[tuple[Gradients, Tensor]], total: Tensor, active: Tensor) -> Step:
+        """The same for a batch in pieces; the noise is added once."""
+        for tape, mask in pieces:
+            total += self._clipped(tape, mask.to(total.dtype))
+            del tape  # before the next one is made
+        return self._noisy(total.to(self.at.mean.dtype), active)
+
+    def _clipped(self, tape: Gradients, mask: Tensor) -> Tensor:
         self.metrics.non_finite += self.non_finite(tape).sum()
-        noisy = total = self.clip.clipped_sum(self.at, tape.records(), mask)
+        return self.clip.clipped_sum(self.at, tape.records(), mask)
+
+    def _noisy(self, total: Tensor, active: Tensor) -> Step:
+        noisy = total
         if self.noise:
             noisy = torch.zeros_like(total)
             self.source.add(noisy, self.noise * active, total)
         gradient = self.clip.gradient(self.at, noisy, self.noise, self.batch)
-        return _Vectors(gradient * active.unsqueeze(1))
-
-
-@dataclass
-class _Vectors:
-    vectors: Tensor
-
-    def accumulate(self, into: Tensor, scale: float) -> None:
-        """into[K, P] += scale x gradient."""
-        into.add_(self.vectors, alpha=scale)
+        return Summed(gradient * active.unsqueeze(1))

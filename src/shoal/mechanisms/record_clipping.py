@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.mechanisms.mechanism import Bound, GradientClip, Layers, State, altered
-from shoal.mechanisms.sanitiser import Gradients, LocalSteps, Sanitiser, Step, StepMetrics
+from shoal.mechanisms.sanitiser import Gradients, LocalSteps, Sanitiser, Step, StepMetrics, Summed
 from shoal.mechanisms.schedules import require_scales, scale_in
 from shoal.mechanisms.update_clipping import Quantile, shrinking
 from shoal.random.noise_source import Normals, Product
@@ -52,7 +53,7 @@ class FactorClip(GradientClip):
         """
 
     def sensitivity(self, squares: Tensor, factors: Tensor, bound: Bound) -> Tensor:
-        """What the noise is scaled to, for each client: [K]."""
+        """What the noise is scaled to, for each client: [K]; the most of its pieces' where a batch is in pieces."""
         return squares.new_ones(squares.shape[1]) * bound
 
     def count(self, squares: Tensor, mask: Tensor, bound: Bound) -> Tensor:
@@ -237,26 +238,65 @@ class ClippedByFactors:
         return ~tape.squares().sum(0).isfinite()
 
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
+        return self._noisy(tape, self._clipped(tape, mask), active)
+
+    def in_pieces(self, pieces: Iterable[tuple[Gradients, Tensor]], total: Tensor, active: Tensor) -> Step:
+        """The same for a batch in pieces; the noise and the count's are added once."""
+        all_of_them: _Clipped | None = None
+        for tape, mask in pieces:
+            clipped = self._clipped(tape, mask)
+            tape.accumulate(total, 1.0, clipped.factors)
+            all_of_them = clipped if all_of_them is None else all_of_them.with_another(clipped)
+            del tape  # before the next one is made
+        assert all_of_them is not None
+        return self._noisy(Summed(total), all_of_them, active)
+
+    def _clipped(self, tape: Gradients, mask: Tensor) -> _Clipped:
         squares = tape.squares()
         factors = self.clip.factors(squares, self.bound, {name: self.layers[name] for name in tape.layers})
-        scales = None
-        if self.noise is not None:
-            scales = self.noise * self.clip.sensitivity(squares, factors, self.bound).to(self.noise) * active
         self.metrics.non_finite += (~squares.sum(0).isfinite()).sum()
         self.metrics.records += mask.sum()
         self.metrics.clipped += ((factors < 1).any(0) * mask).sum()
+        return _Clipped(
+            factors,
+            None if self.noise is None else self.clip.sensitivity(squares, factors, self.bound),
+            None if self.count is None else self.clip.count(squares, mask, self.bound),
+        )
+
+    def _noisy(self, tape: Gradients | Summed, clipped: _Clipped, active: Tensor) -> Step:
+        scales = None
+        if self.noise is not None and clipped.sensitivity is not None:
+            scales = self.noise * clipped.sensitivity.to(self.noise) * active
         self.metrics.steps += active
-        if self.count is not None:
-            counts = self.clip.count(squares, mask, self.bound).unsqueeze(1)
+        if self.count is not None and clipped.count is not None:
+            counts = clipped.count.unsqueeze(1)
             noisy = torch.zeros_like(counts)
             self.count.add(noisy, active * (self.clip.count_scale(self.batch) * (scales is not None)), counts)
             self.metrics.shares += active * (noisy.squeeze(1) / self.batch + 0.5)
-        return _Noisy(tape, factors, scales, self.batch, self.source, self.sums)
+        return _Noisy(tape, clipped.factors, scales, self.batch, self.source, self.sums)
+
+
+@dataclass
+class _Clipped:
+    """The factors of some records; for each client [K] what its noise is scaled to, and its count, if there are."""
+
+    factors: Tensor
+    sensitivity: Tensor | None
+    count: Tensor | None
+
+    def with_another(self, other: _Clipped) -> _Clipped:
+        """That of both pieces of a batch; the factors were applied already."""
+        found = replace(self)
+        if self.sensitivity is not None and other.sensitivity is not None:
+            found.sensitivity = torch.maximum(self.sensitivity, other.sensitivity)
+        if self.count is not None and other.count is not None:
+            found.count = self.count + other.count
+        return found
 
 
 @dataclass
 class _Noisy:
-    tape: Gradients
+    tape: Gradients | Summed
     factors: Tensor
     scales: Tensor | None
     batch: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,6 +91,28 @@ class Sanitiser(Protocol):
     def __call__(self, tape: Gradients, mask: Tensor, active: Tensor) -> Step:
         """The sanitised gradient of the batch; `mask` [K, B] is 0 for padding, `active` [K] is 0 where a client has
         no step left and so draws no noise."""
+
+    def in_pieces(self, pieces: Iterable[tuple[Gradients, Tensor]], total: Tensor, active: Tensor) -> Step:
+        """The same for a batch in pieces, each with its mask: every record is clipped, the noise is added once.
+
+        The clipped gradients are added to `total` [K, P], which is 0; one piece at a time is in memory.
+        """
+
+
+class Summed:
+    """A gradient that was computed already, [K, P]."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient."""
+        into.add_(self.vectors, alpha=scale)
+
+    def accumulate_except(self, left: object, into: Tensor, scale: float, factors: Tensor | None) -> list[Product]:
+        """Leaves no products out."""
+        self.accumulate(into, scale)
+        return []
 
 
 @dataclass

@@ -334,9 +334,10 @@ def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
     In a long float32 sum every addition is rounded relative to the running total, and one record added or removed
     changes the rounding, and the positions, of all that follow: it can move the sum by several clips. So only few
     rows are summed in float32, and more in float64; such sums stay in float64 and the caller rounds them once. A
-    record of several `positions` may have rows far longer than their clipped sum: always in float64.
+    record of several `positions` may have rows far longer than their clipped sum: always in float64. So are the few
+    rows of a piece of a larger batch: their `left` is in float64.
     """
-    if left.shape[1] <= PIECE and positions == 1:
+    if left.shape[1] <= PIECE and positions == 1 and left.dtype == right.dtype:
         return torch.bmm(left.transpose(1, 2), right)
     total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
     for some, others in zip(torch.split(left, PIECE, 1), torch.split(right, PIECE, 1), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,11 +25,18 @@ class Chunker:
 
     The largest chunk follows from what a client needs. On a GPU a step on made-up records shows it, for one client
     and for two. On a CPU, where chunks are small, it is estimated: parameters, and three times the activations
-    (themselves, their gradients, unfolded images).
+    (themselves, their gradients, unfolded images). `micro_batch`: the records of a client that are run at once; fewer
+    than asked for where gradients of single records would take half of the memory.
     """
 
     def __init__(
-        self, algorithm: Algorithm, network: Network, step: MadeUpStep, workers: int, memory: float | None
+        self,
+        algorithm: Algorithm,
+        network: Network,
+        step: MadeUpStep,
+        workers: int,
+        memory: float | None,
+        micro_batch: int | None = None,
     ) -> None:
         self._workers, device, size = workers, step.device, network.layout.size
         local = algorithm.local  # the model, its change, and what the optimiser needs besides
@@ -36,18 +44,21 @@ class Chunker:
         copies += bool(local.max_grad_norm or local.proximal)
         if algorithm.per_step is not None and device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
-        budget, fixed = budget_for(device, memory) / workers, 0
+        budget, fixed, held = budget_for(device, memory) / workers, 0, 0
+        if isinstance(network, RecordNetwork):  # which holds the gradient of each record
+            few = max(1, int(budget / 2 // (4 * size)))
+            micro_batch, held = min(micro_batch or few, few), size
+        self.micro_batch = micro_batch
+        step = replace(step, batch=min(step.batch, micro_batch or step.batch))
         if network.batched and device.type == "cuda":
             one, two = (step.peak_bytes(network, clients) for clients in (1, 2))  # with two copies of the parameters
             self.client_bytes = 4 * (copies - 2) * size + max(two - one, 1)
             fixed = max(2 * one - two, 0)
         else:
-            numbers = copies * size + 3 * step.batch * _activations(step.module, step.sample)
-            self.client_bytes = 4 * (numbers + step.batch * size * isinstance(network, RecordNetwork))
+            numbers = 3 * _activations(step.module, step.sample) + held
+            self.client_bytes = 4 * (copies * size + step.batch * numbers)
             budget = min(budget, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched else 1
-        if isinstance(network, RecordNetwork):  # rather fewer clients than pieces of a batch
-            self.largest = max(1, min(self.largest, network.most_bytes // (4 * step.batch * size)))
 
     def halve(self, clients: int) -> None:
         """A chunk of so many clients was too large for the memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
-from shoal.errors import RunError
+from shoal.errors import ConfigError, RunError
 from shoal.gradients import Network, network
+from shoal.gradients.batched import mixing
 from shoal.inputs import Inputs, count, each
 from shoal.kernels import triton
 from shoal.random.streams import Streams
-from shoal.training.chunking import Chunker, budget_for, widest_batch
+from shoal.training.chunking import Chunker, widest_batch
 from shoal.training.client_data import ClientData
 from shoal.training.cuda_graphs import Graphs
 from shoal.training.engine_settings import Settings
@@ -41,6 +42,7 @@ class TrainingContext:
     personal: Tensor
     graphs: Graphs | None = None
     kernels: bool = True
+    micro_batch: int | None = None
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class TrainingContext:
             streams: Where every random number comes from.
             settings: Device, memory, threads and speed-ups.
         """
+        _refuse_pieces(module, settings)
         ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
@@ -73,26 +76,35 @@ class TrainingContext:
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
         recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
 
-        threads = (settings.threads or torch.get_num_threads()) if device.type == "cpu" else 1
-
         def chunked(net: Network) -> tuple[Workers, Chunker]:
             workers = Workers(device, settings.threads, side_by_side=net.batched)
-            return workers, Chunker(algorithm, net, step, workers.count, settings.memory)
+            return workers, Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
 
         def seconds(net: Network) -> float:
             workers, chunker = chunked(net)
             clients = min(chunker.largest, max(1, len(partition) // workers.count))
-            return step.seconds(net, clients, settings.threads, recording)
+            piece = replace(step, batch=min(step.batch, chunker.micro_batch or step.batch))
+            return piece.seconds(net, clients, settings.threads, recording)
 
         net = network(
             module, sample, targets, losses=dataset.task.losses, way=settings.way, per_record=per_record,
-            kernels=settings.kernels, personal=algorithm.local.personal,
-            most_bytes=int(budget_for(device, settings.memory) / 2 / threads), seconds=seconds,
+            kernels=settings.kernels, personal=algorithm.local.personal, seconds=seconds,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers, chunker = chunked(net)
         graphs = Graphs() if recording and net.recordable else None
-        return cls(algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels)
+        return cls(
+            algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels,
+            chunker.micro_batch,
+        )  # fmt: skip
+
+
+def _refuse_pieces(module: nn.Module, settings: Settings) -> None:
+    if settings.micro_batch is not None and (layers := mixing(module)):
+        raise ConfigError(
+            f"engine.micro_batch {settings.micro_batch} would change what layer {layers[0]} gives: it mixes the "
+            f"records of a batch; leave the key out, or use GroupNorm"
+        )
 
 
 def stand_ins(x: Inputs) -> Inputs:

@@ -15,7 +15,9 @@ MOST_IN_A_CHARGE = 1_000_000  # rounds that one line of the ledger may charge
 class Settings:
     """Nothing here changes the results, but for rounding.
 
-    `memory`: GiB that chunks of a cohort may take. `way`: how gradients are computed (see gradients.network).
+    `memory`: GiB that chunks of a cohort may take. `micro_batch`: records of one client that are run at once;
+    a larger batch is run in pieces, each record clipped, the noise added once. `way`: how gradients are computed
+    (see gradients.network).
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
     `kernels`: the fastest kernels of the device for layers and, on a CPU, for noise; otherwise plain operations.
     `checkpoint_every`: rounds that are charged, released and committed together.
@@ -23,6 +25,7 @@ class Settings:
 
     device: str = "auto"
     memory: float | None = None
+    micro_batch: int | None = None
     threads: int | None = None
     way: Literal["auto", "rules", "vmap", "compiled", "sequential"] = "auto"
     graphs: bool = True
@@ -31,7 +34,7 @@ class Settings:
     checkpoint_every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("memory", "threads", "evaluate_every", "checkpoint_every"):
+        for name in ("memory", "micro_batch", "threads", "evaluate_every", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"engine.{name} must be > 0, got {value}")

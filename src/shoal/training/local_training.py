@@ -1,7 +1,8 @@
 """Local training of many clients at once: the inner loop, from `records` to the client's update.
 
 for each client k:      w_k <- w
-    for each step:      g_k <- gradient(w_k; its next batch), clipped and with noise where the method says so
+    for each step:      g_k <- gradient(w_k; its next batch), clipped and with noise where the method says so;
+                               batches larger than memory in pieces (engine.micro_batch)
                         g_k <- g_k + proximal (w_k - w), shortened to max_grad_norm, where the configuration says so
                         w_k <- w_k - lr g_k, or another optimiser's step (training/optimizers)
     update_k <- w_k - w
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
 from shoal.gradients.sequential import seeded
+from shoal.mechanisms.sanitiser import Summed
+from shoal.mechanisms.update_clipping import PIECE
 from shoal.random.noise_source import Product
 from shoal.training.client_data import ClientData
 from shoal.training.context import TrainingContext
@@ -166,7 +169,7 @@ def _first(
                 rows[place] = saved.to(rows.device)
     return LocalSteps(
         context.network, context.client_data, params, client_params, clipping, chosen, carried,
-        local.proximal, local.max_grad_norm,
+        local.proximal, local.max_grad_norm, context.micro_batch,
     )  # fmt: skip
 
 
@@ -182,7 +185,8 @@ def _keep(kept: dict[str, Tensor], clients: np.ndarray, finite: Tensor, state: d
 class LocalSteps:
     """The steps of K clients from one model [P], each with its own parameters [K, P].
 
-    `carried`: what the optimiser carries from step to step, by name, with a row for each client.
+    `carried`: what the optimiser carries from step to step, by name, with a row for each client. `micro_batch`: how
+    many records of a client are run at once; None: its whole batch.
     """
 
     network: Network
@@ -194,12 +198,14 @@ class LocalSteps:
     carried: dict[str, Tensor]
     proximal: float = 0.0
     max_grad_norm: float | None = None
+    micro_batch: int | None = None
 
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
         plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
         batch = inputs[0].shape[2]
-        with self.network.deferred_updates(self.params, self.client_params, batch) if plain else nullcontext():
+        at_once = plain and batch <= (self.micro_batch or batch)
+        with self.network.deferred_updates(self.params, self.client_params, batch) if at_once else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
         return self
@@ -210,21 +216,52 @@ class LocalSteps:
         One such record would turn its client's update into NaN, and the check of updates that into 0, which would be
         visible. It is dropped from the same tape that found it: in another pass Dropout would draw again.
         """
-        assert self.sanitiser is not None
-        for records, mask, weights, active in zip(*inputs, strict=True):
-            tape = self.network.backward(self.client_params, *self.client_data.rows(records), weights)
-            without = Without(tape, self.sanitiser.non_finite(tape))  # type: ignore[arg-type]
-            self._move(without, mask * ~without.dropped, active)
+        for step in zip(*inputs, strict=True):
+            self.step(*step, carefully=True)
         return self
 
-    def step(self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor) -> None:
-        """One step of every client."""
-        self._move(self.network.backward(self.client_params, *self.client_data.rows(records), weights), mask, active)
-
-    def _move(self, tape: Tape, mask: Tensor, active: Tensor) -> None:
-        """A step of the optimiser, for the clients that have a step left."""
+    def step(
+        self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor, *, carefully: bool = False
+    ) -> None:
+        """One step of every client; `carefully` leaves out gradients without a finite norm."""
+        backward = self._backward_carefully if carefully else self._backward
+        width, most = records.shape[1], self.micro_batch or records.shape[1]
+        if width > most:
+            pieces = zip(*(torch.split(part, most, 1) for part in (records, mask, weights)), strict=True)
+            self._move(self._summed((backward(*piece) for piece in pieces), width, active), active)
+            return
+        tape, mask = backward(records, mask, weights)
         if self.sanitiser is not None:
             tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
+        self._move(tape, active)
+
+    def _backward(self, records: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tape, Tensor]:
+        """The tape of these records, and which of them count."""
+        return self.network.backward(self.client_params, *self.client_data.rows(records), weights), mask
+
+    def _backward_carefully(self, records: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tape, Tensor]:
+        """The same without records whose gradient has no finite norm."""
+        assert self.sanitiser is not None
+        tape, mask = self._backward(records, mask, weights)
+        without = Without(tape, self.sanitiser.non_finite(tape))  # type: ignore[arg-type]
+        return without, mask * ~without.dropped
+
+    def _summed(self, pieces: Iterator[tuple[Tape, Tensor]], width: int, active: Tensor) -> Tape:
+        """The gradient of a batch of this width, of which one piece at a time is in memory.
+
+        Clipped records are summed as in a whole batch: few in float32, many in float64 (summed_products says why).
+        """
+        many = self.sanitiser is not None and width > PIECE
+        total = torch.zeros_like(self.client_params, dtype=torch.float64 if many else None)
+        if self.sanitiser is not None:
+            return self.sanitiser.in_pieces(pieces, total, active)  # type: ignore[arg-type]
+        for tape, _ in pieces:
+            tape.accumulate(total, 1.0)
+            del tape  # before the next one is made
+        return Summed(total)
+
+    def _move(self, tape: Tape, active: Tensor) -> None:
+        """A step of the optimiser, for the clients that have a step left."""
         if self.proximal:
             places = self.network.layout.shared.trained  # personal layers have no model to stay near
             tape = Pulled(tape, self.client_params, self.params, self.proximal, places, active)

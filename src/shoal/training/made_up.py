@@ -40,7 +40,7 @@ class MadeUpStep:
         return device_of(self.sample)
 
     def seconds(self, network: Network, clients: int, threads: int | None, recording: bool) -> float:
-        """What a step takes for one client, in chunks of so many, in threads as in training."""
+        """What a step takes for one record, in chunks of so many clients, in threads as in training."""
         clients = min(clients, MOST_CLIENTS)
         key = network.way, clients, threads, recording, self.batch, self.per_record, self.device, self._architecture
         if key not in _measured:
@@ -81,7 +81,7 @@ class MadeUpStep:
         if recording and network.recordable:
             steps = [recorded(step).replay for step in steps]
         try:
-            return min(self._timed(workers, steps) for _ in range(1 + TIMES)) / clients / len(steps)
+            return min(self._timed(workers, steps) for _ in range(1 + TIMES)) / clients / self.batch / len(steps)
         finally:
             workers.close()
 

@@ -141,10 +141,10 @@ class Conv2dRule(Rule):
 
     def _accumulate_records(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """In float64, but for few records of one position (update_clipping.summed_products says why)."""
-        if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1:
+        inputs, rest = saved
+        if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1 and grad.dtype == inputs.dtype:
             self._accumulate(saved, grad, into, scale)
             return
-        inputs, rest = saved
         if inputs.dim() == 3:  # rows, else images
             inputs = inputs.view(len(grad), -1, inputs.shape[2])
         rest = rest.double() if isinstance(rest, Tensor) else rest

@@ -111,7 +111,7 @@ class TritonConv2dRule(Conv2dRule):
             super().accumulate_weighted(saved, kept, grad, factors, into, scale)
             return
         kept = self._gradients(saved, grad, len(grad))[0] if kept is None else kept
-        if factors.shape[1] > PIECE:
+        if factors.shape[1] > PIECE or factors.dtype != kept.dtype:
             self._of(into).add_(kept_sum(kept, factors), alpha=scale)
             return
         rows = kept.view(*factors.shape, -1)

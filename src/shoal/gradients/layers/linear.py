@@ -70,7 +70,7 @@ class LinearRule(Rule):
         rows = saved.view(len(factors), -1, saved.shape[-1])
         grads = weighed(grad, factors).reshape(*rows.shape[:2], -1)
         positions = rows.shape[1] // max(factors.shape[1], 1)
-        if rows.shape[1] <= PIECE and positions == 1:
+        if rows.shape[1] <= PIECE and positions == 1 and grads.dtype == rows.dtype:
             self.accumulate(saved, grads, into, scale)
             return
         self.weight.of(into).add_(summed_products(grads, rows, positions), alpha=scale)

@@ -65,8 +65,12 @@ class Rule(Protocol):
     def accumulate_weighted(
         self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
-        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
-        self.accumulate(saved, weighed(grad, factors), into, scale)
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b].
+
+        Where `factors` and `into` are in float64, and the rest is not, the sum must be in float64.
+        """
+        grads = weighed(grad, factors)
+        self.accumulate(in_type(saved, grads.dtype), grads, into, scale)
 
     def product(self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """What `accumulate_weighted` adds to this layer, or to its first tensor, where that is a product."""
@@ -75,6 +79,13 @@ class Rule(Protocol):
     def accumulate_rest(self, product: Product, into: Tensor) -> None:
         """What `accumulate_weighted` does beside the product; nothing by default."""
         return None
+
+
+def in_type(held: Any, dtype: torch.dtype) -> Any:
+    """What a tape holds, its fractions in this type."""
+    if isinstance(held, Tensor):
+        return held.to(dtype) if held.is_floating_point() else held
+    return type(held)(in_type(each, dtype) for each in held) if type(held) in (tuple, list) else held
 
 
 def squared(rows: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from shoal.gradients.layers.convolution_cpu import cpu_rule
 from shoal.gradients.layers.convolution_cuda import cuda_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.recurrent import recurrent_layer
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
 
@@ -37,7 +38,7 @@ def client_layer(
     if type(module) is nn.MultiheadAttention:
         return attention_layer(module, entries, taped, kernels)
     found = rule_for(module, entries, kernels)
-    return RuledLayer(module, *found, taped) if found else None
+    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped)
 
 
 def rule_for(
