@@ -159,12 +159,14 @@ def network(
     """
     ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels)
     trial = None if sample is None else _Trial(ways, sample, targets)
-    if way == "auto":
-        return _fastest(ways, trial, seconds)
-    if (refused := ways.refusal(way, trial)) is not None:
-        raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
-    found = ways.make(way, trial)
-    found.because = "" if way == "rules" else f"engine.way is {way}"
+    with seeded(0, torch.device("cpu")):  # a trial leaves no trace
+        if way == "auto":
+            return _fastest(ways, trial, seconds)
+        if (refused := ways.refusal(way, trial)) is not None:
+            raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
+        found = ways.make(way, trial)
+    if way != "rules":
+        found.because = ways.without_rules or f"engine.way is {way}"
     return found
 
 
@@ -203,17 +205,18 @@ class _Ways:
     kernels: bool
 
     @cached_property
-    def lacking(self) -> list[str]:
-        """The layers without a rule."""
-        return without_rule(self.module, self.layout)
+    def without_rules(self) -> str | None:
+        """Which layers have no rule; None where all have."""
+        layers = without_rule(self.module, self.layout)
+        more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
+        return f"no rule for layer {', '.join(layers[:NAMED])}{more}" if layers else None
 
     def refusal(self, way: Way, trial: _Trial | None) -> str | None:
         """Why the model cannot be trained so; None where it can."""
         if way == "sequential":
             return None
-        if way == "rules" and self.lacking:
-            more = f" and {len(self.lacking) - NAMED} more" if len(self.lacking) > NAMED else ""
-            return f"no rule for layer {', '.join(self.lacking[:NAMED])}{more}"
+        if way == "rules" and self.without_rules:
+            return self.without_rules
         if trial is None:
             held = kinds_held(self.module, self.layout) if way == "rules" else []
             return f"the model's own code uses its parameter {held[0][0]}" if held else None
@@ -232,8 +235,8 @@ class _Ways:
         given, compiled = (self.module, self.losses, self.layout), way == "compiled"
         if way == "sequential":
             plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
-            if trial is not None and trial.on_cuda:
-                plain.masks, plain.draws = trial.agrees("sequential"), trial.draws
+            if trial is not None:
+                plain.draws, plain.masks = trial.draws, trial.on_cuda and trial.agrees("sequential")
             return plain
         if self.per_record:
             return VmappedRecordNetwork(*given, compiled=compiled, draws=trial is None or trial.draws)
@@ -262,13 +265,15 @@ class _Trial:
 
     @cached_property
     def _plain(self) -> list[Tensor] | None:
-        return self._found(self._ways.make("sequential"), seed=0)
+        return self._found(self._ways.make("sequential"))
 
     @cached_property
     def draws(self) -> bool:
-        """Does the model give other gradients after another seed?"""
-        again = self._found(self._ways.make("sequential"), seed=1)
-        return self._plain is not None and not _all_close(again, self._plain)
+        """Does a pass draw random numbers?"""
+        with seeded(0, torch.device("cpu")):
+            before = torch.get_rng_state()
+            self._found(self._ways.make("sequential"))
+            return not torch.equal(torch.get_rng_state(), before)
 
     @cached_property
     def shapes(self) -> Shapes | None:
@@ -288,7 +293,7 @@ class _Trial:
             net = BatchedNetwork(ways.module, ways.layout, losses=ways.losses, shapes=shapes)
         except Exception:
             return False
-        return _all_close(self._found(net, seed=1), self._plain)
+        return _all_close(self._found(net), self._plain)
 
     def agrees(self, way: Way) -> bool:
         """Does a way give plain gradients? Of the sequential one: also where padding stays in the batch?"""
@@ -301,15 +306,14 @@ class _Trial:
         other = self._ways.make("vmap" if way == "compiled" else way)
         if way == "sequential":
             cast(SequentialNetwork, other).masks = True
-        return _all_close(self._found(other, seed=1), self._plain)
+        return _all_close(self._found(other), self._plain)
 
-    def _found(self, net: Network, seed: int) -> list[Tensor] | None:
+    def _found(self, net: Network) -> list[Tensor] | None:
         """The gradients, and at record level their squared norms; None where the model fails."""
         params = self._params.clone()  # running statistics are written into it
         grads = torch.zeros_like(params)
         try:
-            with seeded(seed, params.device):
-                tape = net.backward(params, self._x, self._y, self._weights)
+            tape = net.backward(params, self._x, self._y, self._weights)
             tape.accumulate(grads, 1.0)
             norms = [cast(RecordTape, tape).squares().sum(0)] if self._ways.per_record else []
         except Exception:

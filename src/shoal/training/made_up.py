@@ -19,7 +19,7 @@ from shoal.training.workers import Workers
 Step = Callable[[], None]
 
 TIMES = 3  # steps that are timed, after one that is not
-MOST_CLIENTS = 16  # of a chunk that is timed
+MOST_CLIENTS = 16  # that are timed; a chunk has no more
 _measured: dict[tuple[object, ...], float] = {}
 """Seconds by way, model and shapes: a process measures each once."""
 
@@ -77,7 +77,9 @@ class MadeUpStep:
 
     def _seconds(self, network: Network, clients: int, threads: int | None, recording: bool) -> float:
         workers = Workers(self.device, threads, side_by_side=network.batched)
-        steps = [self.step(network, clients) for _ in range(workers.count)]
+        # On a CPU as many clients as in other ways, each with its own memory, as in training.
+        chunks = -(-MOST_CLIENTS // (clients * workers.count)) if self.device.type == "cpu" else 1
+        steps = [self.step(network, clients) for _ in range(chunks * workers.count)]
         if recording and network.recordable:
             steps = [recorded(step).replay for step in steps]
         try:

@@ -196,6 +196,11 @@ class SimulatedCohort(TrainingContext, Cohort):
         return Population.of(self.client_data.partition)
 
     @property
+    def gradients(self) -> dict[str, str]:
+        """How gradients are computed."""
+        return {"way": self.network.way, "because": self.network.because}
+
+    @property
     def partition(self) -> Partition:
         """Who holds which records."""
         return self.client_data.partition
