@@ -302,7 +302,7 @@ class _Trial:
         module = self._ways.module
         if self.draws and any(layer.training for layer in module.modules()):
             module.eval()
-            del self._plain
+            self.__dict__.pop("_plain", None)
         other = self._ways.make("vmap" if way == "compiled" else way)
         if way == "sequential":
             cast(SequentialNetwork, other).masks = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,8 @@ from shoal.gradients.sequential import FunctionalNetwork, RecordNetwork
 from shoal.gradients.tapes import Gradients, SumTape
 from shoal.inputs import Inputs, each
 
+_warn_of_slow_operations: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+"""Called with False: ways are measured, so that slow operations need no warning; a filter is not for threads."""
 Views = dict[str, Tensor]
 Found = Callable[..., Views]
 """From trained parameters, others, inputs, targets and weights to the gradients, by name."""
@@ -87,8 +88,8 @@ def _by_entry(
     entries, clients = network.layout.entries, len(params)
     views = {entry: entry.of(params).reshape(clients, *entry.shape) for entry in entries}
     trained, others = ({e.name: view for e, view in views.items() if e.trainable is kind} for kind in (True, False))
-    with warnings.catch_warnings(), _PlainAttention():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)  # of layers such as LSTM
+    _warn_of_slow_operations(False)
+    with _PlainAttention():
         gradients = found(trained, others, x, y, weights)
     return [(entry, gradients[entry.name].reshape(clients, -1)) for entry in entries if entry.trainable]
 
