@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check a model before it is trained.")
 LEVELS = {"client": "geyer-private", "record": "dp-sgd"}
 """A method that protects clients, and one that protects records."""
+ANY_DATA = ["data.partition=iid", "clients.sampling=all"]
+"""So that both methods can be set up on data without owners, or with few."""
 
 
 @app.callback()
@@ -45,7 +47,7 @@ def checked(model: str, changes: list[str]) -> dict[str, Any]:
     from shoal.errors import ModelError
     from shoal.prepare import dataset_of
 
-    fixed = [] if any(word.startswith("data.partition=") for word in changes) else ["data.partition=iid"]
+    fixed = [word for word in ANY_DATA if not any(own.startswith(word.partition("=")[0]) for own in changes)]
     configs = {
         level: configure(None, [f"algorithm={name}", *fixed, *changes, f"model={model}"])
         for level, name in LEVELS.items()
