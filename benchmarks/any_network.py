@@ -35,6 +35,10 @@ from any_networks.columns import COLUMNS, Bench, Found, measure
 from any_networks.networks import CASES, Case
 from any_networks.table import table
 
+CELL = ("network", "column", "device", "clients", "batch")
+Cell = tuple[str | int, ...]
+"""What a line of the results is about."""
+
 FORK = multiprocessing.get_context("fork")  # torch is imported once, and used in children alone
 
 
@@ -57,27 +61,26 @@ def main() -> None:
     names = set(filter(None, chosen.only.split(",")))
     if unknown := names - COLUMNS.keys() - {case.name for case in CASES}:
         parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
-    done = _done(chosen.out, chosen.device) if chosen.resume else set()
+    done = _done(chosen.out) if chosen.resume else set()
+    columns = [name for name in COLUMNS if not names & COLUMNS.keys() or name in names]
     for case in CASES:
-        columns = [name for name in COLUMNS if not names & COLUMNS.keys() or name in names]
-        wanted = [name for name in columns if (case.name, name) not in done]
-        if not names & {each.name for each in CASES} or case.name in names:
-            _run(case, wanted, chosen)
+        if not names - COLUMNS.keys() or case.name in names:
+            _run(case, columns, done, chosen)
 
 
-def _done(out: Path, device: str) -> set[tuple[str, str]]:
+def _done(out: Path) -> set[Cell]:
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    return {(line["network"], line["column"]) for line in lines if line["device"] == device}
+    return {tuple(line[key] for key in CELL) for line in lines}
 
 
-def _run(case: Case, columns: list[str], chosen: argparse.Namespace) -> None:
-    """Measure these cells; on a CPU each has its own process, whose memory is then its own."""
-    groups = [[column] for column in columns] if chosen.device == "cpu" else [columns]
+def _run(case: Case, columns: list[str], done: set[Cell], chosen: argparse.Namespace) -> None:
+    """Measure the cells that are not done; on a CPU each has its own process, whose memory is then its own."""
     clients, batch = case.few if chosen.scale == "small" else (case.clients, case.batch)
-    about = {"network": case.name, "clients": clients, "batch": batch, "device": chosen.device}
-    for group in groups:
+    wanted = [name for name in columns if (case.name, name, chosen.device, clients, batch) not in done]
+    for group in [[column] for column in wanted] if chosen.device == "cpu" else [wanted]:
         for column, found in _cells(case, group, clients, batch, chosen):
-            line = json.dumps(about | {"column": column} | found)
+            cell = dict(zip(CELL, (case.name, column, chosen.device, clients, batch), strict=True))
+            line = json.dumps(cell | found)
             print(line, flush=True)
             with chosen.out.open("a") as file:
                 file.write(line + "\n")
@@ -102,8 +105,9 @@ def _cells(
                 columns = columns[1:]
         except EOFError:
             child.join()
-            yield columns[0], {"failed": f"the process ended with exit code {child.exitcode}"}
-            columns = columns[1:]
+            if child.exitcode:
+                yield columns[0], {"failed": f"the process ended with exit code {child.exitcode}"}
+                columns = columns[1:]
         child.kill()
         child.join()
 
@@ -123,6 +127,8 @@ def _child(
     bench = Bench(case, clients, batch, chosen.steps, device, chosen.repeats, chosen.limit / 4)
     for column, found in measure(bench, columns):
         answers.send((column, found | machine))
+        if "failed" in found:  # after an error a GPU may be of no use to this process
+            return
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -350,6 +351,18 @@ def test_the_two_files_alone_are_enough(tmp_path, finished):
     expected = shoal.load_model(finished, model=network()).predict(X)
     found = shoal.load_model(tmp_path, model=network()).predict(X)
     assert np.array_equal(found.columns["probability_0"], expected.columns["probability_0"])
+
+
+@pytest.mark.parametrize(("unconfirmed", "kept"), [((), 0), (("age",), 3)])
+def test_nothing_is_for_release_that_was_made_with_a_range_read_from_the_data(tmp_path, unconfirmed, kept):
+    table = {"name": str(patients(tmp_path / "patients.csv"))}
+    given = PRIVATE | {"rounds": 1, "random": "secure", "clients.sampling": "all", "data": table}
+    run = shoal.run(given | {"schema": SCHEMA | {"unconfirmed": unconfirmed}}, runs=tmp_path / "runs").run
+    with safe_open(run / "model.safetensors", "pt") as file:
+        labels = [file.metadata()["release"]]
+    labels.append(json.loads((run / "model.json").read_text())["release"])
+    labels.append((run / "config.toml").read_text().partition("\n")[0].removeprefix("# release: "))
+    assert [label.startswith("not for release: ranges") for label in labels].count(True) == kept
 
 
 # --- hostile files --------------------------------------------------------------------------------------

@@ -113,6 +113,9 @@ def sequential(bench: Bench, kind: type[Client], mode: str, channels_last: bool 
     module, x, y = bench.on_device()
     task = {"batch": bench.batch, "lr": LR, "clip": CLIP, "noise": NOISE}
     client = kind(module, task, mode, channels_last)
+    for layer in client.module.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters()  # which a copy of it has lost
     start = [parameter.detach().clone() for parameter in client.parameters]
 
     def train(number: int) -> None:

@@ -249,7 +249,8 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
     if new:
         mode = trainer.cohort.streams.mode
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
-        folder.write_text("config.toml", f"# {release.KEY}: {release.of_config(mode)}\n{to_toml(config)}")
+        label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
+        folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
     facts = _about_data(trainer, folder, ledger.opened)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
@@ -274,10 +275,11 @@ def _released(
 ) -> Result:
     """Write the model and its description; returns the result."""
     from shoal.models.bundle import DESCRIPTION, WEIGHTS
-    from shoal.saved_model import describe
+    from shoal.saved_model import describe, read_from_data
 
     mode, metrics = trainer.cohort.streams.mode, folder.metrics()
-    notes = {"round": str(trainer.done), release.KEY: release.of_model(proven, mode)}
+    label = release.of_model(proven, mode, read_from_data(config.schema, trainer.evaluation.dataset))
+    notes = {"round": str(trainer.done), release.KEY: label}
     folder.write_tensors(WEIGHTS, trainer.model_state(), notes)
     description = describe(config, trainer, proven, folder.digest(WEIGHTS), passed)
     folder.write_text(DESCRIPTION, description.to_json())

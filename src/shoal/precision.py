@@ -1,12 +1,63 @@
-"""In how many digits CUDA multiplies: all of float32's 24, or the 11 of TF32, which is faster."""
+"""In how many digits products are computed (`engine.precision`).
+
+| | on CUDA | on a CPU |
+|---|---|---|
+| auto | float32; convolutions (and cuDNN's LSTM) in TF32, which is PyTorch's own default | float32 |
+| float32 | float32 | float32 |
+| tf32 | TF32: 11 digits of float32's 24 | float32 |
+| bf16 | the model runs under autocast: products in bfloat16, of 8 digits; what is left in TF32 | the same, float32 |
+
+PyTorch's global switches decide nothing. In each of them parameters, norms, factors, sums of clipped gradients and
+noise are float32 or float64.
+
+A clip holds in all of them. The passes through the model decide only which numbers a layer's inputs and output
+gradients are. From these the gradient of a record is computed in one of two ways. Either once, in whatever digits:
+it is kept, and what is measured is what is added. Or twice, by different products, for its norm and for the sum: then
+both are in all digits (`all_digits`), and what float32 may still lose is part of the norm (gradients.layers.rule).
+Numbers in bfloat16 are widened to float32 before either, which is exact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Precision = Literal["auto", "float32", "tf32", "bf16"]
+
+
+@contextmanager
+def computing(precision: Precision) -> Iterator[None]:
+    """PyTorch's switches as a precision says: all digits, but for convolutions on CUDA where it allows that."""
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def rough(precision: Precision, x: Tensor) -> AbstractContextManager[None]:
+    """Products that are not clipped, where `x` lies: in TF32 if the precision allows that."""
+    return tf32(x, True) if precision in ("tf32", "bf16") else nullcontext()
+
+
+def autocast(precision: Precision, x: Tensor) -> AbstractContextManager[object]:
+    """For a model that runs where `x` lies: its products in bfloat16, where that is the precision."""
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """For what is computed where `x` lies in the types that it has."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 @contextmanager
@@ -26,3 +77,8 @@ def tf32(x: Tensor, wanted: bool) -> Iterator[None]:
 def all_digits(x: Tensor) -> AbstractContextManager[None]:
     """For what is clipped: a product in TF32 can be longer than its norm says, by a thousandth."""
     return tf32(x, False)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Numbers of fewer digits than float32's as float32."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

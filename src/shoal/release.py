@@ -14,7 +14,7 @@ MODEL = "covered by the claims in the run's ledger"
 SEEDED = f"{MODEL}, as long as nobody learns the seed, from which all noise follows (random=research)"
 UNPROVEN = "not for release: nothing is proven about this model"
 DESCRIPTION = "may be released with the model where clients' sizes are public: epsilon follows from them"
-FROM_DATA = "not for release: ranges or categories in it were read from the data"
+FROM_DATA = "not for release: ranges or categories were read from the data, outside any guarantee"
 CONFIG = "may be released where clients' sizes are public: calibrated noise follows from them"
 SEED = "not for release: the seed gives away all noise of the run (random=research)"
 ENVIRONMENT = "may be released: it describes the machine only"
@@ -35,19 +35,23 @@ AUDIT = "may be released: synthetic records, no one's data"
 ATTACK = "not for release: it shows records, or what could be learnt of them"
 
 
-def of_model(proven: Iterable[Mapping[str, Any]], random: str) -> str:
-    """The label of a run's final model."""
+def of_model(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool) -> str:
+    """The label of a run's final model; `from_data`: ranges or categories were read from the data."""
     if all(claim.get("epsilon") is None for claim in proven):
         return UNPROVEN
+    if from_data:
+        return FROM_DATA
     return MODEL if random == "secure" else SEEDED
 
 
 def of_description(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool) -> str:
-    """The label of the description beside the model; `from_data`: ranges or categories were read from the data."""
-    model = of_model(proven, random)
-    return model if model == UNPROVEN else FROM_DATA if from_data else DESCRIPTION
+    """The label of the description beside the model."""
+    model = of_model(proven, random, from_data)
+    return DESCRIPTION if model in (MODEL, SEEDED) else model
 
 
-def of_config(random: str) -> str:
+def of_config(random: str, from_data: bool) -> str:
     """The label of a run's configuration."""
-    return CONFIG if random == "secure" else SEED
+    if random != "secure":
+        return SEED
+    return FROM_DATA if from_data else CONFIG

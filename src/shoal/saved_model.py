@@ -292,9 +292,8 @@ def describe(
     """
     dataset, schema = trainer.evaluation.dataset, config.schema
     from_table = schema is None and bool(dataset.features)
-    from_data = any("=" in name for name in dataset.features) if schema is None else bool(schema.unconfirmed)
     return Bundle(
-        release=release.of_description(claims, trainer.cohort.streams.mode, from_data),
+        release=release.of_description(claims, trainer.cohort.streams.mode, read_from_data(schema, dataset)),
         model=config.model if passed else resolved(config.model, dataset.input_shape),
         passed_in_python=passed,
         note=_about_personal(trainer.evaluation.layout.personal_layers),
@@ -312,6 +311,11 @@ def describe(
         versions={"shoal": __version__, "torch": torch.__version__, "python": platform.python_version()},
         weights=weights,
     )
+
+
+def read_from_data(schema: Schema | None, dataset: Dataset) -> bool:
+    """Were ranges or categories read from the data, or proposed from them and never confirmed?"""
+    return any("=" in name for name in dataset.features) if schema is None else bool(schema.unconfirmed)
 
 
 def _about_personal(layers: Sequence[str]) -> str:

@@ -54,6 +54,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_column_that_happens_to_hold_0_and_1_is_marked_too(folder: Path) -> None:
+    rows = "".join(f"{row % 2},{row % 2}\n" for row in range(40))
+    (folder / "strokes.csv").write_text(f"strokes,died\n{rows}")
+    assert invoke("init", "strokes.csv", "--client-column", "none").exception is None
+    assert "CONFIRM: a flag, 0 or 1, read from the data" in (folder / "experiment.toml").read_text()
+
+
 def test_what_is_proposed_works_at_once_and_is_marked_until_confirmed(folder: Path) -> None:
     patients(folder / "patients.csv")
     result = invoke("init", "patients.csv")
@@ -63,14 +70,14 @@ def test_what_is_proposed_works_at_once_and_is_marked_until_confirmed(folder: Pa
     schema = config.schema
     assert schema is not None
     assert (schema.label, schema.classes, schema.client_column) == ("died", ("0", "1"), "hospital")
-    assert schema.unconfirmed == ("creatinine", "ward")
+    assert schema.unconfirmed == ("creatinine", "ward", "diabetes")
     kinds = {name: column.kind for name, column in schema.columns.items()}
     assert [name for name, kind in kinds.items() if kind == "ignore"] == ["patient_id", "admitted_on"]
     assert schema.columns["ward"].categories == ("icu", "medicine", "surgery"), "no single patient's ward"  # type: ignore[union-attr]
     assert schema.columns["age"].range == (0, 120)  # type: ignore[union-attr]
     marked = [line for line in text.splitlines() if "CONFIRM: " in line]
-    assert [line.partition(" ")[0] for line in marked] == ["creatinine", "ward"]
-    for words in ("creatinine, ward", "no guarantee covers it", "6 clients are too few", "shoal run experiment.toml"):
+    assert [line.partition(" ")[0] for line in marked] == ["creatinine", "ward", "diabetes"]
+    for words in ("ward, diabetes", "no guarantee covers it", "6 clients are too few", "shoal run experiment.toml"):
         assert words in result.stdout
     (trained := shoal.run(folder / "experiment.toml", overrides=["rounds=2", "engine.threads=1"]))
     assert any("proposed from the data, outside any guarantee" in note for note in notes(trained.run))
@@ -124,6 +131,7 @@ def test_columns_are_found_by_their_names() -> None:
         ("x,label", [], "--client-column NAME, or --client-column none"),
         ("x,label,site", ["--label", "lable"], "no column 'lable'; did you mean 'label'"),
         ("x,label,site", ["--label", "lable", "--client-column", "sight"], "no columns 'lable', 'sight'"),
+        ("label,site", [], "no column to learn from: there is none besides the label"),
         ("x,label,site", ["--task", "ranking"], "--task cannot be 'ranking'"),
         ("x,label,site", ["--out", "nowhere/e.toml"], "nowhere/e.toml cannot be written"),
     ],

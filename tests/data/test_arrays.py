@@ -101,7 +101,7 @@ def test_labels_may_be_any_whole_numbers_or_text() -> None:
         (np.where(X == 38, np.inf, X), Y, {}, "row 19 holds NaN or Inf"),
         (X * 1e300, Y, {}, "too large for float32"),
         (X, np.where(Y == 1, np.nan, Y), {}, "target in row 1 is NaN or Inf"),
-        (X, np.zeros(20, int), {}, "all labels are 0; at least two classes"),
+        (X, np.array(["no"] * 20), {}, "all labels are 'no'; at least two classes"),
         (X, Y[:-1], {}, "20 rows but 19 labels"),
         (X, Y, {"classes": ("one",)}, "label 1 in row 1 is outside 0 to 0"),
         (X, Y, {"classes": ("a", "a")}, "named twice"),

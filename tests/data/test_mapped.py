@@ -1,5 +1,7 @@
 """Rows that stay on disk: they train as rows in memory do, and their pages are given back."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,21 @@ def test_rows_on_disk_train_as_rows_in_memory_do(tmp_path):
     ours, theirs = trained(data, linear()), trained(in_memory(), linear())
     assert torch.equal(ours.model, theirs.model)
     assert ours.evaluate() == theirs.evaluate()
+
+
+def test_a_file_that_is_changed_during_a_run_ends_it(tmp_path):
+    """Else the ledger would state the digest of other rows than those that were trained on."""
+    written(tmp_path)
+    os.utime(tmp_path / "x.npy", ns=(0, 0))
+    trainer = prepare(configure(CONFIG), shoal.load(tmp_path), linear())[1]
+    trainer.run_round(0)
+    rows = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    rows[:] = 7
+    rows.flush()
+    os.utime(tmp_path / "x.npy")  # as any write does
+    with pytest.raises(DataError, match=r"x\.npy was changed during the run"):
+        trainer.run_round(0)
+    trainer.close()
 
 
 def test_no_row_is_copied_into_memory_and_pages_are_given_back(tmp_path, monkeypatch):

@@ -53,6 +53,20 @@ def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
     assert proven["record", "server"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["dp-sgd", "fedavg"])
+@pytest.mark.parametrize(
+    "more",
+    [{"records__augmentations": 3}, {"engine__micro_batch": 2}, {"engine__precision": "bf16"}],
+    ids=["augmentations", "micro_batch", "precision"],
+)
+def test_and_where_sites_augment_their_pictures_or_take_them_in_pieces_or_in_bf16(tmp_path, name, more):
+    given = settings(name, model="digits-mlp", **more)
+    result, _ = served(tmp_path, given)
+    assert farthest(result, simulated(tmp_path, given)) <= 1e-5
+    other = simulated(tmp_path, settings(name, model="digits-mlp"))
+    assert (farthest(result, other) > 1e-5) == ("engine__micro_batch" not in more)
+
+
 @pytest.mark.parametrize("name", IN_TURN)
 def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_path, name):
     with pytest.raises(ConfigError, match=f"algorithm {name}: cyclic client sampling"):

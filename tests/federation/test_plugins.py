@@ -44,10 +44,11 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def answer(folder, name, *allowed, model="linear", more=""):
+def answer(folder, name, *allowed, model="linear", more="", task=""):
     """What a site says to terms with that algorithm."""
     written = to_toml(configure(CONFIG)).replace('"trusted-curator"', f'"{name}"').replace('"linear"', f'"{model}"')
     written = written.replace("[per_update]", f"[per_update]\n{more}")
+    written += f"\n[task]\n{task}\n" if task else ""
     digits, setting = load("digits"), Setting(2, 1, all_answer=False)
     terms = Terms("run", written, setting, digits.classes, digits.input_shape, 650, None)
     site = Site(Owner("site", folder / "site", reader("digits", part=0), plugins=allowed))
@@ -72,6 +73,13 @@ def test_terms_that_name_code_import_nothing(folder, name, allowed):
 def test_nor_do_terms_that_name_a_mechanism(folder, name):
     said = answer(folder, "trusted-curator", "another_package", more=f'mechanism = "{name}"')["refused"]
     assert f"mechanism '{name}' {REFUSED}" in said
+    assert not list(folder.glob("*.imported"))
+
+
+def test_a_site_needs_no_figures_and_imports_none(folder):
+    """Only the coordinator evaluates; a loss is needed, so it is refused like an algorithm."""
+    assert "agreed" in answer(folder, "trusted-curator", task='metrics = ["trap:MINE"]')
+    assert "internal error" in answer(folder, "trusted-curator", task='loss = "trap:MINE"')["refused"]
     assert not list(folder.glob("*.imported"))
 
 

@@ -17,8 +17,8 @@ from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader, refuse_other
 from shoal.federation.terms import TERMS, Terms
 from shoal.mechanisms.setting import Setting
-from support.federations import asked, farthest, served, settings
-from support.loopback import Loopback
+from support.federations import asked, farthest, named, served, settings
+from support.loopback import Loopback, with_sites
 
 COLUMNS = {
     "age": {"kind": "number", "range": [0, 100], "missing": 50},
@@ -141,3 +141,12 @@ def test_what_a_coordinator_writes_cannot_forge_a_line_of_the_owners_terminal(tm
     _, (line,) = answered(tmp_path, '"\\n\\u001b[2Jagreed to run" = 1\n')
     assert "??[2Jagreed to run" in line
     assert line.isprintable()
+
+
+def test_nor_what_a_site_calls_itself_one_of_the_coordinators(tmp_path):
+    grid, log = with_sites(tmp_path, 1), []
+    grid.changes[100] = lambda kind, answer: named(name="north\n\x1b[2J")(kind, answer) if kind == TERMS else answer
+    given = settings("trusted-curator", clients__sampling="all", data__clients=1)
+    served(tmp_path, given | {"clients.cohort": 1}, grid, log=log.append)
+    assert "site north??[2J (node 100) has joined" in log
+    assert all(line.isprintable() for line in log)

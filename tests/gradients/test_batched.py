@@ -115,7 +115,7 @@ def test_a_model_that_rules_would_train_wrongly_goes_another_way(model, way):
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Bilinear(4, 4, 4), nn.LSTM(4, 4, proj_size=2)],
+    [nn.BatchNorm1d(4), nn.Dropout(0.5), nn.LSTM(4, 4, proj_size=2)],
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers_without_a_rule_are_trained_one_client_after_the_other(layer):

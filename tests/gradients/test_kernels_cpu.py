@@ -8,7 +8,7 @@ from torch import nn
 
 from shoal.gradients import Layout, network
 from shoal.gradients.layers.convolution import Conv2dRule
-from shoal.gradients.layers.convolution_cpu import cpu_rule
+from shoal.gradients.layers.convolutions import convolution_rule
 from shoal.gradients.layers.linear import outputs
 from shoal.models import build
 from support.layers import convolutions
@@ -41,10 +41,14 @@ def test_the_rules_of_a_cpu_give_what_the_rule_of_a_gpu_gives(conv, clients, bat
     params = torch.rand(clients, size, dtype=torch.float64)
     x = torch.rand(clients * batch, conv.in_channels, high + 4, wide + 4, dtype=torch.float64)
     factors = torch.rand(clients, batch, dtype=torch.float64)
-    rules = cpu_rule(conv, weight, bias), Conv2dRule(conv, weight, bias)
-    found = [everything(rule, x, params, torch.sin, factors) for rule in rules]
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    x.requires_grad_()
+    rule, padded = convolution_rule(conv, weight, bias, kernels=True)
+    before = padded(x)
+    ours = everything(rule, before.detach(), params, torch.sin, factors)
+    theirs = everything(Conv2dRule(conv, weight, bias), x.detach(), params, torch.sin, factors)
+    (into_x,) = torch.autograd.grad(before, x, ours[1]) if before is not x else ours[1:2]
+    for mine, plain in zip((ours[0], into_x, *ours[2:]), theirs, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("biased", [True, False])

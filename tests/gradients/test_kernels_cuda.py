@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.gradients import network
+from shoal.gradients.layers import recurrent_cuda
 from shoal.gradients.layers.convolution import Conv2dRule
 from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
@@ -43,7 +45,8 @@ def assert_alike(ours, theirs):
 
 
 @pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
-def test_a_convolution(conv):
+@pytest.mark.parametrize("library", [False, True])
+def test_a_convolution(conv, library):
     conv = copy.deepcopy(conv).to(DEVICE)
     entries = Layout.of(conv).entries
     weight, bias = entries[0], entries[1] if conv.bias is not None else None
@@ -53,7 +56,9 @@ def test_a_convolution(conv):
     x = torch.randn(CLIENTS * BATCH, conv.in_channels, 16, 18, device=DEVICE)
     factors = torch.rand(CLIENTS, BATCH, device=DEVICE)
     found = []
-    for rule in (TritonConv2dRule(conv, weight, bias), Conv2dRule(conv, weight, bias)):
+    ours = TritonConv2dRule(conv, weight, bias)
+    ours._even &= library
+    for rule in (ours, Conv2dRule(conv, weight, bias)):
         y, saved = rule.forward(x, params)
         assert isinstance(saved, torch.Tensor) == isinstance(rule, TritonConv2dRule)
         grad = torch.sin(y)
@@ -103,3 +108,48 @@ def test_only_windows_that_do_not_overlap_are_pooled_so():
     others = [nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(12)]
     for other in (*others, nn.AvgPool2d(2)):
         assert not can_pool(other)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, size):
+        super().__init__()
+        self.layer, self.scores = kind(3, size, 2, bidirectional=True), nn.Linear(2 * size, 5)
+
+    def forward(self, x):
+        y, last = self.layer(x.transpose(0, 1))
+        return self.scores(y[-1] + last[-1][0].repeat(1, 2))
+
+
+@pytest.mark.parametrize("size", [4, 37])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer(kind, size, monkeypatch):
+    module = Recurrent(kind, size).to(DEVICE)
+    x = torch.randn(CLIENTS, BATCH, 6, 3, device=DEVICE)
+    y, weights = torch.randint(5, (CLIENTS, BATCH), device=DEVICE), torch.rand(CLIENTS, BATCH, device=DEVICE)
+    used, found = [], []
+    monkeypatch.setattr(recurrent_cuda, "fits", lambda run: used.append(run) is None)
+    for kernels in (True, False):
+        net = network(module, per_record=True, kernels=kernels)
+        params = torch.stack([net.layout.flatten(module) * (1 + 0.1 * k) for k in range(CLIENTS)])
+        tape = net.backward(params, x, y, weights)
+        found.append([tape.records(), tape.squares().float()])
+    assert len(used) == 2 * 2 * 2 * 6  # layers, directions, forwards and backwards, steps
+    for ours, theirs in zip(*found, strict=True):
+        assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 0.1, 1.0, 30.0, 1e30])
+def test_its_tanh_is_right_to_the_last_digits(scale):
+    x = torch.cat([torch.randn(500), torch.tensor([0.0, float("inf"), -float("inf"), float("nan")])]).to(DEVICE)
+    given = torch.cat([torch.zeros(1, len(x), 1, 2, device=DEVICE), (x * scale).view(1, -1, 1, 1)], 3)
+    states = torch.zeros(1, len(x), 2, 1, device=DEVICE)
+    run = recurrent_cuda.Run([], states, given, torch.zeros_like(given), states[..., :0])
+    recurrent_cuda._gru[recurrent_cuda._grid(states[:, :, 0])](
+        given[:, :, 0],
+        run.inner[:, :, 0],
+        states[:, :, 0],
+        states[:, :, 1],
+        *recurrent_cuda._sizes(run),
+        recurrent_cuda.BLOCK,
+    )
+    torch.testing.assert_close(given[0, :, 0, 2], torch.tanh(x * scale), rtol=1e-6, atol=0, equal_nan=True)

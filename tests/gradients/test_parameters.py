@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import network
-from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.batched import BatchedNetwork, without_rule
 from shoal.gradients.layers.parameter import LARGEST
+from shoal.gradients.layout import Layout
 from support.both_ways import assert_both_ways_agree
 
 WIDTH, PATCHES = 8, 4
@@ -101,7 +102,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("inner", "shape", "records"), SHAPES)
 @settings(max_examples=5, deadline=None, derandomize=True)
-@given(st.integers(1, 3), st.sampled_from([0, 1, 4]), st.just(False))
+@given(st.integers(1, 3), st.sampled_from([0, 1, 4]), st.booleans())
 def test_any_shape_that_broadcasts(inner, shape, records, clients, batch, twice):
     torch.manual_seed(0)
     x = torch.rand(clients, batch, *inner, WIDTH, dtype=torch.float64)
@@ -149,8 +150,32 @@ def test_a_large_parameter_is_not_copied_for_each_record():
     assert network(Scale(LARGEST + 1), torch.rand(1, LARGEST + 1)).way != "rules"
 
 
+def test_a_class_that_cannot_be_derived_from_goes_one_client_after_the_other():
+    class Final(Scale):
+        def __init_subclass__(cls):
+            raise TypeError("this class is final")
+
+    assert without_rule(Final(4), Layout.of(Final(4))) == ["the model (Final)"]
+    assert network(Final(4), torch.rand(3, 4)).way != "rules"
+
+
 def test_the_model_that_was_given_stays_as_it_is():
     module = VisionTransformer()
     assert isinstance(network(module, torch.rand(3, 1, 8, 8)), BatchedNetwork)
     assert type(module) is VisionTransformer
     assert isinstance(module.token, nn.Parameter)
+
+
+@pytest.mark.parametrize("length", [5, 6])
+def test_positions_by_an_embedding_even_where_they_are_as_many_as_records(length):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.words, self.places, self.head = nn.Embedding(9, 4), nn.Embedding(length, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.words(x) + self.places(torch.arange(x.shape[1]))).mean(1))
+
+    torch.manual_seed(0)
+    assert_both_ways_agree(Positions(), torch.randint(0, 9, (2, 3, length)))

@@ -150,13 +150,13 @@ def hooked(layer):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_certain_is_trained_one_client_after_the_other(name):
-    assert not network(REFUSED[name]()).batched
+    assert network(REFUSED[name]()).way != "rules"
 
 
 def test_dropout_between_layers_is_none_in_eval_mode_or_where_there_is_one_layer():
-    assert network(nn.LSTM(3, 4, num_layers=2, dropout=0.5).eval()).batched
+    assert network(nn.LSTM(3, 4, num_layers=2, dropout=0.5).eval()).way == "rules"
     with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
-        assert network(nn.LSTM(3, 4, dropout=0.5)).batched
+        assert network(nn.LSTM(3, 4, dropout=0.5)).way == "rules"
 
 
 class Packed(nn.Module):

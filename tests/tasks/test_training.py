@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.errors import ConfigError, ModelError
+from shoal.errors import ConfigError, DataError, ModelError
 from shoal.prepare import with_task
 from shoal.tasks import TaskSettings
 from support.levels import CLIENT_LEVEL, LEVELS
@@ -194,6 +194,10 @@ def test_a_model_that_gives_nan_has_not_learnt(kind, tmp_path):
     assert result.score is None or kind in ("next-token", "multi-label", "classification")
 
 
+def accuracy(predictions, targets):
+    return 1.0
+
+
 def undefined(predictions, targets):
     raise ValueError("no such record")
 
@@ -226,7 +230,8 @@ def test_a_large_vocabulary_is_evaluated_in_smaller_parts(tmp_path, monkeypatch)
         monkeypatch.setattr("shoal.training.evaluation.OUTPUTS", most)
         seen.clear()
         scores.append(trained(CLIENT_LEVEL | {"rounds": 1}, data, model, tmp_path).figures["perplexity"])
-        assert max(seen) == {6 * 6 * 5: 5, 1: 1, 10**6: 48}[most]
+        after_its_check = seen[1:]
+        assert max(after_its_check) == {6 * 6 * 5: 5, 1: 1, 10**6: 48}[most]
     assert scores == pytest.approx(scores[:1] * 3, rel=1e-6)
 
 
@@ -253,6 +258,28 @@ def test_a_range_means_regression_whatever_values_the_targets_happen_to_have(tmp
     assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, range=(1.0, 5.0)).task == "regression"
     data = shoal.from_arrays(X, np.full((240, 2), 4), client=OWNERS)
     assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(2), tmp_path, range=(1.0, 5.0)).trivial["rmse"] == 0
+
+
+@pytest.mark.parametrize("kind", [int, np.float32])
+def test_numbers_that_are_all_the_same_may_be_targets_of_a_regression_but_not_labels(kind, tmp_path):
+    data = shoal.from_arrays(X, np.full(240, 3, kind), client=OWNERS)
+    result = trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, range=(1.0, 5.0))
+    assert (result.task, result.trivial["rmse"]) == ("regression", 0)
+    with pytest.raises(DataError, match=r"needs at least two classes, got \['3'\]"):
+        trained(CLIENT_LEVEL, data, linear(2), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (("numpy:ptp", "own_loss:ptp"), "task.metrics names two figures 'ptp'"),
+        ((f"{__name__}:accuracy",), "task.metrics names a figure 'accuracy', which classification has itself"),
+    ],
+)
+def test_figures_of_one_name_are_refused(metrics, words, tmp_path):
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    with pytest.raises(ConfigError, match=words):
+        trained(CLIENT_LEVEL, data, linear(2), tmp_path, metrics=metrics)
 
 
 def test_every_line_of_metrics_is_json_where_nothing_is_proven(tmp_path):

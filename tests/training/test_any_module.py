@@ -273,6 +273,40 @@ def test_several_inputs_are_read_from_a_file_and_kept_by_name(tmp_path, monkeypa
     assert again.input_shape == data.input_shape
 
 
+class Patient(nn.Module):
+    """Writes down what it sees only after the model's check, in a buffer and in what `state_dict` gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores, self.calls, self.kept = nn.Linear(6, 2), 0, torch.zeros(6)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 20:
+            self.kept = x.detach().reshape(-1, 6)[0].clone()
+            self.seen.copy_(self.kept)
+        return self.scores(x)
+
+    def get_extra_state(self):
+        return self.kept
+
+    def set_extra_state(self, state):
+        self.kept = state
+
+
+@LEVELS
+def test_what_a_model_writes_down_is_not_released(config):
+    trainer = trainer_of(config, shoal.from_arrays(X, Y, client=OWNERS), Patient())
+    while trainer.evaluation.module.calls <= 20:
+        trainer.evaluate()
+    trainer.run_round(0)
+    state = trainer.model_state()
+    assert not state["seen"].any()
+    assert not state["_extra_state"].any()
+    assert torch.equal(state["scores.weight"], trainer.model_tensors()["scores.weight"])
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

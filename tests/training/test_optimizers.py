@@ -16,6 +16,8 @@ from shoal.config import configure
 from shoal.data import load, partition
 from shoal.errors import ConfigError
 from shoal.mechanisms.sampling import Clients, Records
+from shoal.random import normals
+from shoal.random.secure_streams import SecureStreams, rounded_sum
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import planned, train
@@ -229,6 +231,42 @@ def test_in_a_noisy_step_all_else_follows_the_noise(changes, alike):
     adam = noisy / (noisy.abs() + 1e-8)
     expected = adam if "optimizer" in changes else noisy + changes.get("weight_decay", 0.0) * start
     torch.testing.assert_close(found, -0.5 * expected, rtol=1e-4, atol=1e-5)
+
+
+KEPT = [
+    {"momentum": 0.9, "weight_decay": 0.1, "keep_momentum": True},
+    {"optimizer": "adamw", "weight_decay": 0.1, "keep_momentum": True},
+    {"proximal": 0.5, "personal": 1},
+    {"optimizer": "adamw", "proximal": 0.5, "personal": 1, "keep_momentum": True},
+]
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "quantile-record", "adaclip"])
+@pytest.mark.parametrize("changes", KEPT, ids=["momentum", "adamw", "personal", "everything"])
+def test_noisy_sums_are_all_that_updates_and_kept_state_know_of_the_records(name, changes, monkeypatch):
+    """Other records, given the noisy sums of the first, end with the same numbers after three rounds."""
+    record = small(name)
+    sim = simulator(replace(record, local=replace(record.local, **changes)))
+    cohort = replace(sim.cohort, streams=SecureStreams())
+    others = replace(cohort, client_data=replace(cohort.client_data, x=5 - 3 * cohort.client_data.x))
+    drawn = []
+
+    def trained(cohort):
+        params, found, state = sim.params, {}, {}
+        for t in range(3):
+            update, metrics = train(cohort, params, np.array([0]), RoundIndex(t, 4), state)
+            found |= {f"update {t}": update, f"shares {t}": metrics.shares}
+            params = params + update[0]
+        return found | state
+
+    monkeypatch.setattr(normals, "rounded_sum", lambda *given: drawn.append(rounded_sum(*given)) or drawn[-1])
+    wanted, unlike = trained(cohort), trained(others)
+    assert not torch.allclose(unlike["update 0"], wanted["update 0"])
+    half = len(drawn) // 2
+    replayed = iter([each.clone() for each in drawn[:half]])
+    monkeypatch.setattr(normals, "rounded_sum", lambda *given: next(replayed))
+    torch.testing.assert_close(trained(others), wanted, rtol=0, atol=0)
+    assert next(replayed, None) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.data import Dataset
 
 app = typer.Typer(no_args_is_help=True, help="Check a model before it is trained.")
-LEVELS = {"client": "geyer-private", "record": "dp-sgd"}
+LEVELS = {"client": "trusted-curator", "record": "dp-sgd"}
 """A method that protects clients, and one that protects records."""
 ANY_DATA = ["data.partition=iid", "clients.sampling=all"]
 """So that both methods can be set up on data without owners, or with few."""

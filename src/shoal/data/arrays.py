@@ -440,7 +440,7 @@ def _labels(
     labels = np.concatenate(parts)
     if classes is None:
         found, codes = np.unique(labels, return_inverse=True)
-        if len(found) < 2:
+        if len(found) < 2 and labels.dtype.kind == "U":  # numbers may be those of a regression
             raise DataError(f"{where}: all labels are {found[0].item()!r}; at least two classes are needed")
         names = tuple(str(value) for value in found)
     else:

@@ -35,6 +35,9 @@ def first_bad_row(x: torch.Tensor, after: Callable[[], None] = lambda: None) -> 
 class Released(Protocol):
     """A file whose pages can be given back."""
 
+    def refuse_changed(self) -> None:
+        """Raise a DataError where it was changed since it was opened."""
+
     def release(self) -> None:
         """Give them back; they are read again when they are needed."""
 
@@ -105,7 +108,7 @@ class Dataset:
             raise DataError(f"{where}: no data, an empty mapping")
         for name, values in parts(x).items():
             self._check_features(f"{where} '{name}'" if name else where, values, len(y), 1 if name else 2)
-        named = y.dtype == torch.int64 and bool(self.classes)
+        named = y.dtype == torch.int64 and len(self.classes) > 1
         if self.known_task is not None or named:  # of numbers the configuration must tell the task, or the range
             self.task.check_targets(y, where)
 

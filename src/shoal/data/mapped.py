@@ -27,21 +27,26 @@ X, Y, CLIENT, TEST_X, TEST_Y = "x", "y", "client", "test_x", "test_y"
 
 @dataclass(frozen=True, eq=False)
 class MappedFile:
-    """An array on disk; its pages are in memory once they are read, until they are released."""
+    """An array on disk; its pages are in memory once they are read, until they are released.
+
+    `stamp` is when it was last changed, and its size: a ledger states the digest of the rows that were there then.
+    """
 
     array: np.memmap
+    path: Path
+    stamp: tuple[int, int]
 
     @classmethod
     def of(cls, path: Path) -> MappedFile:
         """The array of a .npy file."""
-        array = _read(path, "r")
+        stamp, array = _stamp(path), _read(path, "r")
         fits = array.dtype in (np.float32, np.int64) and array.flags.c_contiguous
         if not isinstance(array, np.memmap) or not fits:
             raise DataError(
                 f"{path}: must be float32 or int64 in C order to be read from disk, got {array.dtype} {array.shape}: "
                 f"np.save(path, np.ascontiguousarray(x, np.float32))"
             )
-        return cls(array)
+        return cls(array, path, stamp)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -49,6 +54,11 @@ class MappedFile:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
             return torch.from_numpy(self.array)
+
+    def refuse_changed(self) -> None:
+        """Raise a DataError where the file was changed since."""
+        if _stamp(self.path) != self.stamp:
+            raise DataError(f"{self.path} was changed during the run; leave it as it is, and start again")
 
     def release(self) -> None:
         """Let the system have the pages back; they are read again when they are needed."""
@@ -108,6 +118,14 @@ def _files(path: Path, key: str) -> dict[str, Path]:
     if (path / f"{key}.npy").is_file():
         return {"": path / f"{key}.npy"}
     return {file.name[len(key) + 1 : -4]: file for file in sorted(path.glob(f"{key}.*.npy"))}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    return found.st_mtime_ns, found.st_size
 
 
 def _read(path: Path, mode: Literal["r"] | None) -> np.ndarray:

@@ -113,7 +113,7 @@ def _guess(name: str, column: Any, where: str) -> Guess:
 def _number(name: str, numbers: np.ndarray, gaps: bool) -> Guess:
     there = numbers[~np.isnan(numbers)]
     if set(np.unique(there)) <= {0.0, 1.0}:
-        return Guess(Number((0, 1), 0.0 if gaps else None), "a flag, 0 or 1")
+        return Guess(Number((0, 1), 0.0 if gaps else None), "a flag, 0 or 1", from_data=True)
     for known, low, high, typical in RANGES:
         named = re.search(rf"(^|_)({known})(_|$)", words(name)) is not None
         if named and np.mean((there < low) | (there > high)) < 0.01:
@@ -142,9 +142,8 @@ def _with_text(guesses: dict[str, Guess]) -> dict[str, Guess]:
         return guesses
     texts = {name: guess for name, guess in guesses.items() if guess.why.startswith("text")}
     if not texts:
-        raise DataError(
-            f"no column to learn from: {', '.join(f'{name} ({each.why})' for name, each in guesses.items())}"
-        )
+        others = ", ".join(f"{name} ({each.why})" for name, each in guesses.items())
+        raise DataError(f"no column to learn from: {others or 'there is none besides the label'}")
     return guesses | {name: Guess(Text(buckets=64), "its words, hashed") for name in texts}
 
 

@@ -21,7 +21,7 @@ from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError
 from shoal.federation.flower.transport import Reply, Transport
-from shoal.federation.messages import InvalidMessage, Payload, Value
+from shoal.federation.messages import InvalidMessage, Payload, Value, printable
 from shoal.federation.roster import Member, Roster
 from shoal.federation.terms import END, ROUND, TERMS, Terms, schema_digest
 from shoal.federation.validation import Request, SiteUpdate, Validator, stacked
@@ -99,7 +99,7 @@ class RemoteCohort(Cohort):
         self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
         self._schema = schema_digest(config)
         self._validator = Validator(config.algorithm, layout.size, section.max_update_norm, section.max_records)
-        self._transport, self._names, self._log = transport(self._most_bytes), names, log
+        self._transport, self._names, self._log = transport(self._most_bytes), names, printable(log)
         self._done = 0
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}

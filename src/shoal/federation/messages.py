@@ -6,7 +6,7 @@ payload is checked key by key: an unexpected name, type or length raises `Invali
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,6 +69,15 @@ class Payload:
         for key, length in vectors.items():
             if self.vectors[key].shape != (length,):
                 raise InvalidMessage(f"vector '{key}' has shape {tuple(self.vectors[key].shape)}, not ({length},)")
+
+
+def printable(log: Callable[[str], None]) -> Callable[[str], None]:
+    """A log whose lines are printable: what another machine wrote can neither end a line nor steer the terminal."""
+
+    def write(words: str) -> None:
+        log("".join(letter if letter.isprintable() else "?" for letter in words))
+
+    return write
 
 
 def pack(payload: Payload, packed: dict[int, object] | None = None) -> RecordDict:

@@ -92,7 +92,7 @@ def coordinator(
         personal=config.algorithm.local.personal,
     )  # fmt: skip
     config, shared = with_way(config, net.way), net.layout.shared
-    workers = Workers(device, engine.threads, side_by_side=net.batched)
+    workers = Workers(device, engine.threads, side_by_side=net.batched, precision=engine.precision)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort

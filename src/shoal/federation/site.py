@@ -25,7 +25,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit
-from shoal.federation.messages import InvalidMessage, Payload, Value
+from shoal.federation.messages import InvalidMessage, Payload, Value, printable
 from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
@@ -84,7 +84,7 @@ class Site:
 
     def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
         require_platform()
-        self.owner, self._report = owner, log
+        self.owner, self._log = owner, printable(log)
         self.ended: str | None = None
         self.refused: str | None = None
         self._compared: str | None = None
@@ -123,10 +123,6 @@ class Site:
         if self._site_ledger is not None:
             self._site_ledger.close()
             self._site_ledger = None
-
-    def _log(self, words: str) -> None:
-        """Report a line; what a coordinator wrote in it must neither end the line nor steer the terminal."""
-        self._report("".join(letter if letter.isprintable() else "?" for letter in words))
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""

@@ -35,7 +35,8 @@ def reader(
         raise ConfigError(f"--data {name}: there is no such file")
 
     def read(terms: Terms) -> Dataset:
-        return with_task(features_of(terms), terms.settings.task, terms.allowed)
+        task = replace(terms.settings.task, metrics=())  # a site evaluates nothing, so it imports no figures
+        return with_task(features_of(terms), task, terms.allowed)
 
     def features_of(terms: Terms) -> Dataset:
         section = terms.settings.data

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, in_training
-from shoal.errors import ModelError
 from shoal.gradients.layers.attention import put_records_first
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
 from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
-from shoal.gradients.layers.rule import Rule
+from shoal.gradients.layers.rule import Rule, wide
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
-from shoal.precision import all_digits
+from shoal.precision import all_digits, without_autocast
 from shoal.random.noise_source import Product
 
 Left = Callable[[Product], bool]
@@ -44,10 +44,13 @@ class BatchedNetwork:
         kernels: bool = True,
         losses: Losses = cross_entropy,
         shapes: Mapping[Kind, Shape] | None = None,
+        sample: Inputs | None = None,
     ) -> None:
         self.layout, self._losses = layout, losses
-        self._taped = Taped()
+        self._taped = Taped({})
         self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels, shapes))
+        if sample is not None:
+            self._taped.watch(self._module, layout.flatten(module), sample)
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
@@ -56,8 +59,9 @@ class BatchedNetwork:
             return tape
         self._taped.bind(params, tape, weights.numel())
         outputs = call(self._module, each(x, lambda part: part.flatten(0, 1)))
-        losses = self._losses(outputs, y.flatten(0, 1))
-        torch.autograd.backward((losses * weights.flatten()).sum())
+        with without_autocast(params):
+            losses = self._losses(outputs, y.flatten(0, 1))
+            torch.autograd.backward((losses * weights.flatten()).sum())
         return tape
 
     @contextmanager
@@ -88,12 +92,19 @@ class BatchedNetwork:
 
 
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
-    """A tape of each layer's input and the gradient of its output."""
+    """A tape of each layer's input and the gradient of its output; in bfloat16 where they were computed so."""
 
     def __init__(self, weights: Tensor, size: int, layers: list[str]) -> None:
         super().__init__()
         self._weights, self._size, self._layers = weights, size, layers
         self._kept: list[Any] = []
+        self._merged = False
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        """Let every parameter be in one item alone: its norm is that of the sum over all its uses."""
+        if not self._merged:
+            self[:], self._merged = merged(self), True
 
     @torch.no_grad()
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
@@ -101,15 +112,14 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         if factors is not None:
             self.accumulate_except(None, into, scale, factors)
             return
-        for rule, saved, grad in self:
+        for rule, saved, grad in map(wide, self):
             rule.accumulate(saved, grad, into, scale)
 
     @torch.no_grad()
     def accumulate_except(self, left: Left | None, into: Tensor, scale: float, factors: Tensor) -> list[Product]:
         """The same, but for products that are added together with the noise."""
-        products = []
-        layers = self.layers
-        for place, (rule, saved, grad) in enumerate(self):
+        products, layers = [], self.layers
+        for place, (rule, saved, grad) in enumerate(map(wide, self)):
             mine = factors[layers.index(rule.layer) if len(factors) > 1 else 0].to(into.dtype)
             kept = self._kept[place] if self._kept else None
             product = rule.product(saved, kept, grad, mine, scale) if left else None
@@ -126,11 +136,9 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         """The squared norm of every gradient, in float64."""
         if not len(self):
             return self._weights.new_zeros(len(self._layers), *self._weights.shape, dtype=torch.float64)
-        used = [entry for rule, _, _ in self for entry in rule.entries]
-        if len(set(used)) < len(used):
-            raise ModelError("some parameters are used twice for one record; set engine.batched=false")
         with all_digits(self._weights):
-            found = [rule.squares(saved, grad) for rule, saved, grad in self]
+            self._merge()
+            found = [rule.squares(saved, grad) for rule, saved, grad in map(wide, self)]
         self._kept = [kept for _, kept in found]
         totals: dict[str, Tensor] = {}
         for (rule, _, _), (squares, _) in zip(self, found, strict=True):
@@ -140,6 +148,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
     @property
     def layers(self) -> list[str]:
         """The names of the layers, in the order of `squares`."""
+        self._merge()
         return list(dict.fromkeys(rule.layer for rule, _, _ in self)) or self._layers
 
     @torch.no_grad()
@@ -148,11 +157,12 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         self[:] = [(rule, finite(saved), finite(grad)) for rule, saved, grad in self]
         self._kept = finite(self._kept)
 
-    def records(self) -> Tensor:
-        """The gradients of single records, [K, B, P]."""
-        gradients = self._weights.new_zeros(self._weights.numel(), self._size)
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients of single records, [K, B, P], of so many rows each."""
+        clients, rows = self._weights.shape
+        gradients = self._weights.new_zeros(clients * rows // views, self._size)
         self.accumulate(gradients, 1.0)
-        return gradients.view(*self._weights.shape, self._size)
+        return gradients.view(clients, rows // views, self._size)
 
 
 def finite(held: Any) -> Any:
@@ -208,7 +218,7 @@ def _ruled(module: nn.Module) -> list[Entry]:
 
 def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
     """The kinds of parameters that the model's own code uses."""
-    module = _with_rules(copy.deepcopy(module), layout, Taped())
+    module = _with_rules(copy.deepcopy(module), layout, Taped({}))
     owners = [layer for layer in module.modules() if isinstance(layer, HoldsParameters)]
     kinds = ((name, entry.shape) for layer in owners for name, entry in layer.client_parameters.items())
     return list(dict.fromkeys(kinds))
@@ -220,7 +230,7 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     Their trained parameters have no rule, or they mix records, or they are random.
     """
     hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
-    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
+    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped({})))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)
@@ -247,4 +257,6 @@ def _mixes_or_draws(layer: nn.Module) -> bool:
 
 
 def _mixes(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return layer.training and layer.track_running_stats
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

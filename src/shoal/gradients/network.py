@@ -70,8 +70,8 @@ class RecordTape(Tape, Protocol):
     def squares(self) -> Tensor:
         """The squared norm of every record's gradient in each layer, [layers, K, B], in float64."""
 
-    def records(self) -> Tensor:
-        """The gradients themselves, [K, B, P]."""
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients themselves, [K, B, P]; of so many rows each where a record has several views."""
 
     def make_finite(self) -> None:
         """Replace every NaN and Inf by 0, once the norms are known, so that such records can be left out."""
@@ -230,8 +230,8 @@ class _Ways:
     def make(self, way: Way, trial: _Trial | None = None) -> Network:
         """The network of a way; what may be recorded on CUDA is known after a trial."""
         if way == "rules":
-            shapes = {} if trial is None else trial.shapes
-            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses, shapes)
+            shapes, sample = ({}, None) if trial is None else (trial.shapes, trial.sample)
+            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses, shapes, sample)
         given, compiled = (self.module, self.losses, self.layout), way == "compiled"
         if way == "sequential":
             plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
@@ -251,7 +251,7 @@ class _Trial:
     """
 
     def __init__(self, ways: _Ways, sample: Inputs, targets: Tensor | None) -> None:
-        self._given, self.on_cuda = (sample, targets), device_of(sample).type == "cuda"
+        self.sample, self._targets, self.on_cuda = sample, targets, device_of(sample).type == "cuda"
         module, self._x = copy.deepcopy(ways.module).cpu().double(), each(sample, _of_two_clients)
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
         self._y = torch.stack([y, y[:1].expand_as(y)]).cpu()
@@ -280,7 +280,7 @@ class _Trial:
         """The shapes in which the model's own code takes its parameters; None where rules give other gradients."""
         module, shapes = self._ways.module, Shapes()
         for kind in kinds_held(module, self._ways.layout):
-            alone = _Trial(replace(self._ways, module=only(module, kind)), *self._given)
+            alone = _Trial(replace(self._ways, module=only(module, kind)), self.sample, self._targets)
             ways = ({kind: shape} for shape in likely_shapes(kind[1]))
             if (found := next(filter(alone._agree_by_rules, ways), None)) is None:
                 return None
@@ -290,7 +290,8 @@ class _Trial:
     def _agree_by_rules(self, shapes: Shapes) -> bool:
         ways = self._ways
         try:
-            net = BatchedNetwork(ways.module, ways.layout, losses=ways.losses, shapes=shapes)
+            sample = each(self._x, _first)
+            net = BatchedNetwork(ways.module, ways.layout, losses=ways.losses, shapes=shapes, sample=sample)
         except Exception:
             return False
         return _all_close(self._found(net), self._plain)
@@ -319,6 +320,10 @@ class _Trial:
         except Exception:
             return None
         return [grads, params, *norms]
+
+
+def _first(sample: Tensor) -> Tensor:
+    return sample[0]
 
 
 def _of_two_clients(sample: Tensor) -> Tensor:

@@ -36,6 +36,12 @@ class GradientTape:
         """`like`: zeros of shape [K, B]."""
         self.layers, self._size, self._gradients, self._like = layout.layer_names, layout.size, gradients, like
 
+    @classmethod
+    def of(cls, layout: Layout, gradients: Tensor) -> GradientTape:
+        """The tape of gradients [K, B, P]."""
+        parts = [(entry, gradients[..., entry.start : entry.stop]) for entry in layout.entries]
+        return cls(layout, parts, gradients.new_zeros(gradients.shape[:2]))
+
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x gradient."""
         for entry, gradients in self._gradients:
@@ -59,11 +65,13 @@ class GradientTape:
             found[self._place(entry)] += row_norms(gradients.flatten(0, 1)).square().view(self._like.shape)
         return found
 
-    def records(self) -> Tensor:
-        """The gradients of single records, [K, B, P]."""
-        found = self._like.new_zeros(*self._like.shape, self._size)
+    def records(self, views: int = 1) -> Tensor:
+        """The gradients of single records, [K, B, P], of so many rows each."""
+        clients, rows = self._like.shape
+        found = self._like.new_zeros(clients, rows // views, self._size)
         for entry, gradients in self._gradients:
-            found[..., entry.start : entry.stop] = gradients
+            of_views = gradients.reshape(clients, rows // views, views, -1)
+            found[..., entry.start : entry.stop] = of_views.sum(2) if views > 1 else of_views.squeeze(2)
         return found
 
     def make_finite(self) -> None:

@@ -30,6 +30,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
 
 MOST_STEPS = 1_000_000
+MOST_VIEWS = 256
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
 ONE_FOR_ANOTHER = (
@@ -291,12 +292,16 @@ class Records(_Scheme):
     With `rate`, each record enters a Poisson batch with that probability, whatever its client's size: a small client
     samples its records no more often than a large one, and so needs no more noise. Every client then divides its sums
     by the same public number, rate x `nominal_records`, and not by its own size; `batch` is that number.
+
+    `augmentations`: views of each picture, cropped and flipped at random, over which its gradient is averaged before
+    it is clipped; 0: the picture itself.
     """
 
     sampling: str = "shuffled"
     batch: int = 10
     rate: float | None = None
     nominal_records: int | None = None
+    augmentations: int = 0
 
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
@@ -317,13 +322,15 @@ class Records(_Scheme):
             object.__setattr__(self, "batch", max(1, round(self.rate * self.nominal_records)))
         if self.batch < 1:
             raise ConfigError(f"records.batch must be >= 1, got {self.batch}")
+        if not 0 <= self.augmentations <= MOST_VIEWS:
+            raise ConfigError(f"records.augmentations must be from 0 to {MOST_VIEWS}, got {self.augmentations}")
 
     def _refuse_rate(self, rate: float, records: int) -> None:
         raise ConfigError(f"records.rate is for records.sampling=poisson, got {self.sampling}")
 
     def of_batch(self, batch: int) -> Self:
-        """The same with batches of this size instead of a rate."""
-        return replace(self, batch=batch, rate=None, nominal_records=None)
+        """The same with batches of this size instead of a rate, for records that are no pictures."""
+        return replace(self, batch=batch, rate=None, nominal_records=None, augmentations=0)
 
     def share(self, records: int) -> float:
         """The probability that one of so many records enters a batch."""

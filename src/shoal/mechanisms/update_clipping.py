@@ -42,6 +42,7 @@ from shoal.mechanisms.schedules import (
     require_scales,
     scale_in,
 )
+from shoal.precision import all_digits
 from shoal.random.secure_streams import STEPS
 
 FARTHEST = math.log(MOST_SCALE)  # the largest magnitude of an adaptive bound's logarithm
@@ -338,10 +339,12 @@ def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
     rows of a piece of a larger batch: their `left` is in float64.
     """
     if left.shape[1] <= PIECE and positions == 1 and left.dtype == right.dtype:
-        return torch.bmm(left.transpose(1, 2), right)
+        with all_digits(left):
+            return torch.bmm(left.transpose(1, 2), right)
     total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
-    for some, others in zip(torch.split(left, PIECE, 1), torch.split(right, PIECE, 1), strict=True):
-        total += torch.bmm(some.transpose(1, 2).double(), others.double())
+    size = 8 * PIECE if left.is_cuda else PIECE  # few kernels there, little memory traffic here
+    for some, others in zip(torch.split(left, size, 1), torch.split(right, size, 1), strict=True):
+        total.baddbmm_(some.double().transpose(1, 2), others.double())
     return total
 
 

@@ -16,7 +16,7 @@ from shoal.tasks.multi_label import MultiLabel
 from shoal.tasks.next_token import NextToken
 from shoal.tasks.own import Own
 from shoal.tasks.regression import Regression
-from shoal.tasks.settings import TaskSettings
+from shoal.tasks.settings import TaskSettings, figure_name
 from shoal.tasks.task import Task
 
 OWN: tuple[type[Task], ...] = (Classification, MultiLabel, Regression, NextToken, Own)
@@ -49,7 +49,7 @@ def choose(
         own["own_loss"] = _function("task.loss", settings.loss, allowed)
     if settings.metrics:
         own["own_metrics"] = {
-            name.rpartition(":")[2]: _function("task.metrics", name, allowed) for name in settings.metrics
+            figure_name(name): _function("task.metrics", name, allowed) for name in settings.metrics
         }
     unchanged = settings.kind in ("auto", known.kind if known else "") and not settings.class_weights
     if known is not None and unchanged and settings.range is None:

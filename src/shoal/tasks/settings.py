@@ -35,5 +35,13 @@ class TaskSettings:
             raise ConfigError(f"task.range must be two numbers, low < high, got {list(self.range)}")
         if self.range is not None and self.kind == "auto":
             object.__setattr__(self, "kind", "regression")
+        names = [figure_name(reference) for reference in self.metrics]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"task.metrics names two figures '{twice}': give one of the functions another name")
         if self.class_weights and self.loss is not None:
             raise ConfigError("task.class_weights has no effect on a task.loss; weigh the classes there")
+
+
+def figure_name(reference: str) -> str:
+    """The name of a figure of one's own: that of its function."""
+    return reference.rpartition(":")[2]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import DataError, ModelError
+from shoal.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from shoal.tasks.settings import TaskSettings
@@ -42,6 +42,12 @@ class Task(ABC):
     higher_is_better: ClassVar[bool] = True
     trivial_answer: ClassVar[str]
     """In words, the constant prediction that needs no model."""
+
+    def __post_init__(self) -> None:
+        if self.headline in self.own_metrics:
+            raise ConfigError(
+                f"task.metrics names a figure '{self.headline}', which {self.kind} has itself: rename the function"
+            )
 
     @classmethod
     @abstractmethod

@@ -44,19 +44,23 @@ class Chunker:
         copies += bool(local.max_grad_norm or local.proximal)
         if algorithm.per_step is not None and device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
+        views = max(1, algorithm.records.augmentations)
         budget, fixed, held = budget_for(device, memory) / workers, 0, 0
-        if isinstance(network, RecordNetwork):  # which holds the gradient of each record
-            few = max(1, int(budget / 2 // (4 * size)))
-            micro_batch, held = min(micro_batch or few, few), size
-        self.micro_batch = micro_batch
-        step = replace(step, batch=min(step.batch, micro_batch or step.batch))
+        if views > 1 and algorithm.per_record is not None:  # the gradient of each record
+            held = size
+        if isinstance(network, RecordNetwork):  # of each of its views
+            held += size * views
+            few = max(1, int(budget / 2 // (4 * held)))
+            micro_batch = min(micro_batch or few, few)
+        self.micro_batch, batch = micro_batch, min(step.batch, micro_batch or step.batch)
         if network.batched and device.type == "cuda":
+            step = replace(step, batch=batch * views)
             one, two = (step.peak_bytes(network, clients) for clients in (1, 2))  # with two copies of the parameters
-            self.client_bytes = 4 * (copies - 2) * size + max(two - one, 1)
+            self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + max(two - one, 1)
             fixed = max(2 * one - two, 0)
         else:
-            numbers = 3 * _activations(step.module, step.sample) + held
-            self.client_bytes = 4 * (copies * size + step.batch * numbers)
+            activations = views * _activations(step.module, step.sample)
+            self.client_bytes = 4 * (copies * size + batch * (3 * activations + held))
             budget = min(budget, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched else 1
 

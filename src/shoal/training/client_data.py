@@ -62,6 +62,8 @@ class ClientData:
         for few in torch.split(records.flatten().cpu(), AT_ONCE):
             found.append(part.index_select(0, few))
             self.dataset.release()
+        for file in self.dataset.files:
+            file.refuse_changed()
         return torch.cat(found).to(self.device).view(*records.shape, *part.shape[1:])
 
 

@@ -15,9 +15,12 @@ from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, RunError
 from shoal.gradients import Network, network
 from shoal.gradients.batched import mixing
-from shoal.inputs import Inputs, count, each
+from shoal.gradients.losses import Losses
+from shoal.inputs import Inputs, count, each, shape_of
 from shoal.kernels import triton
+from shoal.precision import Precision, widened
 from shoal.random.streams import Streams
+from shoal.training.augmentation import refuse_other_shapes
 from shoal.training.chunking import Chunker, widest_batch
 from shoal.training.client_data import ClientData
 from shoal.training.cuda_graphs import Graphs
@@ -43,6 +46,7 @@ class TrainingContext:
     graphs: Graphs | None = None
     kernels: bool = True
     micro_batch: int | None = None
+    precision: Precision = "auto"
 
     @classmethod
     def of(
@@ -66,18 +70,21 @@ class TrainingContext:
             settings: Device, memory, threads and speed-ups.
         """
         _refuse_pieces(module, settings)
+        refuse_other_shapes(algorithm.records.augmentations, shape_of(dataset.train_x))
         ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
         sample = each(stand_ins(client_data.x), lambda part: part.to(device))  # those on disk are not there
         targets = dataset.task.example_targets(count(sample), client_data.y)
-        step = MadeUpStep(module, sample, targets, widest_batch(algorithm, partition.sizes), per_record)
+        step = MadeUpStep(
+            module, sample, targets, widest_batch(algorithm, partition.sizes), per_record, settings.precision
+        )
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
         recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
 
         def chunked(net: Network) -> tuple[Workers, Chunker]:
-            workers = Workers(device, settings.threads, side_by_side=net.batched)
+            workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
             return workers, Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
 
         def seconds(net: Network) -> float:
@@ -87,7 +94,7 @@ class TrainingContext:
             return piece.seconds(net, clients, settings.threads, recording)
 
         net = network(
-            module, sample, targets, losses=dataset.task.losses, way=settings.way, per_record=per_record,
+            module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
             kernels=settings.kernels, personal=algorithm.local.personal, seconds=seconds,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
@@ -95,7 +102,7 @@ class TrainingContext:
         graphs = Graphs() if recording and net.recordable else None
         return cls(
             algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels,
-            chunker.micro_batch,
+            chunker.micro_batch, settings.precision,
         )  # fmt: skip
 
 
@@ -105,6 +112,11 @@ def _refuse_pieces(module: nn.Module, settings: Settings) -> None:
             f"engine.micro_batch {settings.micro_batch} would change what layer {layers[0]} gives: it mixes the "
             f"records of a batch; leave the key out, or use GroupNorm"
         )
+
+
+def _in_float32(losses: Losses) -> Losses:
+    """The losses of outputs that may be in bfloat16."""
+    return lambda outputs, y: losses(widened(outputs), y)
 
 
 def stand_ins(x: Inputs) -> Inputs:

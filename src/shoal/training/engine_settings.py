@@ -19,6 +19,7 @@ class Settings:
     a larger batch is run in pieces, each record clipped, the noise added once. `way`: how gradients are computed
     (see gradients.network).
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
+    `precision`: in how many digits the model's products are computed (shoal.precision).
     `kernels`: the fastest kernels of the device for layers and, on a CPU, for noise; otherwise plain operations.
     `checkpoint_every`: rounds that are charged, released and committed together.
     """
@@ -30,6 +31,7 @@ class Settings:
     way: Literal["auto", "rules", "vmap", "compiled", "sequential"] = "auto"
     graphs: bool = True
     kernels: bool = True
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     evaluate_every: int = 1
     checkpoint_every: int = 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,10 +33,12 @@ class Evaluation:
 
     Where it has personal layers, `users` names the client that each row is for, if clients are here, and the row is
     predicted with that client's own: `personal`, in what follows, has those of the clients that took part. The
-    others have the `initial` ones, to which the module is set back after each evaluation.
+    others have the `initial` ones, to which the module is set back after each evaluation. `unused` is a copy of the
+    module that no record ever passes through, so that nothing in it can depend on one.
     """
 
     module: nn.Module
+    unused: nn.Module
     layout: Layout
     dataset: Dataset
     x: Inputs
@@ -51,7 +54,8 @@ class Evaluation:
         """On the device where the module is."""
         device = next(module.parameters()).device
         x, initial = each(dataset.test_x, lambda part: part.to(device)), layout.flatten(module)[layout.shared.size :]
-        return cls(module, layout, dataset, x, dataset.test_y.to(device), workers, initial, users)
+        unused = copy.deepcopy(module).cpu()
+        return cls(module, unused, layout, dataset, x, dataset.test_y.to(device), workers, initial, users)
 
     @property
     def about_personal(self) -> list[str]:

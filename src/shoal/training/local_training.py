@@ -21,9 +21,13 @@ from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
 from shoal.gradients.sequential import seeded
+from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.sanitiser import Summed
 from shoal.mechanisms.update_clipping import PIECE
+from shoal.precision import Precision, autocast, rough
 from shoal.random.noise_source import Product
+from shoal.training.augmentation import augmented
+from shoal.training.augmentation import drawn as drawn_views
 from shoal.training.client_data import ClientData
 from shoal.training.context import TrainingContext
 from shoal.training.optimizers import OPTIMIZERS, Optimizer, optimizer
@@ -38,8 +42,9 @@ PERSONAL = "personal."
 KEPT = (*OPTIMIZER_STATE, PERSONAL)
 """The prefixes of all that is a client's own: at a site it never leaves."""
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""For every step: records [K, B], their mask, their weights in the loss, which clients [K] are active."""
+Inputs = tuple[Tensor, ...]
+"""For every step: records [K, B], their mask, their weights in the loss, which clients [K] are active, and the views
+[K, B, V] of the records, where they are augmented."""
 
 ALIGNED = 16
 """Numbers in 64 bytes."""
@@ -80,6 +85,8 @@ def train(
 class Plan:
     """The records of every batch, [steps, clients, batch], and each client's number of steps.
 
+    `views`: how each record is augmented, [steps, clients, batch, views].
+
     `padded`: the same batches, padded with a record of the client's own, which has no weight. A record of another
     client could still turn the update into NaN: 0 times Inf. (A client without records has none; its update counts as
     0 either way.)
@@ -88,6 +95,7 @@ class Plan:
     batches: np.ndarray
     steps: np.ndarray
     own: np.ndarray
+    views: np.ndarray | None = None
 
     @property
     def padded(self) -> np.ndarray:
@@ -96,12 +104,12 @@ class Plan:
 
 
 def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Plan:
-    """The batches of these clients.
+    """The batches of these clients, and the views of their records.
 
     Each client's come from its own stream, so they are the same in any chunk, and at its site in a real federation.
     """
     sampler, local = context.algorithm.records, context.algorithm.local
-    drawn, own = [], []
+    drawn, own, views = [], [], []
     for client in clients.tolist():
         records = context.client_data.records(client)
         own.append(records[0] if len(records) else 0)
@@ -109,6 +117,9 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         generator = context.streams.generator("examples", index.t, index.attempt, client)
         positions = sampler.draw(generator, len(records), steps)
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
+        if sampler.augmentations:
+            generator = context.streams.generator("augmentations", index.t, index.attempt, client)
+            views.append(drawn_views(generator, (*positions.shape, sampler.augmentations)))
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
     if context.streams.mode == "secure" and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one more record would change the last digits
@@ -116,11 +127,20 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         width = max(width, *(sampler.widest(len(context.client_data.records(k))) for k in clients.tolist()))
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
-    batches = np.full((steps, len(clients), width), -1, dtype=np.int64)
-    for place, rows in enumerate(drawn):
-        batches[: rows.shape[0], place, : rows.shape[1]] = rows
+    if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
+        width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
+    batches = _side_by_side(drawn, steps, width, -1)
     sampler.refuse_repeats(batches)
-    return Plan(batches, np.array([len(rows) for rows in drawn]), np.array(own))
+    steps_of_each = np.array([len(rows) for rows in drawn])
+    return Plan(batches, steps_of_each, np.array(own), _side_by_side(views, steps, width, 0) if views else None)
+
+
+def _side_by_side(clients: list[np.ndarray], steps: int, width: int, padding: int) -> np.ndarray:
+    """What was drawn for each client, [steps, batch, ...], as [steps, clients, batch, ...], padded."""
+    found = np.full((steps, len(clients), width, *clients[0].shape[2:]), padding, dtype=np.int64)
+    for place, rows in enumerate(clients):
+        found[: rows.shape[0], place, : rows.shape[1]] = rows
+    return found
 
 
 def _rounded_up(width: int) -> int:
@@ -136,7 +156,8 @@ def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
     mask = torch.from_numpy(plan.batches >= 0).to(device, params.dtype)
     active = torch.from_numpy(np.arange(len(records))[:, None] < plan.steps).to(device, params.dtype)
     weights = mask if context.algorithm.per_record else mask / mask.sum(-1, keepdim=True).clamp(min=1)
-    return records, mask, weights, active
+    views = () if plan.views is None else (torch.from_numpy(plan.views).to(device),)
+    return records, mask, weights, active, *views
 
 
 @contextmanager
@@ -169,7 +190,7 @@ def _first(
                 rows[place] = saved.to(rows.device)
     return LocalSteps(
         context.network, context.client_data, params, client_params, clipping, chosen, carried,
-        local.proximal, local.max_grad_norm, context.micro_batch,
+        local.proximal, local.max_grad_norm, context.micro_batch, context.precision,
     )  # fmt: skip
 
 
@@ -199,12 +220,13 @@ class LocalSteps:
     proximal: float = 0.0
     max_grad_norm: float | None = None
     micro_batch: int | None = None
+    precision: Precision = "auto"
 
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
         plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
-        batch = inputs[0].shape[2]
-        at_once = plain and batch <= (self.micro_batch or batch)
+        batch = inputs[-1].shape[2:].numel() if len(inputs) > 4 else inputs[0].shape[2]
+        at_once = plain and batch <= (self.micro_batch or batch) and self.precision != "bf16"
         with self.network.deferred_updates(self.params, self.client_params, batch) if at_once else nullcontext():
             for step in zip(*inputs, strict=True):
                 self.step(*step)
@@ -217,32 +239,50 @@ class LocalSteps:
         visible. It is dropped from the same tape that found it: in another pass Dropout would draw again.
         """
         for step in zip(*inputs, strict=True):
-            self.step(*step, carefully=True)
+            self._step(*step, carefully=True)
         return self
 
-    def step(
-        self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor, *, carefully: bool = False
+    def step(self, *inputs: Tensor) -> None:
+        """One step of every client."""
+        with rough(self.precision, self.params) if self.sanitiser is None else nullcontext():
+            self._step(*inputs)
+
+    def _step(
+        self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor, *views: Tensor, carefully: bool = False
     ) -> None:
-        """One step of every client; `carefully` leaves out gradients without a finite norm."""
+        """`carefully` leaves out gradients without a finite norm."""
         backward = self._backward_carefully if carefully else self._backward
         width, most = records.shape[1], self.micro_batch or records.shape[1]
         if width > most:
-            pieces = zip(*(torch.split(part, most, 1) for part in (records, mask, weights)), strict=True)
+            pieces = zip(*(torch.split(part, most, 1) for part in (records, mask, weights, *views)), strict=True)
             self._move(self._summed((backward(*piece) for piece in pieces), width, active), active)
             return
-        tape, mask = backward(records, mask, weights)
+        tape, mask = backward(records, mask, weights, *views)
         if self.sanitiser is not None:
             tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
         self._move(tape, active)
 
-    def _backward(self, records: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tape, Tensor]:
-        """The tape of these records, and which of them count."""
-        return self.network.backward(self.client_params, *self.client_data.rows(records), weights), mask
+    def _backward(
+        self, records: Tensor, mask: Tensor, weights: Tensor, views: Tensor | None = None
+    ) -> tuple[Tape, Tensor]:
+        """The tape of these records, and which of them count. The loss of a record is the mean over its views."""
+        x, y = self.client_data.rows(records)
+        count = 1 if views is None else views.shape[2]
+        if views is not None:
+            x, y, weights = augmented(x, views), *(rows.repeat_interleave(count, 1) for rows in (y, weights / count))
+        with rough(self.precision, self.params), autocast(self.precision, self.params):
+            tape = self.network.backward(self.client_params, x, y, weights)
+        if views is None or self.sanitiser is None:
+            return tape, mask
+        gradients = tape.records(count)  # type: ignore[attr-defined]  # such networks give RecordTapes
+        return GradientTape.of(self.network.layout, gradients), mask
 
-    def _backward_carefully(self, records: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tape, Tensor]:
+    def _backward_carefully(
+        self, records: Tensor, mask: Tensor, weights: Tensor, *views: Tensor
+    ) -> tuple[Tape, Tensor]:
         """The same without records whose gradient has no finite norm."""
         assert self.sanitiser is not None
-        tape, mask = self._backward(records, mask, weights)
+        tape, mask = self._backward(records, mask, weights, *views)
         without = Without(tape, self.sanitiser.non_finite(tape))  # type: ignore[arg-type]
         return without, mask * ~without.dropped
 

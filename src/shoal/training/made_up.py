@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shoal.gradients import Network, RecordTape
 from shoal.inputs import Inputs, count, device_of, each, parts
+from shoal.precision import Precision, autocast, rough
 from shoal.training.cuda_graphs import recorded
 from shoal.training.workers import Workers
 
@@ -33,6 +34,7 @@ class MadeUpStep:
     targets: Tensor
     batch: int
     per_record: bool
+    precision: Precision = "auto"
 
     @property
     def device(self) -> torch.device:
@@ -42,7 +44,8 @@ class MadeUpStep:
     def seconds(self, network: Network, clients: int, threads: int | None, recording: bool) -> float:
         """What a step takes for one record, in chunks of so many clients, in threads as in training."""
         clients = min(clients, MOST_CLIENTS)
-        key = network.way, clients, threads, recording, self.batch, self.per_record, self.device, self._architecture
+        engine = self.device, threads, recording, self.precision
+        key = network.way, clients, self.batch, self.per_record, *engine, *self._architecture
         if key not in _measured:
             _measured[key] = self._seconds(network, clients, threads, recording)
         return _measured[key]
@@ -65,7 +68,8 @@ class MadeUpStep:
         weights, into = params.new_full((clients, self.batch), 1 / self.batch), torch.zeros_like(params)
 
         def run() -> None:
-            tape = network.backward(params, x, y, weights)
+            with rough(self.precision, params), autocast(self.precision, params):
+                tape = network.backward(params, x, y, weights)
             if self.per_record:
                 clipped = cast(RecordTape, tape)
                 factors = clipped.squares().sum(0, keepdim=True).sqrt().add(1).reciprocal()
@@ -76,7 +80,7 @@ class MadeUpStep:
         return run
 
     def _seconds(self, network: Network, clients: int, threads: int | None, recording: bool) -> float:
-        workers = Workers(self.device, threads, side_by_side=network.batched)
+        workers = Workers(self.device, threads, side_by_side=network.batched, precision=self.precision)
         # On a CPU as many clients as in other ways, each with its own memory, as in training.
         chunks = -(-MOST_CLIENTS // (clients * workers.count)) if self.device.type == "cpu" else 1
         steps = [self.step(network, clients) for _ in range(chunks * workers.count)]

@@ -22,6 +22,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, RunError
 from shoal.mechanisms.correlated import PAST
+from shoal.precision import computing
 from shoal.random.streams import Streams
 from shoal.training.budget import Spending
 from shoal.training.cohort import Cohort, State
@@ -102,7 +103,8 @@ class Trainer(Generic[AnyCohort]):
         """Run the next round, which must have been charged before; returns its metrics."""
         start = time.perf_counter()
         index = RoundIndex(self.done, self.rounds, attempt)
-        self.params, self.state, metrics = run_round(self.cohort, self.params, self.state, index)
+        with computing(self.settings.precision):
+            self.params, self.state, metrics = run_round(self.cohort, self.params, self.state, index)
         self.done += 1
         line: dict[str, Any] = {"round": self.done}
         if self.done % self.settings.evaluate_every == 0 or self.done == self.rounds:
@@ -168,7 +170,7 @@ class Trainer(Generic[AnyCohort]):
 
         Personal layers are those that nobody has trained.
         """
-        module = self.evaluation.module
+        module = self.evaluation.unused
         self.evaluation.layout.load(module, torch.cat([self.model, self.evaluation.initial]))
         state = module.state_dict().items()
         return {name: tensor.detach().clone() for name, tensor in state if isinstance(tensor, Tensor)}

@@ -17,6 +17,8 @@ from typing import TypeVar
 
 import torch
 
+from shoal.precision import Precision, computing
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -24,10 +26,18 @@ Result = TypeVar("Result")
 class Workers:
     """A small pool of threads; `count` is 1 on a GPU, and where chunks must not be trained in parallel."""
 
-    def __init__(self, device: torch.device, threads: int | None = None, *, side_by_side: bool = True) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        threads: int | None = None,
+        *,
+        side_by_side: bool = True,
+        precision: Precision = "auto",
+    ) -> None:
         self.threads = threads or torch.get_num_threads()
         self.count = self.threads if device.type == "cpu" and side_by_side else 1
         self._pool: ThreadPoolExecutor | None = None
+        self._precision = precision
         if device.type == "cpu" and side_by_side:
             _keep_memory()
 
@@ -43,7 +53,7 @@ class Workers:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads if alone else 1)
         try:
-            with _flushing():
+            with _flushing(), computing(self._precision):
                 yield from map(function, items) if alone else self._side_by_side(function, items)
         finally:
             torch.set_num_threads(before)

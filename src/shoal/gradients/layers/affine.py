@@ -13,13 +13,14 @@ class AffineRule(Rule):
 
     def __init__(self, first: int, weight: Entry, bias: Entry | None) -> None:
         self.first, self.entries, self.weight, self.bias = first, trained(weight, bias), weight, bias
+        self.positions = first < 0
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of the input."""
         shaped = x.reshape(len(params), -1, *x.shape[1:])
         y = shaped * self._shaped(self.weight, params, shaped)
         if self.bias is not None:
-            y = y + self._shaped(self.bias, params, shaped)
+            y += self._shaped(self.bias, params, shaped)
         return y.view(x.shape), shaped
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:

@@ -48,17 +48,11 @@ class Attention(ClientLayer):
             weights, self_rule = [own[f"{part}_proj_weight"] for part in "qkv"], None
         biases = [bias and _rows(bias, size * part, size) for part in range(3)]
         parts = tuple(LinearRule(*pair, kernels) for pair in zip(weights, biases, strict=True))
-        super().__init__(layer, parts)
+        super().__init__(layer, parts, tuple(entry for name, entry in own.items() if not name.startswith("out_proj")))
         self._self_rule, self._taped = self_rule, taped
         self._qkv_same_embed_dim = self_rule is not None
-        self._entries = tuple(entry for name, entry in own.items() if not name.startswith("out_proj"))
         out = LinearRule(own["out_proj.weight"], own.get("out_proj.bias"), kernels)
         self.out_proj = RuledLayer(layer.out_proj, out, lambda x: x, taped)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """Those of its own; `out_proj` is a layer of its own."""
-        return self._entries
 
     def forward(
         self,

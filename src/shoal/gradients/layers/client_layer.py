@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call
+from shoal.errors import ModelError
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
+from shoal.inputs import Inputs, joined, take
+from shoal.precision import without_autocast
 
 
 class Taped(threading.local):
@@ -18,27 +22,76 @@ class Taped(threading.local):
 
     `params` [K, P] are the clients' parameters. `tape` gets (rule, saved, gradient of the output) of each layer in
     the backward pass. `records` is K times the batch. `deferred` says which rules are replaced for now.
+
+    Args:
+        rows: How many rows each layer gets for one record, where that is known; 0 if its input is the same for all
+            records, such as positions [T]. That is found out once, since a batch of T records would hide it.
     """
 
     params: Tensor
     tape: list[tuple[Rule, Any, Tensor]]
     records: int
+    _short: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, rows: dict[Rule, int]) -> None:
+        self.rows = rows
         self.deferred: dict[Rule, Any] = {}
+        self.watched: dict[Rule, list[int]] | None = None
 
     def bind(self, params: Tensor, tape: list[tuple[Rule, Any, Tensor]], records: int) -> None:
         """Run with these parameters from now on."""
-        self.params, self.tape, self.records = params, tape, records
+        self.params, self.tape, self.records, self._short = params, tape, records, None
         self.anchor = params.new_zeros((), requires_grad=True)
 
     def __call__(self, rule: Rule, x: Tensor) -> Tensor:
         """The output of a layer by its rule."""
-        if len(x) == 1:  # the same for all records, such as positions
-            x = x.expand(self.records, *x.shape[1:])
-        rule = self.deferred.get(rule, rule)
-        y: Tensor = _Layer.apply(x, self.anchor, rule, self.params, self.tape)  # type: ignore[no-untyped-call]
+        if self.watched is not None:  # of one client, to which all rows belong
+            self.watched.setdefault(rule, []).append(len(x))
+            return self._run(rule, x)
+        rows = self.rows.get(rule)
+        if len(x) == 1:
+            return self._run(rule, x.expand(self.records, *x.shape[1:]))
+        if rows == 0:
+            return self._run(rule, x.expand(self.records, *x.shape))
+        if rows is not None and len(x) != rows * self.records:
+            raise ModelError(
+                f"layer {rule.layer} gets {len(x)} rows for {self.records} records, not {rows} for each; "
+                "set engine.batched=false"
+            )
+        if rows is not None and rows > 1 and rule.positions:
+            return self._run(rule, x.reshape(self.records, rows, *x.shape[1:])).flatten(0, 1)
+        return self._run(rule, x)
+
+    def _run(self, rule: Rule, x: Tensor) -> Tensor:
+        rule, params = self.deferred.get(rule, rule), self.params
+        if torch.is_autocast_enabled(x.device.type):
+            params = self._shortened(torch.get_autocast_dtype(x.device.type)) if rule.products else params
+            x = x.to(params.dtype) if x.is_floating_point() else x
+        with without_autocast(x):
+            y: Tensor = _Layer.apply(x, self.anchor, rule, params, self.tape)  # type: ignore[no-untyped-call]
         return y
+
+    def _shortened(self, dtype: torch.dtype) -> Tensor:
+        """The parameters in the type of autocast, for layers that are products."""
+        if self._short is None:
+            self._short = self.params.to(dtype)
+        return self._short
+
+    @torch.no_grad()
+    def watch(self, module: nn.Module, params: Tensor, sample: Inputs) -> None:
+        """Find out how many rows each layer gets for one record, from one client with one record and with two."""
+        self.watched, sample = {}, joined(sample, sample)
+        try:
+            for records in (1, 2):
+                self.bind(params.unsqueeze(0), [], records)
+                call(module, take(sample, slice(records)))
+        except Exception:  # a fault of the model itself comes up again where it is trained
+            self.watched = {}
+        for rule, rows in self.watched.items():
+            calls = len(rows) // 2
+            more = {two - one for one, two in zip(rows[:calls], rows[calls:], strict=True)}
+            self.rows[rule] = more.pop() if len(more) == 1 else -1  # nothing fits -1
+        self.watched = None
 
 
 class _Layer(torch.autograd.Function):
@@ -47,37 +100,42 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, rule: Rule, params: Tensor, tape: list[Any]) -> Tensor:
         y, ctx.saved = rule.forward(x.detach(), params)  # saved tensors belong to no graph
-        ctx.rule, ctx.params, ctx.tape = rule, params, tape
-        return y
+        ctx.rule, ctx.params, ctx.tape, ctx.versions = rule, params, tape, _versions(ctx.saved)
+        return y.data  # no view, which autograd would not let the model change in place, as ReLU(inplace=True) does
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rule, saved, params, tape = ctx.rule, ctx.saved, ctx.params, ctx.tape
+        if _versions(saved) != ctx.versions:
+            raise RuntimeError(f"the input of layer {rule.layer} was changed in place, and its gradient needs it")
         del ctx.saved, ctx.params, ctx.tape  # the tape holds them now; the graph must not as well
         tape.append((rule, saved, grad))
         before = rule.input_gradient(saved, grad, params) if ctx.needs_input_grad[0] else None
         return before, None, None, None, None
 
 
+def _versions(saved: Any) -> list[int]:
+    """How often each saved tensor, or one that it shares memory with, was changed in place."""
+    if isinstance(saved, Tensor):
+        return [saved._version]
+    return [n for each in saved for n in _versions(each)] if isinstance(saved, tuple | list) else []
+
+
 class ClientLayer(nn.Module):
-    """What replaces a layer: `rules` are those of all its parameters.
+    """What replaces a layer: `rules` are those of all its parameters, `entries` their places if not the rules' own.
 
     Its parameters have a type and a shape, for models that ask, but no values; its options are as they were.
     """
 
-    def __init__(self, layer: nn.Module, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, layer: nn.Module, rules: tuple[Rule, ...], entries: tuple[Entry, ...] = ()) -> None:
         super().__init__()
         options = {name: value for name, value in vars(layer).items() if isinstance(value, int | float | str | tuple)}
         self.__dict__.update({name: value for name, value in options.items() if not name.startswith("_")})
         self.rules = rules
+        self.entries = entries or tuple(entry for rule in rules for entry in rule.entries)
         for name, parameter in layer._parameters.items():
             shape = None if parameter is None else torch.empty_like(parameter, device="meta", requires_grad=False)
             setattr(self, name, shape)
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All the parameters that it trains."""
-        return tuple(entry for rule in self.rules for entry in rule.entries)
 
 
 class RuledLayer(ClientLayer):

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.gradients.layers.rule import FEW_POSITIONS, Rule, gram_squares, kept_sum, squared, trained, weighed
+from shoal.gradients.layers.rule import (
+    Rule,
+    few_positions,
+    gram_squares,
+    kept_sum,
+    outer_squares,
+    squared,
+    trained,
+    weighed,
+)
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import tf32
@@ -37,13 +46,16 @@ class Conv2dRule(Rule):
     Where the stride skips rows, or too little would be left to multiply, it is unfolded both ways.
     """
 
+    products = True
+
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         self.entries, self.weight, self.bias = trained(weight, bias), weight, bias
         self.kernel, self.stride, self.dilation = module.kernel_size, module.stride, module.dilation
-        self.padding = _padding(module)
+        self.padding = sides(module)  # left, right, top, bottom
         thin = module.in_channels * module.kernel_size[1] < 16
         self.both_ways = thin or module.stride[0] != 1 or module.kernel_size[0] == 1
         self.shifts = 1 if self.both_ways else module.kernel_size[0]
+        self._sizes = weight.shape[0], weight.shape[1:].numel()
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Saved]:
         """The output, and what the backward pass needs of the input."""
@@ -109,9 +121,11 @@ class Conv2dRule(Rule):
         grads = grad.permute(0, 2, 3, 1).reshape(len(grad), -1, grad.shape[1])
         _, step = self._window(pictures, wide)
         windows = [pictures[:, d * step : d * step + grads.shape[1]] for d in range(self.shifts)]
-        if grads.shape[1] < FEW_POSITIONS:
+        if grads.shape[1] == len(windows) == 1:
+            return outer_squares(windows[0].squeeze(1), grads.squeeze(1), self.bias is not None), None
+        if few_positions(grads.shape[1], *self._sizes):
             alike = torch.stack([torch.bmm(window, window.transpose(1, 2)) for window in windows]).sum(0)
-            return gram_squares(alike, grads, self.weight.shape[1:].numel(), self.bias is not None), None
+            return gram_squares(alike, grads, self._sizes[1], self.bias is not None), None
         kept = grads.new_empty(len(grad), self.shifts, rows.shape[-1], grad.shape[1])
         with _products_of(grad):
             for d, window in enumerate(windows):
@@ -141,17 +155,15 @@ class Conv2dRule(Rule):
 
     def _accumulate_records(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """In float64, but for few records of one position (update_clipping.summed_products says why)."""
-        inputs, rest = saved
-        if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1 and grad.dtype == inputs.dtype:
+        rows, shape = saved
+        if len(grad) <= PIECE * len(into) and grad[0, 0].numel() == 1 and grad.dtype == rows.dtype:
             self._accumulate(saved, grad, into, scale)
             return
-        if inputs.dim() == 3:  # rows, else images
-            inputs = inputs.view(len(grad), -1, inputs.shape[2])
-        rest = rest.double() if isinstance(rest, Tensor) else rest
+        images = rows.view(len(grad), -1, rows.shape[2])
         total = torch.zeros_like(into, dtype=torch.float64)
-        for some in zip(*(x.unflatten(0, (len(into), -1)).split(PIECE, 1) for x in (inputs, grad)), strict=True):
+        for some in zip(*(x.unflatten(0, (len(into), -1)).split(PIECE, 1) for x in (images, grad)), strict=True):
             x, grads = (part.flatten(0, 1).double() for part in some)
-            self._accumulate((x, rest), grads, total, 1.0)
+            self._accumulate((x, shape), grads, total, 1.0)
         for entry in self.entries:
             entry.of(into).add_(entry.of(total), alpha=scale)
 
@@ -218,12 +230,10 @@ class Conv2dRule(Rule):
         return padded.view(clients, -1, channels)
 
 
-def _padding(module: nn.Conv2d) -> tuple[int, int, int, int]:
-    """left, right, top, bottom."""
+def sides(module: Any) -> list[int]:
+    """The zeros before and after each dimension, from the last one on, in the order of F.pad."""
     if not isinstance(module.padding, str):
-        high, wide = module.padding
-        return wide, wide, high, high
+        return [side for side in reversed(module.padding) for _ in range(2)]
     same = module.padding == "same"
     totals = [d * (k - 1) if same else 0 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    (top, bottom), (left, right) = [(t // 2, t - t // 2) for t in totals]
-    return left, right, top, bottom
+    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]

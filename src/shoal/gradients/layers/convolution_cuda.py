@@ -8,14 +8,17 @@ PyTorch's own convolutions would be. A norm is that of exactly the gradient whic
 
 from __future__ import annotations
 
+import copy
 import math
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from shoal.gradients.layers.convolution import Conv2dRule
-from shoal.gradients.layers.rule import FEW_POSITIONS, Rule, kept_sum
+from shoal.gradients.layers.convolution_library import LibraryConvolutionRule, live_taps
+from shoal.gradients.layers.rule import Rule, few_positions, kept_sum
 from shoal.gradients.layout import Entry
 from shoal.kernels import tl, triton
 from shoal.mechanisms.update_clipping import PIECE
@@ -34,6 +37,7 @@ class Tile(NamedTuple):
 OUTPUT = Tile(64, 32, 8, 3)
 INPUT = Tile(64, 32, 4, 3)
 WEIGHTS = Tile(64, 32, 4, 3)
+FEW_POSITIONS = 20  # below this, products of unfolded rows are faster
 ENOUGH = 4096  # programs that surely keep a GPU busy
 MOST = 2**31  # the most numbers of one client that can be indexed
 
@@ -44,12 +48,33 @@ def cuda_rule(module: nn.Conv2d, weight: Entry, bias: Entry | None) -> Rule:
     return (Conv2dRule if triton is None or separate else TritonConv2dRule)(module, weight, bias)
 
 
+@dataclass(frozen=True)
+class SomeTaps(Entry):
+    """A part of a layer's weights, of `shape`; the rest of them never sees its input."""
+
+    whole: torch.Size = field(default_factory=torch.Size)
+    places: Any = ...
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """A view of this part."""
+        return torch.unflatten(vectors[..., self.start : self.stop], -1, self.whole)[self.places]
+
+
 class TritonConv2dRule(Conv2dRule):
-    """For float32 images with many positions; others use `Conv2dRule`."""
+    """For float32 or bfloat16 images with many positions; others use `Conv2dRule`, with the taps that see them.
+
+    The library's kernels are faster in float32's full precision, and at the input's gradient where the stride skips
+    positions; they do not know of zeros on one side only.
+    """
 
     def __init__(self, module: nn.Conv2d, weight: Entry, bias: Entry | None) -> None:
         super().__init__(module, weight, bias)
-        left, _, top, _ = self.padding
+        left, right, top, bottom = self.padding
+        plain = copy.copy(module)
+        plain.padding = (top, left)
+        self._even = (left, top) == (right, bottom)
+        self._library = LibraryConvolutionRule(plain, weight, bias)
+        self._module, self._rows = plain, Conv2dRule(module, weight, bias)
         self._windows = (*self.kernel, *self.stride, *self.dilation, top, left)
         self._one = module.weight.new_ones(1)
         self._size = weight.stop - weight.start + (0 if bias is None else bias.stop - bias.start)
@@ -61,9 +86,13 @@ class TritonConv2dRule(Conv2dRule):
         high, wide = self._output(torch.Size((n, channels, h + top + bottom, w + left + right)))
         outs, each = self.weight.shape[0], n // len(params)
         large = each * max(x[0].numel(), outs * high * wide) >= MOST
-        if x.dtype != torch.float32 or high * wide < FEW_POSITIONS or large:
-            return super().forward(x, params)
+        if x.dtype not in (torch.float32, torch.bfloat16) or high * wide < FEW_POSITIONS or large:
+            rule = self._of_rows(tuple(x.shape[2:]))
+            y, rows = rule.forward(x, params)
+            return y, (rule, *rows)
         x = x.contiguous()
+        if self._even and _precision() == "ieee" and self.stride != (1, 1):
+            return self._library.forward(x, params)[0], x
         y = x.new_empty(n, outs, high, wide)
         grid, shares, block = _grid(outs, each * high * wide, len(params), OUTPUT)
         _output[grid](
@@ -76,7 +105,10 @@ class TritonConv2dRule(Conv2dRule):
     def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
         if not isinstance(saved, Tensor):
-            return super().input_gradient(saved, grad, params)
+            rule, *rows = saved
+            return rule.input_gradient(tuple(rows), grad, params)  # type: ignore[no-any-return]
+        if self._even and (_precision() == "ieee" or self.stride != (1, 1)):
+            return self._library.input_gradient((saved, self.weight.of(params)), grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
         grad, each, before = grad.contiguous(), n // len(params), torch.empty_like(saved)
         grid, shares, block = _grid(channels, each * h * w, len(params), INPUT)
@@ -89,39 +121,64 @@ class TritonConv2dRule(Conv2dRule):
 
     def _accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
         if not isinstance(saved, Tensor):
-            super()._accumulate(saved, grad, into, scale)
+            rule, *rows = saved
+            rule._accumulate(tuple(rows), grad, into, scale)
+            return
+        if self._even and _precision() == "ieee" and len(into) < len(grad):
+            self._library.accumulate((saved, None), grad, into, scale)
             return
         records, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
         parts = max(n for n in range(1, records + 1) if records % n == 0 and (n == 1 or n * programs <= ENOUGH))
         gradients, _ = self._gradients(saved, grad, len(into) * parts)
         self._of(into).add_(gradients.view(len(into), parts, -1).sum(1), alpha=scale)
 
-    def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Any]:
         """The squared norm of every gradient, in float64."""
         if not isinstance(saved, Tensor):
-            return super().squares(saved, grad)
+            rule, *rows = saved
+            return rule.squares(tuple(rows), grad)  # type: ignore[no-any-return]
+        if self._even and few_positions(grad.shape[2:].numel(), *self._sizes):
+            return self._library.squares((saved, None), grad)
         kept, parts = self._gradients(saved, grad, len(grad))
         return parts.sum(1, dtype=torch.float64), kept
 
     def accumulate_weighted(
-        self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+        self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         if not isinstance(saved, Tensor):
-            super().accumulate_weighted(saved, kept, grad, factors, into, scale)
+            rule, *rows = saved
+            rule.accumulate_weighted(tuple(rows), kept, grad, factors, into, scale)
             return
-        kept = self._gradients(saved, grad, len(grad))[0] if kept is None else kept
+        kept = self.squares(saved, grad)[1] if kept is None else kept
+        if not isinstance(kept, Tensor):
+            self._library.accumulate_weighted((saved, None), kept, grad, factors, into, scale)
+            return
         if factors.shape[1] > PIECE or factors.dtype != kept.dtype:
             self._of(into).add_(kept_sum(kept, factors), alpha=scale)
             return
         rows = kept.view(*factors.shape, -1)
         self._of(into).unsqueeze(1).baddbmm_(factors.unsqueeze(1), rows, alpha=scale)
 
-    def product(self, saved: Any, kept: Tensor | None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+    def product(self, saved: Any, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """What `accumulate_weighted` adds, as a product that is added together with the noise."""
-        if kept is None or not isinstance(saved, Tensor):
+        if not isinstance(kept, Tensor) or not isinstance(saved, Tensor):
             return None
         return Product(self.weight.start, kept.view(*factors.shape, -1), factors.unsqueeze(2), scale)
+
+    def _of_rows(self, size: tuple[int, ...]) -> Conv2dRule:
+        """The rule of products for maps of this size."""
+        if not self._even:
+            return self._rows
+        taps = live_taps(size, self.kernel, self.stride, self._library.padding, self.dilation)
+        if taps.kernel == self.kernel:
+            return self._rows
+        module = copy.copy(self._module)
+        module.kernel_size, module.padding = taps.kernel, taps.padding
+        shape = torch.Size((*self.weight.shape[:2], *taps.kernel))
+        weight = self.weight
+        seen = SomeTaps(weight.name, weight.start, weight.stop, shape, True, False, weight.shape, taps.places)
+        return Conv2dRule(module, seen, self.bias)
 
     def _of(self, vectors: Tensor) -> Tensor:
         """Weights and bias, which are adjacent."""

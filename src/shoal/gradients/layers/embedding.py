@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.gradients.layers.rule import Rule, gram_squares, weighed
 from shoal.gradients.layout import Entry
@@ -12,8 +12,10 @@ from shoal.gradients.layout import Entry
 class EmbeddingRule(Rule):
     """y = W[x], for whole numbers [N, ...]."""
 
-    def __init__(self, module: nn.Embedding, weight: Entry) -> None:
-        self.entries, self.weight, self.padding = (weight,), weight, module.padding_idx
+    positions = True
+
+    def __init__(self, weight: Entry, padding: int | None = None) -> None:
+        self.entries, self.weight, self.padding = (weight,), weight, padding
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of the input."""
@@ -41,11 +43,14 @@ class EmbeddingRule(Rule):
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         """Gradients of repeated words are summed before the norm is taken."""
-        words, grad = saved.reshape(len(saved), -1), grad.reshape(len(saved), -1, grad.shape[-1])
-        if self.padding is not None:
-            grad = grad * (words != self.padding).unsqueeze(2)
+        words = saved.reshape(len(saved), -1)
+        grad = self.unpadded(saved, grad).reshape(*words.shape, grad.shape[-1])
         same = words.unsqueeze(1) == words.unsqueeze(2)
         return gram_squares(same.to(grad.dtype), grad, 1), None
+
+    def unpadded(self, words: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of the output, but 0 for padding."""
+        return grad if self.padding is None else grad * (words != self.padding).unsqueeze(-1)
 
     def _places(self, x: Tensor, clients: int) -> Tensor:
         """The row of every word in all clients' tables, one below the other: a word beyond its own is another's."""

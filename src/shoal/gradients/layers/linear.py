@@ -28,6 +28,8 @@ def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor
 class LinearRule(Rule):
     """y = x W^T + b, for inputs [N, ..., in]."""
 
+    products, positions = True, True
+
     def __init__(self, weight: Entry, bias: Entry | None, kernels: bool = True) -> None:
         self.entries, self.weight, self.bias, self.kernels = trained(weight, bias), weight, bias, kernels
 
@@ -73,11 +75,47 @@ class LinearRule(Rule):
         if rows.shape[1] <= PIECE and positions == 1 and grads.dtype == rows.dtype:
             self.accumulate(saved, grads, into, scale)
             return
-        self.weight.of(into).add_(summed_products(grads, rows, positions), alpha=scale)
+        self._add_products(grads, rows, positions, into, scale)
         if self.bias is not None:
             self.bias.of(into).add_(row_sums(grads, positions), alpha=scale)
+
+    def _add_products(self, grads: Tensor, rows: Tensor, positions: int, into: Tensor, scale: float) -> None:
+        self.weight.of(into).add_(summed_products(grads, rows, positions), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
         """The squared norm of every gradient, in float64."""
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
         return product_squares(saved.view(len(grad), -1, saved.shape[-1]), grad, self.bias is not None), None
+
+
+class TransposedLinearRule(LinearRule):
+    """y = x W + b, as in GPT-2."""
+
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and what the backward pass needs of the input."""
+        rows, weights = x.reshape(len(params), -1, x.shape[-1]), self.weight.of(params)
+        if self.bias is None:
+            y = torch.bmm(rows, weights)
+        else:
+            y = torch.baddbmm(self.bias.of(params).unsqueeze(1), rows, weights)
+        return y.view(*x.shape[:-1], y.shape[-1]), rows
+
+    def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
+        rows = torch.bmm(grad.reshape(len(params), -1, grad.shape[-1]), self.weight.of(params).transpose(1, 2))
+        return rows.view(*grad.shape[:-1], rows.shape[-1])
+
+    def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
+        grad = grad.reshape(len(into), -1, grad.shape[-1])
+        rows = saved.view(len(into), -1, saved.shape[-1])
+        self.weight.of(into).baddbmm_(rows.transpose(1, 2), grad, alpha=scale)
+        if self.bias is not None:
+            self.bias.of(into).add_(grad.sum(1), alpha=scale)
+
+    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+        """None: such a product would be added in the other order."""
+        return None
+
+    def _add_products(self, grads: Tensor, rows: Tensor, positions: int, into: Tensor, scale: float) -> None:
+        self.weight.of(into).add_(summed_products(rows, grads, positions), alpha=scale)

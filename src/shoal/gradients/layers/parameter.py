@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import new_class
 from typing import Any
 
 import torch
@@ -75,13 +77,17 @@ def own_parameters(module: nn.Module, entries: dict[int, Entry]) -> dict[str, En
 def hold_parameters(
     module: nn.Module, own: dict[str, Entry], taped: Taped, shapes: Mapping[Kind, Shape] | None
 ) -> None:
-    """Let the module's code find each client's values under the same names, in these shapes or the likeliest."""
+    """Let the module's code find each client's values under the same names, in these shapes or the likeliest.
+
+    A class that cannot be derived from is left alone: its parameters have no rule.
+    """
     members: dict[str, Any] = {"client_parameters": own}
     for name, entry in own.items():
         shape = (shapes or {}).get((name, entry.shape)) or next(likely_shapes(entry.shape))
         members[name] = property(_reader(ParameterRule(entry), shape, taped))
     kind = type(module)
-    module.__class__ = type(kind.__name__, (HoldsParameters, kind), members)
+    with suppress(Exception):
+        module.__class__ = new_class(kind.__name__, (HoldsParameters, kind), {}, lambda body: body.update(members))
 
 
 def _reader(rule: ParameterRule, shape: Shape, taped: Taped) -> Callable[[nn.Module], Tensor]:

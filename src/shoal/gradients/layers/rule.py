@@ -12,16 +12,16 @@ In names: K clients, N records, O outputs, C channels, T positions (pixels, word
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from shoal.gradients.layout import Entry, layer_of
 from shoal.mechanisms.update_clipping import row_norms, weighed_sum
+from shoal.precision import widened
 from shoal.random.noise_source import Product
 
-FEW_POSITIONS = 20  # below this, T x T products beat computing a record's gradient
 ROUNDING = 64  # the error of a few products in last digits, relative to their sizes; sums add one per term
 TINY = torch.finfo(torch.float32).tiny  # a number or a product below this may be treated as 0, or lose its digits
 LONGEST = 2.0**64  # times the digits that float32 may lack, it is still little beside the least step of a clip
@@ -36,6 +36,11 @@ class Rule(Protocol):
     """The interface of a layer for the tape; `entries` are all the parameters that it trains."""
 
     entries: tuple[Entry, ...]
+    positions: bool = False
+    """Whether a record may have several rows, [N, T, ...], that are treated alike."""
+    products: ClassVar[bool] = False
+    """Is it mostly matrix products, which autocast computes in fewer digits? Its input and parameters are then given
+    in that type; its norms and sums always in float32."""
 
     @property
     def layer(self) -> str:
@@ -43,7 +48,10 @@ class Rule(Protocol):
         return layer_of(self.entries[0].name)
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
-        """The output, and what the backward pass needs of the input."""
+        """The output, and what the backward pass needs of the input.
+
+        They share no memory: the model may change the output in place.
+        """
 
     def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
@@ -81,11 +89,22 @@ class Rule(Protocol):
         return None
 
 
+Item = tuple[Rule, Any, Tensor]
+"""Of a tape: a rule, what it saved of the input, and the gradient of its output."""
+
+
 def in_type(held: Any, dtype: torch.dtype) -> Any:
     """What a tape holds, its fractions in this type."""
     if isinstance(held, Tensor):
         return held.to(dtype) if held.is_floating_point() else held
     return type(held)(in_type(each, dtype) for each in held) if type(held) in (tuple, list) else held
+
+
+def wide(item: Item) -> Item:
+    """An item of a tape in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
+    rule, saved, grad = item
+    whole = widened(grad)
+    return item if whole is grad else (rule, in_type(saved, whole.dtype), whole)
 
 
 def squared(rows: Tensor) -> Tensor:
@@ -99,6 +118,15 @@ def outer_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     return (squared(grad) * (inputs + bias)).where(inputs < LONGEST**2 / grad.shape[1], math.inf)
 
 
+def few_positions(positions: int, outs: int, ins: int) -> bool:
+    """Are the T x T products of all positions cheaper than a record's gradient [outs, ins]?
+
+    They take 2 T^2 (outs + ins) operations, and it 2 T outs ins. Where it is cheaper, it is also no larger than what
+    it is computed from, so that those of all records can be kept.
+    """
+    return positions * (outs + ins) < outs * ins
+
+
 def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     """|sum_t g_t x_t^T|^2 of every record, for [N, T, in] and [N, T, out], and |sum_t g_t|^2 more for a bias.
 
@@ -107,35 +135,38 @@ def product_squares(x: Tensor, grad: Tensor, bias: bool) -> Tensor:
     positions = x.shape[1]
     if positions == 1:
         return outer_squares(x.squeeze(1), grad.squeeze(1), bias)
-    if positions < FEW_POSITIONS or positions**2 < x.shape[2] * grad.shape[2]:
+    if few_positions(positions, grad.shape[2], x.shape[2]):
         return gram_squares(torch.bmm(x, x.transpose(1, 2)), grad, x.shape[2], bias)
     found = squared(torch.bmm(grad.transpose(1, 2), x).flatten(1))
     if bias:
         found = found + squared(grad.sum(1))
     inputs, grads = (squared(rows.flatten(0, 1)).view(rows.shape[:2]) for rows in (x, grad))
     found = found + _rounded_away(inputs + bias, grads, grad.dtype, 2 * positions)
-    return found.where(_held(inputs, grad), math.inf)
+    return found.where(_held(inputs, grad.shape[2]), math.inf)
 
 
 def gram_squares(alike: Tensor, grad: Tensor, width: int, bias: bool = False) -> Tensor:
-    """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1.
+    """The same from the products [N, T, T] of the inputs, each a sum of `width`; a bias is one more input, of 1."""
+    return pair_squares(alike, torch.bmm(grad, grad.transpose(1, 2)), (width, grad.shape[2]), bias)
+
+
+def pair_squares(alike: Tensor, grads: Tensor, widths: tuple[int, int], bias: bool = False) -> Tensor:
+    """The same from the products [N, T, T] of the inputs and of the gradients, each a sum of so many numbers.
 
     The sum is over products that may cancel (a constant picture before a normalisation), and what is left then is
     rounding, even below 0: a clip by it would let anything through. So all that rounding may have taken is added, and
     all that underflowing products may have contributed.
     """
-    grads = torch.bmm(grad, grad.transpose(1, 2))
     pairs = ((alike + bias) * grads).sum((1, 2), dtype=torch.float64)
-    lost = [TINY * 2 * numbers for numbers in (width, grad.shape[2])]
+    lost = [TINY * 2 * width for width in widths]
     inputs, outputs = (
         products.diagonal(dim1=1, dim2=2).double().clamp(min=0) + below
         for products, below in zip((alike, grads), lost, strict=True)
     )
     inputs = inputs + bias
-    terms = width + grad.shape[2] + grad.shape[1]
-    found = pairs.clamp(min=0) + _rounded_away(inputs, outputs, grad.dtype, terms)
+    found = pairs.clamp(min=0) + _rounded_away(inputs, outputs, grads.dtype, sum(widths) + grads.shape[1])
     found = found + lost[0] * outputs.sqrt().sum(1).square() + lost[1] * inputs.sqrt().sum(1).square()
-    return found.where(pairs.isfinite() & _held(inputs, grad), math.inf)
+    return found.where(pairs.isfinite() & _held(inputs, widths[1]), math.inf)
 
 
 def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
@@ -147,12 +178,12 @@ def _rounded_away(inputs: Tensor, grads: Tensor, dtype: torch.dtype, terms: int)
     return (ROUNDING + terms) * torch.finfo(dtype).eps * (inputs * grads).sqrt().sum(1).square()
 
 
-def _held(inputs: Tensor, grad: Tensor) -> Tensor:
+def _held(inputs: Tensor, outputs: int) -> Tensor:
     """Are inputs of these squared norms [N, T] short enough for factor x gradient to be too small for float32?
 
     It then has lost at most 2^-149 per number, times the inputs 2^-85: less than 2^-20 of LEAST_STEP.
     """
-    return inputs.sqrt().sum(1) * math.sqrt(grad.shape[-1]) < LONGEST
+    return inputs.sqrt().sum(1) * math.sqrt(outputs) < LONGEST
 
 
 def kept_sum(kept: Tensor, factors: Tensor) -> Tensor:

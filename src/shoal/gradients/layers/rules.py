@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from shoal.gradients.layers.affine import AffineRule, BiasRule
 from shoal.gradients.layers.attention import attention_layer
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
-from shoal.gradients.layers.convolution import Conv2dRule
-from shoal.gradients.layers.convolution_cpu import cpu_rule
-from shoal.gradients.layers.convolution_cuda import cuda_rule
+from shoal.gradients.layers.composed import composed_layer
+from shoal.gradients.layers.convolutions import CONVOLUTIONS, convolution_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
-from shoal.gradients.layers.linear import LinearRule
+from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
 from shoal.gradients.layers.recurrent import recurrent_layer
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
+
+INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 
 
 def client_layer(
@@ -38,7 +39,10 @@ def client_layer(
     if type(module) is nn.MultiheadAttention:
         return attention_layer(module, entries, taped, kernels)
     found = rule_for(module, entries, kernels)
-    return RuledLayer(module, *found, taped) if found else recurrent_layer(module, entries, taped)
+    if found:
+        return RuledLayer(module, *found, taped)
+    composed = composed_layer(module, entries, taped, kernels)
+    return composed or recurrent_layer(module, entries, taped, kernels)
 
 
 def rule_for(
@@ -56,26 +60,33 @@ def rule_for(
         return None
     if type(module) is nn.Linear:
         return LinearRule(weight, bias, kernels), _same
-    if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros":
-        rule = {"cpu": cpu_rule, "cuda": cuda_rule}.get(module.weight.device.type) if kernels else None
-        return (rule or Conv2dRule)(module, weight, bias), _same
+    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+        return TransposedLinearRule(weight, bias, kernels), _same
+    if type(module) in CONVOLUTIONS:
+        return convolution_rule(module, weight, bias, kernels)
     if type(module) is nn.GroupNorm:
         groups, eps = module.num_groups, module.eps
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)
     if type(module) is nn.LayerNorm:
         shape, eps = module.normalized_shape, module.eps
         return AffineRule(-len(shape), weight, bias), lambda x: F.layer_norm(x, shape, eps=eps)
+    if type(module) is nn.RMSNorm:
+        sizes, least = module.normalized_shape, module.eps
+        return AffineRule(-len(sizes), weight, None), lambda x: F.rms_norm(x, sizes, eps=least)
+    if type(module) in INSTANCE_NORMS and module.running_mean is None:
+        eps = module.eps
+        return AffineRule(1, weight, bias), lambda x: F.group_norm(x, x.shape[1], eps=eps)
     if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and not module.training:
         return _frozen_statistics(cast(nn.BatchNorm2d, module), weight, bias)
     plain = type(module) is nn.Embedding and module.max_norm is None
     if plain and not module.scale_grad_by_freq and not module.sparse:
-        return EmbeddingRule(cast(nn.Embedding, module), weight), _same
+        return EmbeddingRule(weight, cast(nn.Embedding, module).padding_idx), _same
     return None
 
 
 def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
     """A layer whose weights are frozen: the same for all clients, up to the bias."""
-    if type(module) not in (nn.Linear, nn.Conv2d, nn.GroupNorm):
+    if type(module) not in (nn.Linear, nn.GroupNorm, *CONVOLUTIONS):
         return None
     frozen = copy.deepcopy(module)
     frozen.register_parameter("bias", None)

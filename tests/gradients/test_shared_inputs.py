@@ -1,0 +1,65 @@
+"""Layers that see something else than one row for each record: positions, records' words one below the other."""
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.gradients import network
+from shoal.gradients.sequential import RecordNetwork
+
+
+class Positions(nn.Module):
+    """Adds an embedding of the positions, in one of the forms that people write."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.words, self.places = form, nn.Embedding(5, 4), nn.Embedding(9, 4)
+        self.scores = nn.Linear(4, 3)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device)
+        if self.form == "[1, T]":
+            places = places.unsqueeze(0)
+        elif self.form == "[N, T]":
+            places = places.expand_as(x)
+        h = torch.tanh(self.words(x) + self.places(places))
+        if self.form == "[N T, D]":
+            return self.scores(h.reshape(-1, 4)).view(len(x), -1, 3).mean(1)
+        return self.scores(h).mean(1)
+
+
+@pytest.mark.parametrize("form", ["[T]", "[1, T]", "[N, T]", "[N T, D]"])
+@pytest.mark.parametrize(("clients", "batch", "length"), [(2, 3, 6), (2, 3, 4), (3, 2, 3), (1, 1, 5), (1, 4, 2)])
+def test_the_same_input_for_all_records_and_rows_below_each_other(form, clients, batch, length):
+    """Also where there are as many positions as records, which would look alike."""
+    torch.manual_seed(0)
+    model = Positions(form).double()
+    x = torch.randint(5, (clients, batch, length))
+    y, weights = torch.zeros(clients, batch, dtype=torch.int64), torch.rand(clients, batch, dtype=torch.float64)
+    fast = network(model, torch.randint(5, (3, length)), per_record=True)
+    assert fast.batched
+    slow = RecordNetwork(model)
+    params = torch.rand(clients, fast.layout.size, dtype=torch.float64)
+    found = []
+    for net in (fast, slow):
+        tape = net.backward(params, x, y, weights)
+        total = torch.zeros_like(params)
+        tape.accumulate(total, 1.0)
+        found.append((total, tape.squares().sum(0)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+class Unlike(nn.Module):
+    """A layer that gets every second record only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scores = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.scores(torch.cat([self.layer(x[::2]), x[1::2]]))
+
+
+def test_rows_that_do_not_follow_the_records_are_never_batched():
+    assert network(Unlike(), torch.rand(3, 4)).way != "rules"
