@@ -12,18 +12,19 @@ from shoal.training import made_up
 
 NETS = """
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
-class Pairs(nn.Module):
+class Scaled(nn.Module):
     def __init__(self, input_shape, classes):
         super().__init__()
-        self.pairs, self.last = nn.Bilinear(64, 64, 2), nn.Linear(2, classes)
+        self.scaled, self.last = weight_norm(nn.Linear(64, 2)), nn.Linear(2, classes)
         self.first = nn.Linear(64, 64).requires_grad_(False)
 
     def forward(self, x):
         x = self.first(x.flatten(1))
-        return self.last(self.pairs(x, x))
+        return self.last(self.scaled(x))
 
-class Mixes(Pairs):
+class Mixes(Scaled):
     def forward(self, x):
         return super().forward(x - x.mean(0))
 
@@ -31,6 +32,7 @@ class Statistics(nn.Sequential):
     def __init__(self, input_shape, classes):
         super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
 """
+LAYER = "scaled (ParametrizedLinear), scaled.parametrizations.weight (ParametrizationList)"
 FEW = ["-c", "data.clients=10", "-c", "engine.threads=1", "-c", "engine.device=cpu"]
 
 
@@ -50,14 +52,14 @@ def checked(name):
 
 
 def test_of_each_level_it_tells_the_way_and_the_layer_that_forces_it():
-    found = checked("nets_to_check:Pairs")
-    assert found["parameters"] == 64 * 64 * 2 + 2 + 2 * 10 + 10
+    found = checked("nets_to_check:Scaled")
+    assert found["parameters"] == 64 * 2 + 2 + 2 + 2 * 10 + 10
     assert found["frozen"] == 64 * 64 + 64
-    assert found["without_rules"] == ["pairs (Bilinear)"]
+    assert found["without_rules"] == LAYER.split(", ")
     for level in ("client", "record"):
-        assert found[level] == {"way": "vmap", "because": "no rule for layer pairs (Bilinear)"}
-    shown = CliRunner().invoke(app, ["models", "check", "nets_to_check:Pairs", *FEW], env={"COLUMNS": "200"}).stdout
-    assert "client level   vmap: no rule for layer pairs (Bilinear)" in shown
+        assert found[level] == {"way": "vmap", "because": f"no rule for layer {LAYER}"}
+    shown = CliRunner().invoke(app, ["models", "check", "nets_to_check:Scaled", *FEW], env={"COLUMNS": "200"}).stdout
+    assert f"client level   vmap: no rule for layer {LAYER}" in shown
     assert checked("linear")["record"] == {"way": "rules", "because": ""}
 
 
@@ -81,12 +83,12 @@ def test_a_model_that_cannot_be_trained_with_privacy_is_an_error(name, said, mon
 
 
 def test_a_run_says_it_in_one_line_and_so_do_its_result_and_its_page(tmp_path):
-    words = ["-c", "algorithm=fedavg", "-c", "model=nets_to_check:Pairs", "-c", "rounds=1", *FEW]
+    words = ["-c", "algorithm=fedavg", "-c", "model=nets_to_check:Scaled", "-c", "rounds=1", *FEW]
     ran = CliRunner().invoke(app, ["run", *words], env={"COLUMNS": "200"})
     assert ran.exit_code == 0, ran.output
-    assert "gradients by vmap: no rule for layer pairs (Bilinear)" in ran.output.splitlines()
+    assert f"gradients by vmap: no rule for layer {LAYER}" in ran.output.splitlines()
     (run,) = (tmp_path / "runs").iterdir()
     told = json.loads((run / "result.json").read_text())["gradients"]
-    assert told == {"way": "vmap", "because": "no rule for layer pairs (Bilinear)"}
-    assert "by vmap: no rule for layer pairs (Bilinear)" in (run / "report.html").read_text()
+    assert told == {"way": "vmap", "because": f"no rule for layer {LAYER}"}
+    assert f"by vmap: no rule for layer {LAYER}" in (run / "report.html").read_text()
     assert shoal.run(resume=run).rounds == 1

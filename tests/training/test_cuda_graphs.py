@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from shoal.errors import RunError
 from shoal.mechanisms.gaussian import StepNoise
@@ -89,22 +90,22 @@ def test_our_kernels_give_what_plain_products_give(name, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
-class Pairs(nn.Module):
+class Scaled(nn.Module):
     """A layer without a rule, and Dropout where wanted."""
 
     def __init__(self, dropout=0.0):
         super().__init__()
         torch.manual_seed(1)
-        self.pairs, self.last, self.dropout = nn.Bilinear(64, 64, 4), nn.Linear(4, 10), nn.Dropout(dropout)
+        self.scaled, self.last = weight_norm(nn.Linear(64, 8)), nn.Linear(8, 10)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        x = x.flatten(1)
-        return self.last(self.dropout(self.pairs(x, x).tanh()))
+        return self.last(self.dropout(self.scaled(x.flatten(1)).tanh()))
 
 
 def without_rules(record, way, recorded=True, device="cuda", dropout=0.0):
     settings = Settings(device, way=way, graphs=recorded)
-    sim = simulate(record, Pairs(dropout), digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
+    sim = simulate(record, Scaled(dropout), digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
     assert sim.cohort.network.way == way
     assert (sim.cohort.graphs is not None) is (recorded and device == "cuda")
     return played(sim)
