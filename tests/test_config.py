@@ -79,7 +79,7 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest(word, named):
         ("engine.threads=two", ["engine.threads", "'two'"]),
         ("engine.checkpoint_every=0", ["engine.checkpoint_every", "0"]),
         ("engine.checkpoint_every=1000001", ["engine.checkpoint_every", "1000001"]),
-        ("engine.batched=1", ["engine.batched", "1", "boolean"]),
+        ("engine.way=fast", ["engine.way", "'fast'", "sequential"]),
         ("budget.epsilon=0", ["budget.epsilon", "0"]),
         ("budget.epsilon=inf", ["budget.epsilon", "inf"]),
         ("budget.delta=0", ["budget.delta", "0"]),

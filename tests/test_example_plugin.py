@@ -74,9 +74,9 @@ def test_each_layer_is_clipped_by_a_bound_of_its_own():
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("model", ["digits-mlp", "digits-cnn"])
-def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, batched):
+def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, way):
     """One step of one record, whose gradient is beyond every bound: each layer moves by just its own."""
     from shoal.gradients import Layout
     from shoal.models import build
@@ -84,7 +84,7 @@ def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, batched):
 
     changes = {"model": model, "rounds": 1, "records.sampling": "shuffled", "records.batch": 1, "local.steps": 1}
     changes |= {"local.lr": 1.0, "per_record.clip_norm": 1e-3, "per_step.noise_multiplier": 0.0, "data.clients": 1437}
-    changes |= {"clients.sampling": "fixed-size", "clients.cohort": 1, "engine.batched": batched}
+    changes |= {"clients.sampling": "fixed-size", "clients.cohort": 1, "engine.way": way}
     config = configure(SMALL | changes)
     _, trainer = prepare(config, None, None)
     before = trainer.params.clone()

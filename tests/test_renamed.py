@@ -28,7 +28,6 @@ OLD_AND_NEW = [
     ("quantile", "per_update.initial", "per_update.initial_clip_norm", 0.7),
     ("quantile", "per_update.rate", "per_update.clip_norm_lr", 0.3),
     ("quantile", "per_update.count_noise", "per_update.count_noise_multiplier", 0.3),
-    ("fedavg", "engine.together", "engine.batched", False),
     ("fedavg", "data.client", "data.client_column", "hospital"),
     ("fedavg", "federation.first", "federation.min_sites_to_start", 3),
     ("fedavg", "federation.least", "federation.min_sites", 2),
@@ -45,6 +44,13 @@ def test_an_old_key_means_the_new_one_and_says_so(method, old, new, value):
         found = configure({"algorithm": method, old: value})
     assert found == wanted
     assert to_toml(found) == to_toml(wanted)
+
+
+@pytest.mark.parametrize("old", ["engine.together", "engine.batched"])
+@pytest.mark.parametrize(("value", "way"), [(True, "auto"), (False, "sequential")])
+def test_whether_clients_are_batched_is_now_a_way(old, value, way):
+    with pytest.warns(FutureWarning, match=f"{old} is now called engine.way"):
+        assert configure({"algorithm": "fedavg", old: value}).engine.way == way
 
 
 @pytest.mark.parametrize(

@@ -370,6 +370,7 @@ def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
         "clients": trainer.setting.clients,
         "simulated_clients": trainer.setting.simulated,
         "parameters": trainer.params.numel(),
+        "gradients": trainer.cohort.gradients,
         "train_rows": len(held),
         "test_rows": len(dataset.test_y),
         "notes": trainer.notes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from shoal.data.features import cached
 from shoal.data.known import KNOWN
 from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
+from shoal.gradients.network import Way
 from shoal.inputs import parts, single
 from shoal.models import build, check
 from shoal.models.check import refuse_tokens, takes_tokens
@@ -51,7 +52,12 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[Simu
         config.algorithm, module, dataset, parts,
         rounds=config.rounds, streams=streams_of(config), settings=config.engine,
     )  # fmt: skip
-    return config, trainer
+    return with_way(config, trainer.cohort.network.way), trainer
+
+
+def with_way(config: Config, way: str) -> Config:
+    """The configuration with the way that was chosen: a resumed run with another would differ in its last digits."""
+    return replace(config, engine=replace(config.engine, way=cast(Way, way)))
 
 
 def dataset_of(config: Config, data: Any) -> Dataset:

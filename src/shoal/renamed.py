@@ -19,7 +19,8 @@ FIELDS = {
 """Of mechanisms; one of another package may well have a field of the old name, and keeps it."""
 KEYS = {
     "data.client": "data.client_column",
-    "engine.together": "engine.batched",
+    "engine.together": "engine.way",
+    "engine.batched": "engine.way",
     "federation.first": "federation.min_sites_to_start",
     "federation.least": "federation.min_sites",
     "federation.largest": "federation.max_update_norm",
@@ -29,6 +30,8 @@ KEYS = {
 WORDS = {"example": "record", "inside": "client-process", "per-example": "per-record"}
 """Units, observers and placements of noise."""
 ALGORITHMS = {"quantile-example": "quantile-record"}
+_WAYS = {True: "auto", False: "sequential"}
+"""What the values of engine.batched mean for engine.way."""
 _CHOICES = ("budget.unit", "budget.observer", "per_step.placement")
 _DEEPEST = 30
 _MECHANISMS = ("per_record", "per_step", "per_update", "per_round")
@@ -50,6 +53,8 @@ def current_keys(
         if key != said:
             _warn(said, key)
         found[key] = WORDS.get(value, value) if key in _CHOICES and isinstance(value, str) else value
+        if key == "engine.way" and isinstance(value, bool):
+            found[key] = _WAYS[value]
     return found
 
 

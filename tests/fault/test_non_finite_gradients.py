@@ -27,7 +27,7 @@ class Unit(nn.Module):
         return x / x.norm(dim=1, keepdim=True)
 
 
-def simulated(module, x, streams, noise=4.0, batched=True, steps=1):
+def simulated(module, x, streams, noise=4.0, way="auto", steps=1):
     data = digits()
     data = replace(data, train_x=x, train_y=data.train_y[: len(x)])
     record = algorithm("dp-sgd")
@@ -37,7 +37,7 @@ def simulated(module, x, streams, noise=4.0, batched=True, steps=1):
         local=replace(record.local, steps=steps),
         per_step=replace(record.per_step, noise_multiplier=noise),
     )
-    settings = Settings("cpu", threads=1, batched=batched)
+    settings = Settings("cpu", threads=1, way=way)
     part = Partition(np.arange(len(x), dtype=np.int32), np.array([0, len(x)]))
     sim = simulate(record, module, data, part, rounds=1, streams=streams, settings=settings)
     return sim
@@ -53,13 +53,13 @@ def rows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
-def test_a_record_that_is_nan_also_where_it_is_0_does_not_take_the_noise_along(streams, batched):
+def test_a_record_that_is_nan_also_where_it_is_0_does_not_take_the_noise_along(streams, way):
     torch.manual_seed(0)
     module, x = nn.Sequential(Unit(), nn.Linear(64, 10)), rows()
     x[3] = 0
-    assert float(update(module, x, streams, batched=batched).norm()) > 0.05
+    assert float(update(module, x, streams, way=way).norm()) > 0.05
 
 
 def test_where_no_record_has_a_norm_there_is_noise_alone():
@@ -69,17 +69,17 @@ def test_where_no_record_has_a_norm_there_is_noise_alone():
     assert float(found.std()) > 0
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_what_is_left_is_the_sum_of_the_others(batched):
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
+def test_what_is_left_is_the_sum_of_the_others(way):
     """Without noise: the step on 20 records, of which one has no norm, is that of the other 19."""
     torch.manual_seed(0)
     module, x = nn.Sequential(Unit(), nn.Linear(64, 10)), rows()
     x[3] = 0
-    found = update(module, x, Streams(3), noise=0.0, batched=batched)
+    found = update(module, x, Streams(3), noise=0.0, way=way)
     others = torch.cat([x[:3], x[4:]])
     data = digits()
     label = data.train_y[:RECORDS]
-    sim = simulated(module, others, Streams(3), noise=0.0, batched=batched)
+    sim = simulated(module, others, Streams(3), noise=0.0, way=way)
     federation = sim.cohort.client_data
     federation.y[:] = torch.cat([label[:3], label[4:]])
     left = sim.cohort.updates(np.array([0]), sim.params, {}, RoundIndex(0, 1)).updates[0]

@@ -201,7 +201,7 @@ class Unbatched(Attends):
 @pytest.mark.parametrize("per_record", [False, True])
 def test_attention_between_records_goes_one_client_after_the_other(make, per_record):
     module = make("self", "", {})
-    assert not network(module, torch.randint(0, WORDS, (3, LENGTH)), per_record=per_record).batched
+    assert network(module, torch.randint(0, WORDS, (3, LENGTH)), per_record=per_record).way != "rules"
 
 
 def test_what_replaces_attention_says_what_it_is():
@@ -212,4 +212,4 @@ def test_what_replaces_attention_says_what_it_is():
             assert self.attention.in_proj_weight.shape == (3 * WIDTH, WIDTH)
             return super().forward(x)
 
-    assert network(Asks("self", "", {}), torch.randint(0, WORDS, (3, LENGTH))).batched
+    assert network(Asks("self", "", {}), torch.randint(0, WORDS, (3, LENGTH))).way == "rules"

@@ -107,9 +107,10 @@ class ReachesIntoALayer(nn.Module):
         return x @ self.layer.weight.T
 
 
-@pytest.mark.parametrize("model", [MixesExamples, ReachesIntoALayer])
-def test_a_model_that_rules_would_train_wrongly_goes_one_client_after_the_other(model):
-    assert not network(model(), torch.rand(5, 4)).batched
+@pytest.mark.parametrize(("model", "way"), [(MixesExamples, "sequential"), (ReachesIntoALayer, "vmap")])
+def test_a_model_that_rules_would_train_wrongly_goes_another_way(model, way):
+    """Padding has a place in every batch, which a model that mixes records must not see."""
+    assert network(model(), torch.rand(5, 4)).way == way
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_bags_of_words(mode, batch):
     ids=["statistics", "maximum", "padding"],
 )
 def test_unusual_ones_have_no_rule(layer):
-    assert not network(nn.Sequential(layer, nn.Linear(4, 3))).batched
+    assert network(nn.Sequential(layer, nn.Linear(4, 3))).way != "rules"
 
 
 def test_an_embedding_bag_of_another_use_goes_one_client_after_the_other():
@@ -111,4 +111,4 @@ def test_an_embedding_bag_of_another_use_goes_one_client_after_the_other():
         def forward(self, x):
             return self.head(self.words(x, per_sample_weights=torch.ones_like(x, dtype=self.words.weight.dtype)))
 
-    assert not network(Weighted(), torch.randint(0, 7, (3, 5))).batched
+    assert network(Weighted(), torch.randint(0, 7, (3, 5))).way != "rules"

@@ -314,7 +314,7 @@ def test_whole_networks_are_batched_and_agree_at_both_levels(name, batch):
 def test_resnet_18_is_batched():
     module = ResNet()
     assert sum(p.numel() for p in module.parameters()) == 11_181_642
-    assert network(module, torch.rand(1, 3, 32, 32)).batched
+    assert network(module, torch.rand(1, 3, 32, 32)).way == "rules"
 
 
 class ChangesItsInput(nn.Module):
@@ -340,4 +340,4 @@ def test_what_a_layer_has_seen_is_not_changed_unnoticed(per_record):
         fast.backward(params, x.unsqueeze(1), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         F.cross_entropy(module(x), torch.zeros(2, dtype=torch.int64)).backward()
-    assert not network(module, x, per_record=per_record).batched
+    assert network(module, x, per_record=per_record).way != "rules"

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from shoal.gradients import network
-from shoal.gradients.batched import BatchedNetwork, without_rule
+from shoal.gradients.batched import without_rule
 from shoal.gradients.layout import Layout
-from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 
 CLIENTS, RECORDS = 2, 5
 
@@ -83,12 +82,12 @@ def test_what_is_frozen_is_not_in_the_layout(make):
 
 
 @pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "sequential"])
-def test_record_gradients_and_norms_are_those_of_a_plain_loop(make, batched):
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
+def test_record_gradients_and_norms_are_those_of_a_plain_loop(make, way):
     module = make()
     x, y, weights = batch()
-    net = network(module, x[0, :3], y[0, :3], per_record=True, batched=batched)
-    assert type(net) is (BatchedNetwork if batched else RecordNetwork)
+    net = network(module, x[0, :3], y[0, :3], per_record=True, way=way)
+    assert net.way == way
     params = torch.stack([Layout.of(module).flatten(module) * (1 + 0.2 * k) for k in range(CLIENTS)])
     tape = net.backward(params, x, y, weights)
     expected = plain_gradients(module, params, x, y)
@@ -97,13 +96,13 @@ def test_record_gradients_and_norms_are_those_of_a_plain_loop(make, batched):
 
 
 @pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("batched", [True, False], ids=["batched", "sequential"])
-def test_training_leaves_frozen_values_as_they_were(make, batched):
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
+def test_training_leaves_frozen_values_as_they_were(make, way):
     module = make()
     before = {name: tensor.clone() for name, tensor in Layout.of(module).frozen(module).items()}
     x, y, weights = batch()
-    net = network(module, x[0, :3], y[0, :3], batched=batched)
-    assert type(net) is (BatchedNetwork if batched else SequentialNetwork)
+    net = network(module, x[0, :3], y[0, :3], way=way)
+    assert net.way == way
     params = Layout.of(module).flatten(module).expand(CLIENTS, -1).clone()
     for _ in range(2):
         net.backward(params, x, y, weights).accumulate(params, -0.1)

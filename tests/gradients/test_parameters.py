@@ -128,7 +128,7 @@ class MixesRecords(Product):
 @pytest.mark.parametrize("make", [Product, MixesRecords])
 @pytest.mark.parametrize("per_record", [False, True])
 def test_other_uses_go_one_client_after_the_other(make, per_record):
-    assert not network(make(), torch.rand(3, 4), per_record=per_record).batched
+    assert network(make(), torch.rand(3, 4), per_record=per_record).way != "rules"
 
 
 def test_a_matrix_times_words_is_one_matrix_for_each_record():
@@ -142,12 +142,12 @@ def test_a_matrix_times_words_is_one_matrix_for_each_record():
 
 
 def test_without_a_sample_nothing_is_known_of_their_shapes():
-    assert not network(Scale(4)).batched
-    assert network(Scale(4), torch.rand(3, 4)).batched
+    assert network(Scale(4)).way != "rules"
+    assert network(Scale(4), torch.rand(3, 4)).way == "rules"
 
 
 def test_a_large_parameter_is_not_copied_for_each_record():
-    assert not network(Scale(LARGEST + 1), torch.rand(1, LARGEST + 1)).batched
+    assert network(Scale(LARGEST + 1), torch.rand(1, LARGEST + 1)).way != "rules"
 
 
 def test_a_class_that_cannot_be_derived_from_goes_one_client_after_the_other():
@@ -156,7 +156,7 @@ def test_a_class_that_cannot_be_derived_from_goes_one_client_after_the_other():
             raise TypeError("this class is final")
 
     assert without_rule(Final(4), Layout.of(Final(4))) == ["the model (Final)"]
-    assert not network(Final(4), torch.rand(3, 4)).batched
+    assert network(Final(4), torch.rand(3, 4)).way != "rules"
 
 
 def test_the_model_that_was_given_stays_as_it_is():

@@ -14,7 +14,8 @@ from shoal.gradients.batched import BatchedNetwork
 from shoal.gradients.layers.rule import product_squares
 from shoal.gradients.layers.rules import rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.sequential import GradientTape, RecordNetwork
+from shoal.gradients.sequential import RecordNetwork
+from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.models import build
 from support.layers import OF_NUMBERS, convolutions
@@ -37,10 +38,7 @@ def both_ways(module, x, classes=3, *, clients=None):
 def assert_agree(module, x, classes=3):
     params, fast, slow = both_ways(module, x, classes)
     squares = fast.squares()
-    order = [  # the tape runs backwards, the layout forwards
-        next(place for place, layer in enumerate(slow._layers) if layer.start <= rule.entries[0].start < layer.stop)
-        for rule, _, _ in fast
-    ] or list(range(len(squares)))
+    order = [slow.layers.index(name) for name in fast.layers]  # the tape runs backwards, the layout forwards
     torch.testing.assert_close(squares, slow.squares()[order], **CLOSE)
     torch.testing.assert_close(fast.records(), slow.records(), **CLOSE)
     for layers in (1, len(squares)):
@@ -204,27 +202,23 @@ class HiddenMixing(nn.Module):
         return self.last(inner * (1 + inner.sum(0)) - inner.detach() * inner.detach().sum(0))
 
 
-class Unvmappable(nn.Module):
+class Unvmappable(Multiplies):
     """Python control flow on values, which vmap refuses."""
 
-    def __init__(self):
-        super().__init__()
-        self.last = nn.Linear(2, 3)
-
     def forward(self, x):
-        return self.last(x if float(x.detach().sum()) > -1e9 else -x)
+        return super().forward(x if float(x.detach().sum()) > -1e9 else -x)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(Multiplies(), nn.Linear(2, 3)), Unvmappable])
-def test_what_rules_do_not_cover_goes_example_by_example(make):
+@pytest.mark.parametrize("make", [Multiplies, Unvmappable])
+@pytest.mark.parametrize("way", ["auto", "sequential"])
+def test_what_rules_do_not_cover_goes_another_way(make, way):
     torch.manual_seed(0)
-    module = make()
-    net = network(module, torch.rand(3, 2), per_record=True)
-    if make is not Unvmappable:
-        assert isinstance(net, RecordNetwork)
+    module = nn.Sequential(make(), nn.Linear(2, 3))
+    net = network(module, torch.rand(3, 2), per_record=True, way=way)
+    assert net.way == ("sequential" if make is Unvmappable or way == "sequential" else "vmap")
     start = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
     x, y = torch.rand(1, 4, 2), torch.tensor([[0, 1, 2, 0]])
-    tape = RecordNetwork(module).backward(start[None], x, y, torch.ones(1, 4))
+    tape = net.backward(start[None], x, y, torch.ones(1, 4))
     for b in range(4):
         loss = nn.functional.cross_entropy(module(x[0, b : b + 1]), y[0, b : b + 1])
         wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
@@ -233,7 +227,7 @@ def test_what_rules_do_not_cover_goes_example_by_example(make):
 
 
 def test_nor_does_a_model_that_mixes_examples_before_a_layer_that_starts_at_zero():
-    assert isinstance(network(HiddenMixing(), torch.rand(3, 2), per_record=True), RecordNetwork)
+    assert network(HiddenMixing(), torch.rand(3, 2), per_record=True).way != "rules"
 
 
 def test_products_left_to_whoever_adds_noise_belong_to_no_graph():
@@ -329,7 +323,7 @@ def by_rule(layer, shape, kind=torch.float32):
 def by_tape(numbers, into=None):
     into = torch.zeros(1, 2) if into is None else into
     gradients = numbers.view(1, -1, 1).expand(1, len(numbers), 2)
-    GradientTape(Layout.of(nn.Linear(1, 1)), gradients).accumulate(into, 1.0, torch.ones(1, 1, len(numbers)))
+    GradientTape.of(Layout.of(nn.Linear(1, 1)), gradients).accumulate(into, 1.0, torch.ones(1, 1, len(numbers)))
     return into[0, 0]
 
 

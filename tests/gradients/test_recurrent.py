@@ -150,13 +150,13 @@ def hooked(layer):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_certain_is_trained_one_client_after_the_other(name):
-    assert not network(REFUSED[name]()).batched
+    assert network(REFUSED[name]()).way != "rules"
 
 
 def test_dropout_between_layers_is_none_in_eval_mode_or_where_there_is_one_layer():
-    assert network(nn.LSTM(3, 4, num_layers=2, dropout=0.5).eval()).batched
+    assert network(nn.LSTM(3, 4, num_layers=2, dropout=0.5).eval()).way == "rules"
     with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
-        assert network(nn.LSTM(3, 4, dropout=0.5)).batched
+        assert network(nn.LSTM(3, 4, dropout=0.5)).way == "rules"
 
 
 class Packed(nn.Module):
@@ -186,7 +186,7 @@ class TurnedRound(Packed):
 @pytest.mark.parametrize("model", [Packed, Unbatched, TurnedRound])
 def test_a_model_with_other_sequences_than_its_records_goes_one_client_after_the_other(model):
     net = network(model(), torch.rand(5, 6, 3))
-    assert not net.batched
+    assert net.way != "rules"
     with pytest.raises(ModelError, match=r"one padded sequence a record; set engine.batched=false"):
         network(model()).backward(
             torch.zeros(2, 123), torch.rand(2, 5, 6, 3), torch.zeros(2, 5).long(), torch.ones(2, 5)
@@ -200,10 +200,10 @@ def test_a_round_moves_the_model_as_one_client_after_the_other_would(kind, confi
     module, x = Recurrent(kind, batch_first=True), torch.randn(96, 12, 3)
     data = shoal.from_arrays(x.numpy(), np.arange(96) % 3, client=np.arange(96) // 16)
     found = []
-    for batched in (True, False):
-        settings = config | {"rounds": 1, "engine": {"device": "cpu", "threads": 1, "batched": batched}}
+    for way in ("rules", "sequential"):
+        settings = config | {"rounds": 1, "engine": {"device": "cpu", "threads": 1, "way": way}}
         trainer = prepare(configure(settings), data, module)[1]
-        assert trainer.cohort.network.batched is batched
+        assert trainer.cohort.network.way == way
         trainer.run_round(0)
         found.append(trainer.params)
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)

@@ -62,4 +62,4 @@ class Unlike(nn.Module):
 
 
 def test_rows_that_do_not_follow_the_records_are_never_batched():
-    assert not network(Unlike(), torch.rand(3, 4)).batched
+    assert network(Unlike(), torch.rand(3, 4)).way != "rules"

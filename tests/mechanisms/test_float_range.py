@@ -23,7 +23,7 @@ from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.parameter import ParameterRule
 from shoal.gradients.layers.rules import client_layer, rule_for
 from shoal.gradients.layout import Layout
-from shoal.gradients.sequential import GradientTape
+from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.coordinate_clipping import AdaClip, Coordinates
 from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip
 from shoal.mechanisms.schedules import LEAST_SCALE, MOST_SCALE
@@ -375,7 +375,7 @@ def test_nor_where_the_gradient_cancels(device, name, seed, height, bound):
 def test_nor_does_one_whose_gradient_is_made_by_torch_func(device, seed, span, bound, clip):
     layout = Layout.of(nn.Sequential(nn.Linear(7, 5), nn.LSTM(5, 4)))
     with on(device) as where:
-        tape = GradientTape(layout, wild(seed, span, RECORDS, 1, layout.size).to(where))
+        tape = GradientTape.of(layout, wild(seed, span, RECORDS, 1, layout.size).to(where))
         params = torch.zeros(RECORDS, layout.size, device=where)
         assert_held(*added(tape, clip, bound, params, 1.0)[:2], bound * clip.excess(2))
 
@@ -399,7 +399,7 @@ def test_adaclip_keeps_every_record_to_1_in_its_coordinates(device, seed, span, 
 def test_the_count_of_short_records_goes_by_the_same_norms(seed, span, bound):
     clip, layout = QuantileRecordClip(), Layout.of(nn.Linear(7, 5))
     rows = wild(seed, span, 1, 6, layout.size)
-    squares = GradientTape(layout, rows).squares()
+    squares = GradientTape.of(layout, rows).squares()
     counts = clip.count(squares, torch.ones(1, 6), torch.tensor(bound))
     true = norms_of(rows[0])
     if (np.abs(true / bound - 1) > 2 * MARGIN).all():

@@ -363,12 +363,12 @@ def test_one_that_lacks_what_its_base_class_asks_for_cannot_be_made(base, needed
             type("Incomplete", (base,), given)()
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_squares_come_with_the_names_of_their_layers(batched):
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
+def test_squares_come_with_the_names_of_their_layers(way):
     """Where layers have bounds of their own it matters which is which."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     x, y = torch.randn(1, 1, 3), torch.tensor([[1]])
-    made = network(module, x[0], batched=batched, per_record=True)
+    made = network(module, x[0], way=way, per_record=True)
     tape = made.backward(made.layout.flatten(module).unsqueeze(0), x, y, torch.ones(1, 1))
     vector = tape.records()[0, 0].double()
     wanted = torch.stack([vector[place].square().sum() for place in map(made.layout.named_layers.get, tape.layers)])

@@ -60,7 +60,7 @@ def test_many_clients_are_trained_at_once(name):
         x, y, task = sequences()[:, :-1], sequences()[:, 1:], CHARACTERS
     else:
         x, y, task = sequences(length=4)[:, :-1] % 50, torch.tensor([1.0, 3.0, 5.0]), RATING
-    assert network(build(name, tuple(x.shape[1:]), task.outputs), x, y, losses=task.losses).batched
+    assert network(build(name, tuple(x.shape[1:]), task.outputs), x, y, losses=task.losses).way == "rules"
 
 
 @pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])

@@ -85,10 +85,10 @@ MODELS = {
 def test_a_round_ends_where_the_sequential_way_ends(name, config):
     make, data = MODELS[name]
     found = []
-    for batched in (True, False):
-        engine = {"device": "cpu", "threads": 1, "batched": batched}
+    for way in ("rules", "sequential"):
+        engine = {"device": "cpu", "threads": 1, "way": way}
         trainer = prepare(configure({**config, "engine": engine}), data(), make())[1]
-        assert trainer.cohort.network.batched is batched
+        assert trainer.cohort.network.way == way
         start = trainer.params.clone()
         trainer.run_round(0)
         found.append(trainer.params - start)
@@ -110,5 +110,5 @@ def test_attention_between_records_is_refused():
         prepare(configure(settings), shoal.from_arrays(TEXTS, LABELS, client=OWNERS), Mixes())
     settings = {**CLIENT_LEVEL, "engine": {"device": "cpu", "threads": 1}}
     trainer = prepare(configure(settings), shoal.from_arrays(TEXTS, LABELS, client=OWNERS), Mixes())[1]
-    assert not trainer.cohort.network.batched
+    assert trainer.cohort.network.way == "sequential"
     trainer.close()

@@ -93,12 +93,12 @@ def by_autograd(record, cohort, params, client):
     return -record.local.rate(0, ROUNDS) * total / record.records.batch
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("micro_batch", [None, 2])
-def test_a_records_gradient_is_the_mean_over_its_views_and_clipped_after_that(batched, micro_batch):
+def test_a_records_gradient_is_the_mean_over_its_views_and_clipped_after_that(way, micro_batch):
     record = viewed(METHODS["record"])
     record = replace(record, local=replace(record.local, steps=1))
-    sim = simulator(record, batched=batched, micro_batch=micro_batch)
+    sim = simulator(record, way=way, micro_batch=micro_batch)
     updates, metrics = train(sim.cohort, sim.params, CLIENTS, FIRST, {})
     for client in CLIENTS:
         wanted = by_autograd(record, sim.cohort, sim.params, client)
@@ -112,7 +112,7 @@ def test_one_record_is_one_clip_however_many_views_it_has(name):
     record = viewed(METHODS[name])
     found = [
         train((sim := simulator(record, **how)).cohort, sim.params, CLIENTS, FIRST, {})[0]
-        for how in ({}, {"batched": False}, {"micro_batch": 2})
+        for how in ({}, {"way": "sequential"}, {"micro_batch": 2})
     ]
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)

@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
+from shoal.errors import RunError
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 from shoal.training import cuda_graphs
+from shoal.training.context import stand_ins
 from shoal.training.engine_settings import Settings
+from shoal.training.made_up import MadeUpStep
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
@@ -84,3 +88,74 @@ def test_our_kernels_give_what_plain_products_give(name, monkeypatch):
         sim = simulate(small(name), module, digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
         found.append(played(sim))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+
+
+class Scaled(nn.Module):
+    """A layer without a rule, and Dropout where wanted."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(1)
+        self.scaled, self.last = weight_norm(nn.Linear(64, 8)), nn.Linear(8, 10)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.last(self.dropout(self.scaled(x.flatten(1)).tanh()))
+
+
+def without_rules(record, way, recorded=True, device="cuda", dropout=0.0):
+    settings = Settings(device, way=way, graphs=recorded)
+    sim = simulate(record, Scaled(dropout), digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
+    assert sim.cohort.network.way == way
+    assert (sim.cohort.graphs is not None) is (recorded and device == "cuda")
+    return played(sim)
+
+
+QUIET = replace(FALLING, per_step=StepNoise(0.0))  # a CPU and a GPU draw other noise
+
+
+@pytest.mark.parametrize("way", ["vmap", "compiled", "sequential"])
+@pytest.mark.parametrize("record", [small("fedavg"), FALLING], ids=["client", "record"])
+def test_models_without_rules_are_recorded_too_and_heed_schedules(record, way):
+    torch.testing.assert_close(
+        without_rules(record, way), without_rules(record, way, recorded=False), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("way", ["vmap", "compiled", "sequential"])
+@pytest.mark.parametrize("record", [small("fedavg"), QUIET], ids=["client", "record"])
+def test_models_without_rules_give_what_a_cpu_gives(record, way, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    wanted = without_rules(record, "sequential", device="cpu")
+    torch.testing.assert_close(without_rules(record, way), wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_recorded_dropout_draws_what_it_draws_unrecorded():
+    found = [without_rules(small("fedavg"), "sequential", recorded, dropout=0.5) for recorded in (True, False)]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_the_largest_chunk_fits_the_memory():
+    """What the dry run found is what a chunk of many takes, to a tenth."""
+    sim = simulator(small("fed-cdp"), layers=3, settings=Settings("cuda"))
+    data = sim.cohort.client_data
+    step = MadeUpStep(sim.evaluation.module, stand_ins(data.x), torch.zeros(3, dtype=torch.int64).cuda(), 64, True)
+    one, two, many = (step.peak_bytes(sim.cohort.network, clients) for clients in (1, 2, 64))
+    assert many == pytest.approx(one + 63 * (two - one), rel=0.1)
+
+
+def test_a_chunk_beyond_the_memory_is_halved():
+    """A real out-of-memory error: no GPU has so much memory."""
+    sim = simulator(small("fedavg"), layers=3, settings=Settings("cuda", graphs=False))
+    wanted = played(sim)
+    right = sim.cohort.network.backward
+
+    def backward(params, *given):
+        torch.empty(len(params) * 2**38 // 3, dtype=torch.uint8, device="cuda")
+        return right(params, *given)
+
+    sim.cohort.network.backward = backward
+    with pytest.raises(RunError, match="a single client does not fit"):
+        played(sim)
+    sim.cohort.network.backward = lambda params, *given: (backward if len(params) > 1 else right)(params, *given)
+    torch.testing.assert_close(played(sim), wanted, rtol=1e-4, atol=1e-6)

@@ -62,12 +62,12 @@ def assert_same(found, wanted, **close):
         torch.testing.assert_close(vars(found[1]), vars(wanted[1]), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("micro_batch", [1, 2, 5])
 @pytest.mark.parametrize("name", METHODS)
-def test_pieces_of_a_batch_give_the_step_of_the_batch(name, micro_batch, batched):
-    wanted = trained(METHODS[name], None, batched=batched)
-    assert_same(trained(METHODS[name], micro_batch, batched=batched), wanted, rtol=1e-5, atol=1e-6)
+def test_pieces_of_a_batch_give_the_step_of_the_batch(name, micro_batch, way):
+    wanted = trained(METHODS[name], None, way=way)
+    assert_same(trained(METHODS[name], micro_batch, way=way), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -123,8 +123,8 @@ def test_only_one_piece_is_ever_run(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [[3], [0, 7, 11]])
-@pytest.mark.parametrize("batched", [True, False])
-def test_records_without_a_finite_norm_are_left_out_piece_by_piece(bad, batched):
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
+def test_records_without_a_finite_norm_are_left_out_piece_by_piece(bad, way):
     data = digits()
     x = data.train_x.clone()
     x[bad] = 0.0
@@ -134,7 +134,7 @@ def test_records_without_a_finite_norm_are_left_out_piece_by_piece(bad, batched)
     def updates(micro_batch):
         torch.manual_seed(0)
         model = nn.Sequential(Unit(), nn.Linear(64, 10))
-        settings = Settings("cpu", threads=1, batched=batched, micro_batch=micro_batch)
+        settings = Settings("cpu", threads=1, way=way, micro_batch=micro_batch)
         sim = simulate(
             record, model, data, parted(2), rounds=ROUNDS, streams=Streams(1), settings=settings
         )  # fmt: skip

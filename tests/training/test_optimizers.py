@@ -86,11 +86,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_does_what_torch_does_for_each_client(case, batched):
+def test_it_does_what_torch_does_for_each_client(case, way):
     local, optimizer = CASES[case]
-    sim = clients_of(local, batched=batched)
+    sim = clients_of(local, way=way)
     clients = np.arange(5)
     steps = planned(sim.cohort, clients, FIRST).steps
     assert steps.min() >= 4

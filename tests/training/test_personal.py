@@ -125,13 +125,13 @@ def test_a_model_of_one_layer_is_refused_and_the_message_says_why():
 # --- what they learn
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.5}, {"optimizer": "adamw", "lr": 0.01}, {"proximal": 0.5}])
-def test_a_client_trains_its_whole_model_and_sends_the_shared_part(changes, batched):
+def test_a_client_trains_its_whole_model_and_sends_the_shared_part(changes, way):
     """As a plain client that begins with the same layers would; the proximal term leaves personal layers alone."""
     record = headed()
     record = replace(record, local=replace(record.local, **changes))
-    sim = federation(record, settings=Settings("cpu", threads=1, batched=batched))
+    sim = federation(record, settings=Settings("cpu", threads=1, way=way))
     state, params = {}, sim.params
     whole = sim.cohort.network.layout
     sent, _ = train(sim.cohort, params, np.arange(4), FIRST, state)

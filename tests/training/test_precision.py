@@ -206,15 +206,15 @@ def test_products_are_in_bf16_and_all_that_is_clipped_is_not():
     assert tape.records().dtype == torch.float32
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize(
     "record",
     [RECORD, small("fedavg"), replace(small("adaclip"), per_step=StepNoise(0.0))],
     ids=lambda record: record.name,
 )
-def test_bf16_gives_nearly_the_update_of_float32_and_not_the_same(record, batched):
-    wanted = updates(record, "float32", batched=batched)
-    found = updates(record, "bf16", batched=batched)
+def test_bf16_gives_nearly_the_update_of_float32_and_not_the_same(record, way):
+    wanted = updates(record, "float32", way=way)
+    found = updates(record, "bf16", way=way)
     assert 1e-4 < apart(found, wanted) < 0.1
 
 

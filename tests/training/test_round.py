@@ -120,7 +120,7 @@ def final_model(settings, record=None, make=small_cnn):
         Settings(threads=3),
         Settings(memory=1e-4, threads=1),
         Settings(kernels=False),
-        Settings(batched=False),
+        Settings(way="sequential"),
     ],
     ids=["one-thread", "three-threads", "small-slices", "plain-products", "one-by-one"],
 )

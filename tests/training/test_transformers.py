@@ -131,15 +131,15 @@ def plain_gradients(module, task, params, x, y):
 
 
 @EVERY
-@pytest.mark.parametrize("batched", [True, False])
-def test_record_gradients_are_those_of_a_plain_loop(kind, batched):
+@pytest.mark.parametrize("way", ["auto", "sequential"])
+def test_record_gradients_are_those_of_a_plain_loop(kind, way):
     make, read, task = KINDS[kind]
     module, data = make(), read()
     x = each(data.train_x, lambda part: part[: CLIENTS * RECORDS].view(CLIENTS, RECORDS, *part.shape[1:]))
     y = data.train_y[: CLIENTS * RECORDS].view(CLIENTS, RECORDS, *data.train_y.shape[1:])
     sample = each(x, lambda part: part[0, :3])
-    net = network(module, sample, y[0, :3], losses=task.losses, per_record=True, batched=batched)
-    assert net.batched is batched
+    net = network(module, sample, y[0, :3], losses=task.losses, per_record=True, way=way)
+    assert net.way == way
     params = torch.stack([net.layout.flatten(module) * (1 + 0.1 * k) for k in range(CLIENTS)])
     tape = net.backward(params, x, y, torch.ones(CLIENTS, RECORDS))
     expected = plain_gradients(module, task, params, x, y)

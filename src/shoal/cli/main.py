@@ -21,6 +21,7 @@ from shoal.cli import (
     join,
     keys,
     ledger,
+    models,
     papers,
     predict,
     report,
@@ -53,6 +54,7 @@ app.add_typer(account.app, name="account")
 app.add_typer(runs.app, name="runs")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
+app.add_typer(models.app, name="models")
 app.add_typer(papers.app, name="papers")
 
 

@@ -79,6 +79,9 @@ class Watch:
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
         """Print what is run, and start the bar."""
         self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}")
+        if found := trainer.cohort.gradients:
+            because = f": {found['because']}" if found["because"] else ""
+            self._console.print(f"gradients by {found['way']}{because}", highlight=False, markup=False)
         for note in trainer.notes:
             self._console.print(f"note: {note}", highlight=False)
         from shoal.report.scores import name_of

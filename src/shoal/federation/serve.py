@@ -19,7 +19,7 @@ from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.terms import frozen_digest, population, refuse_cyclic
 from shoal.gradients import network
 from shoal.inputs import count
-from shoal.prepare import dataset_of, with_model
+from shoal.prepare import dataset_of, with_model, with_way
 from shoal.training.context import pick_device, stand_ins
 from shoal.training.evaluation import Evaluation
 from shoal.training.trainer import Trainer
@@ -88,10 +88,10 @@ def coordinator(
     sample, task = stand_ins(dataset.train_x), dataset.task
     targets = task.example_targets(count(sample), dataset.train_y)
     net = network(
-        module, sample, targets, losses=task.losses, batched=engine.batched, per_record=per_record,
+        module, sample, targets, losses=task.losses, way=engine.way, per_record=per_record,
         personal=config.algorithm.local.personal,
     )  # fmt: skip
-    shared = net.layout.shared
+    config, shared = with_way(config, net.way), net.layout.shared
     workers = Workers(device, engine.threads, side_by_side=net.batched, precision=engine.precision)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")

@@ -34,7 +34,8 @@ Left = Callable[[Product], bool]
 class BatchedNetwork:
     """A model whose layers all have rules."""
 
-    batched = True
+    way, because = "rules", ""
+    batched, draws, recordable = True, False, True
 
     def __init__(
         self,

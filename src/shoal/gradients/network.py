@@ -1,4 +1,13 @@
-"""A model that many clients train at once: `network(module)` picks the fastest correct implementation.
+"""A model that many clients train at once: `network(module)` picks the fastest way that is right.
+
+| way | | for |
+|---|---|---|
+| rules | many clients at once, each layer by its own rule (`batched`) | models whose layers all have rules |
+| vmap | many clients, or records, at once (`vmapped`) | models that torch.func.vmap can transform |
+| compiled | the same under torch.compile, which takes a while at first | only by name |
+| sequential | one client, or record, after the other (`sequential`) | any model |
+
+Every way but the last is compared with plain gradients first, on made-up records.
 
 `Network.backward` runs the model forward and backward for clients with one parameter vector each and returns
 a tape; `Tape.accumulate` then adds the gradient to any vectors, so that a plain SGD step needs no gradient
@@ -9,21 +18,31 @@ every record's gradient, and can weight the records: clipping needs no gradient 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
-from functools import partial
-from typing import Protocol, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from shoal.errors import ModelError
 from shoal.gradients.batched import BatchedNetwork, kinds_held, without_rule
 from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
-from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
-from shoal.inputs import Inputs, count, each
+from shoal.gradients.sequential import RecordNetwork, SequentialNetwork, seeded
+from shoal.gradients.vmapped import VmappedNetwork, VmappedRecordNetwork
+from shoal.inputs import Inputs, count, device_of, each
 from shoal.random.noise_source import Product
+
+Shapes = dict[Kind, Shape]
+Way = Literal["auto", "rules", "vmap", "compiled", "sequential"]
+NAMED = 3
+"""The most layers that a message names."""
+SLOWER = 1.05
+"""A way that is slower than another by less than this is taken before it."""
 
 
 class Tape(Protocol):
@@ -59,10 +78,25 @@ class RecordTape(Tape, Protocol):
 
 
 class Network(Protocol):
-    """A model with one parameter vector [P] per client."""
+    """A model with one parameter vector [P] per client.
+
+    Attributes:
+        layout: Where each parameter lies in the vector.
+        way: How gradients are computed.
+        because: Why not by rules; empty where they are.
+        batched: Many clients at once, in several threads if need be; otherwise one after the other.
+        draws: Whether a pass may draw random numbers (Dropout).
+        recordable: Whether a step can be recorded as a CUDA graph: what it does depends on no value.
+    """
 
     layout: Layout
+    way: str
+    because: str
     batched: bool
+    draws: bool
+
+    @property
+    def recordable(self) -> bool: ...
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
@@ -87,100 +121,205 @@ class Network(Protocol):
         """
 
 
+Seconds = Callable[[Network], float]
+"""What a way takes for one record, measured on made-up ones."""
+
+
 def network(
     module: nn.Module,
     sample: Inputs | None = None,
     targets: Tensor | None = None,
     *,
     losses: Losses = cross_entropy,
-    batched: bool = True,
+    way: Way = "auto",
     per_record: bool = False,
     kernels: bool = True,
     personal: Personal = 0,
+    seconds: Seconds | None = None,
 ) -> Network:
-    """Batched over clients where every layer has a rule, else sequential: one client (or record) after another.
+    """The model by the way that is asked for, or by the fastest that is right.
 
     Args:
         module: The model.
-        sample: A few inputs. With them both implementations are compared first, so that a model whose own code
-            mixes records, or reaches into a layer, is never trained wrongly.
+        sample: A few inputs. With them every way is compared with plain gradients first, so that a model whose own
+            code mixes records, or reaches into a layer, is never trained wrongly.
         targets: Their targets; class 0 if not given.
         losses: The loss of each record.
-        batched: Whether clients may be batched at all.
+        way: How gradients are computed.
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
         personal: The layers that stay with their clients.
+        seconds: Measures a way, where one must be chosen; the first that is right if not given.
 
     Returns:
-        The network; its `batched` says which it is.
+        The network; its `way` says which it is, and its `because` why it is not by rules.
+
+    Raises:
+        ModelError: The way that is asked for cannot train this model.
     """
-    slow = RecordNetwork if per_record else SequentialNetwork
-    layout = Layout.of(module, personal)
-    if not batched or without_rule(module, layout):
-        return slow(module, losses, layout)
-    kinds, shapes = kinds_held(module, layout), None
-    if sample is not None:
-        y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
-        shapes = _shapes_held(kinds, partial(_agreeing, sample, y, losses, slow, per_record), module)
-    elif not kinds:
-        shapes = {}
-    if shapes is None:
-        return slow(module, losses, layout)
-    return BatchedNetwork(module, layout, kernels, losses, shapes, sample)
+    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels)
+    trial = None if sample is None else _Trial(ways, sample, targets)
+    with seeded(0, torch.device("cpu")):  # a trial leaves no trace
+        if way == "auto":
+            return _fastest(ways, trial, seconds)
+        if (refused := ways.refusal(way, trial)) is not None:
+            raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
+        found = ways.make(way, trial)
+    if way != "rules":
+        found.because = ways.without_rules or f"engine.way is {way}"
+    return found
 
 
-Shapes = dict[Kind, Shape]
+def _fastest(ways: _Ways, trial: _Trial | None, seconds: Seconds | None) -> Network:
+    """The first way that is right, or the fastest where that is not plain: rules are, but for recurrent layers."""
+    why = ways.refusal("rules", trial)
+    if why is None and not _recurrent(ways.module):
+        return ways.make("rules", trial)
+    first: Way = "rules" if why is None else "vmap"
+    slow = None
+    if first == "vmap":
+        slow = "nothing is known of its inputs" if trial is None else ways.refusal(first, trial)
+    right: tuple[Way, ...] = (first, "sequential") if slow is None else ("sequential",)
+    made = [ways.make(way, trial) for way in right]
+    times = [seconds(each) for each in made] if seconds is not None and len(made) > 1 else [0.0]
+    found = made[0] if times[0] <= SLOWER * min(times) else made[1]
+    if found.way == "vmap":
+        found.because = why or ""
+    elif found.way == "sequential":
+        found.because = "; ".join(each for each in (why, slow or f"{first} would be slower here") if each)
+    return found
 
 
-def _shapes_held(
-    kinds: list[Kind], agreeing: Callable[[nn.Module, Iterable[Shapes]], Shapes | None], module: nn.Module
-) -> Shapes | None:
-    """The shapes in which the model's own code takes its parameters; None where both implementations disagree."""
-    shapes: Shapes = {}
-    for kind in kinds:
-        found = agreeing(only(module, kind), ({kind: shape} for shape in likely_shapes(kind[1])))
-        if found is None:
+def _recurrent(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in module.modules())
+
+
+@dataclass(frozen=True, eq=False)
+class _Ways:
+    """All ways of one model."""
+
+    module: nn.Module
+    layout: Layout
+    losses: Losses
+    per_record: bool
+    kernels: bool
+
+    @cached_property
+    def without_rules(self) -> str | None:
+        """Which layers have no rule; None where all have."""
+        layers = without_rule(self.module, self.layout)
+        more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
+        return f"no rule for layer {', '.join(layers[:NAMED])}{more}" if layers else None
+
+    def refusal(self, way: Way, trial: _Trial | None) -> str | None:
+        """Why the model cannot be trained so; None where it can."""
+        if way == "sequential":
             return None
-        shapes |= found
-    return agreeing(module, [shapes])
+        if way == "rules" and self.without_rules:
+            return self.without_rules
+        if trial is None:
+            held = kinds_held(self.module, self.layout) if way == "rules" else []
+            return f"the model's own code uses its parameter {held[0][0]}" if held else None
+        if way != "rules" and trial.draws and not self.per_record:
+            return "vmap would draw other random numbers for a client beside others"
+        if not trial.agrees(way):
+            own = "rules miss what the model's own code does: it mixes records, or reaches into a layer"
+            return own if way == "rules" else "vmap cannot transform the model, or the model mixes records"
+        return None
+
+    def make(self, way: Way, trial: _Trial | None = None) -> Network:
+        """The network of a way; what may be recorded on CUDA is known after a trial."""
+        if way == "rules":
+            shapes, sample = ({}, None) if trial is None else (trial.shapes, trial.sample)
+            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses, shapes, sample)
+        given, compiled = (self.module, self.losses, self.layout), way == "compiled"
+        if way == "sequential":
+            plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
+            if trial is not None:
+                plain.draws, plain.masks = trial.draws, trial.on_cuda and trial.agrees("sequential")
+            return plain
+        if self.per_record:
+            return VmappedRecordNetwork(*given, compiled=compiled, draws=trial is None or trial.draws)
+        return VmappedNetwork(*given, compiled=compiled)
 
 
-def _agreeing(
-    sample: Inputs,
-    targets: Tensor,
-    losses: Losses,
-    slow: type[SequentialNetwork],
-    per_record: bool,
-    module: nn.Module,
-    ways: Iterable[Shapes],
-) -> Shapes | None:
-    """The first of these ways for which both implementations give the same gradient for two clients, in float64.
+class _Trial:
+    """A comparison of ways, in float64, for two different clients; the last record of the first has no weight.
 
-    The weights are perturbed first, since a layer that starts at zero would hide everything before it.
+    The weights are perturbed first, since a layer that starts at zero would hide everything before it. A model that
+    draws random numbers is compared in eval mode, where it should not.
     """
-    module, x = copy.deepcopy(module).cpu().double(), each(sample, _of_two_clients)
-    layout = Layout.of(module)
-    start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
-    params = torch.stack([start, 0.9 * start])
-    y = torch.stack([targets, targets[:1].expand_as(targets)]).cpu()
-    weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).expand(2, len(targets))
 
-    def gradients(way: Network) -> list[Tensor]:
+    def __init__(self, ways: _Ways, sample: Inputs, targets: Tensor | None) -> None:
+        self.sample, self._targets, self.on_cuda = sample, targets, device_of(sample).type == "cuda"
+        module, self._x = copy.deepcopy(ways.module).cpu().double(), each(sample, _of_two_clients)
+        y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
+        self._y = torch.stack([y, y[:1].expand_as(y)]).cpu()
+        layout = Layout.of(module)
+        start = layout.flatten(module) + 0.1 * torch.sin(torch.arange(layout.size, dtype=torch.float64) * 12.9898)
+        self._params = torch.stack([start, 0.9 * start])
+        self._weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).repeat(1, len(y))
+        if len(y) > 1:
+            self._weights[0, -1] = 0
+        self._ways = _Ways(module, layout, ways.losses, ways.per_record, True)
+
+    @cached_property
+    def _plain(self) -> list[Tensor] | None:
+        return self._found(self._ways.make("sequential"))
+
+    @cached_property
+    def draws(self) -> bool:
+        """Does a pass draw random numbers?"""
+        with seeded(0, torch.device("cpu")):
+            before = torch.get_rng_state()
+            self._found(self._ways.make("sequential"))
+            return not torch.equal(torch.get_rng_state(), before)
+
+    @cached_property
+    def shapes(self) -> Shapes | None:
+        """The shapes in which the model's own code takes its parameters; None where rules give other gradients."""
+        module, shapes = self._ways.module, Shapes()
+        for kind in kinds_held(module, self._ways.layout):
+            alone = _Trial(replace(self._ways, module=only(module, kind)), self.sample, self._targets)
+            ways = ({kind: shape} for shape in likely_shapes(kind[1]))
+            if (found := next(filter(alone._agree_by_rules, ways), None)) is None:
+                return None
+            shapes |= found
+        return shapes if self._agree_by_rules(shapes) else None
+
+    def _agree_by_rules(self, shapes: Shapes) -> bool:
+        ways = self._ways
+        try:
+            sample = each(self._x, _first)
+            net = BatchedNetwork(ways.module, ways.layout, losses=ways.losses, shapes=shapes, sample=sample)
+        except Exception:
+            return False
+        return _all_close(self._found(net), self._plain)
+
+    def agrees(self, way: Way) -> bool:
+        """Does a way give plain gradients? Of the sequential one: also where padding stays in the batch?"""
+        if way == "rules":
+            return self.shapes is not None
+        module = self._ways.module
+        if self.draws and any(layer.training for layer in module.modules()):
+            module.eval()
+            self.__dict__.pop("_plain", None)
+        other = self._ways.make("vmap" if way == "compiled" else way)
+        if way == "sequential":
+            cast(SequentialNetwork, other).masks = True
+        return _all_close(self._found(other), self._plain)
+
+    def _found(self, net: Network) -> list[Tensor] | None:
+        """The gradients, and at record level their squared norms; None where the model fails."""
+        params = self._params.clone()  # running statistics are written into it
         grads = torch.zeros_like(params)
-        tape = way.backward(params, x, y, weights)
-        tape.accumulate(grads, 1.0)
-        return [grads, cast(RecordTape, tape).squares().sum(0)] if per_record else [grads]
-
-    with suppress(Exception):
-        expected = gradients(slow(module, losses))
-        for shapes in ways:
-            with suppress(Exception):
-                found = gradients(
-                    BatchedNetwork(module, layout, losses=losses, shapes=shapes, sample=each(x, _first))
-                )
-                if all(_close(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
-                    return shapes
-    return None
+        try:
+            tape = net.backward(params, self._x, self._y, self._weights)
+            tape.accumulate(grads, 1.0)
+            norms = [cast(RecordTape, tape).squares().sum(0)] if self._ways.per_record else []
+        except Exception:
+            return None
+        return [grads, params, *norms]
 
 
 def _first(sample: Tensor) -> Tensor:
@@ -190,6 +329,10 @@ def _first(sample: Tensor) -> Tensor:
 def _of_two_clients(sample: Tensor) -> Tensor:
     x = torch.stack([sample.cpu(), sample[:1].cpu().expand_as(sample)])
     return x.double() if x.is_floating_point() else x
+
+
+def _all_close(ours: list[Tensor] | None, theirs: list[Tensor] | None) -> bool:
+    return ours is not None and theirs is not None and all(map(_close, ours, theirs))
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shoal.random.noise_source import Normals, Product
@@ -128,6 +129,14 @@ class StepMetrics:
         """Set all sums to 0."""
         for tensor in (self.records, self.clipped, self.non_finite, self.shares, self.steps):
             tensor.zero_()
+
+    @classmethod
+    def joined(cls, parts: Sequence[StepMetrics]) -> StepMetrics | None:
+        """The metrics of several chunks as those of one; None of none."""
+        if not parts:
+            return None
+        sums = (sum(getattr(part, name) for part in parts) for name in ("records", "clipped", "non_finite"))
+        return cls(*sums, *(torch.cat([getattr(part, name) for part in parts]) for name in ("shares", "steps")))
 
     @classmethod
     def nothing(cls, params: Tensor) -> StepMetrics:

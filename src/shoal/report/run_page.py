@@ -163,12 +163,20 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("held-out records", result.get("test_rows")),
         ("model", run.config.get("model")),
         ("parameters", result.get("parameters")),
+        ("gradients", _gradients(result.get("gradients"))),
         ("random numbers", dict(run.environment).get("random", run.config.get("random"))),  # the mode that was used
         ("started", run.started.strftime("%Y-%m-%d %H:%M")),
     ]
     return [
         (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in known if value is not None
     ]
+
+
+def _gradients(found: Any) -> str | None:
+    """How they were computed, and why not by rules; None of earlier versions and of sites."""
+    if not isinstance(found, dict) or not found.get("way"):
+        return None
+    return f"by {found['way']}" + (f": {found['because']}" if found.get("because") else "")
 
 
 def _by_client(costs: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.calling import call, evaluating
 from shoal.gradients import Network
-from shoal.inputs import Inputs, device_of, numbers, take
+from shoal.gradients.sequential import RecordNetwork
+from shoal.inputs import Inputs, numbers, take
+from shoal.training.made_up import MadeUpStep
 
 CPU_CHUNK_BYTES = 64 * 2**20
 
@@ -20,38 +23,50 @@ CPU_CHUNK_BYTES = 64 * 2**20
 class Chunker:
     """Cuts a cohort into chunks of clients with about as many steps each.
 
-    The largest chunk follows from what a client needs: its parameters, and three times its activations
-    (themselves, their gradients, unfolded images).
+    The largest chunk follows from what a client needs. On a GPU a step on made-up records shows it, for one client
+    and for two. On a CPU, where chunks are small, it is estimated: parameters, and three times the activations
+    (themselves, their gradients, unfolded images). `micro_batch`: the records of a client that are run at once; fewer
+    than asked for where gradients of single records would take half of the memory.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
         network: Network,
-        module: nn.Module,
-        sample: Inputs,
-        sizes: np.ndarray,
+        step: MadeUpStep,
         workers: int,
         memory: float | None,
         micro_batch: int | None = None,
     ) -> None:
-        self._workers, device = workers, device_of(sample)
-        most = int(sizes.max(initial=1))
-        batch = min(math.ceil(algorithm.records.share(most) * most), most, micro_batch or most)
+        self._workers, device, size = workers, step.device, network.layout.size
         local = algorithm.local  # the model, its change, and what the optimiser needs besides
         copies = 2 + (3 if local.optimizer == "adamw" else bool(local.momentum))
         copies += bool(local.max_grad_norm or local.proximal)
         if algorithm.per_step is not None and device.type != "cpu":
             copies += 1  # noisy sums; on a CPU, where chunks are small, they hardly matter
-        views = algorithm.records.augmentations
-        if views and algorithm.per_record is not None:
-            copies += batch  # the gradient of every record
-        activations = batch * max(views, 1) * _activations(module, sample)
-        self.client_bytes = 4 * (copies * network.layout.size + 3 * activations)
-        budget = memory * 2**30 if memory else _default_budget(device)
-        if device.type == "cpu":
-            budget = min(budget / workers, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
-        self.largest = max(1, int(budget // self.client_bytes)) if network.batched else 1
+        views = max(1, algorithm.records.augmentations)
+        budget, fixed, held = budget_for(device, memory) / workers, 0, 0
+        if views > 1 and algorithm.per_record is not None:  # the gradient of each record
+            held = size
+        if isinstance(network, RecordNetwork):  # of each of its views
+            held += size * views
+            few = max(1, int(budget / 2 // (4 * held)))
+            micro_batch = min(micro_batch or few, few)
+        self.micro_batch, batch = micro_batch, min(step.batch, micro_batch or step.batch)
+        if network.batched and device.type == "cuda":
+            step = replace(step, batch=batch * views)
+            one, two = (step.peak_bytes(network, clients) for clients in (1, 2))  # with two copies of the parameters
+            self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + max(two - one, 1)
+            fixed = max(2 * one - two, 0)
+        else:
+            activations = views * _activations(step.module, step.sample)
+            self.client_bytes = 4 * (copies * size + batch * (3 * activations + held))
+            budget = min(budget, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
+        self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched else 1
+
+    def halve(self, clients: int) -> None:
+        """A chunk of so many clients was too large for the memory."""
+        self.largest = max(1, min(self.largest, clients // 2))
 
     def chunks(self, clients: np.ndarray, sizes: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:
         """These clients, with these numbers of records, in chunks, or one by one."""
@@ -89,7 +104,16 @@ def _numel(output: object) -> int:
     return output.numel() if isinstance(output, Tensor) else 0
 
 
-def _default_budget(device: torch.device) -> float:
+def widest_batch(algorithm: Algorithm, sizes: np.ndarray) -> int:
+    """The records of a batch of the largest client, as expected."""
+    most = int(sizes.max(initial=1))
+    return max(1, min(math.ceil(algorithm.records.share(most) * most), most))
+
+
+def budget_for(device: torch.device, memory: float | None) -> float:
+    """The bytes that all chunks which are trained at a time may take; `memory`: the same in GiB, if given."""
+    if memory is not None:
+        return memory * 2**30
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return 0.5 * free

@@ -117,6 +117,11 @@ class Cohort(ABC):
         """
 
     @property
+    def gradients(self) -> dict[str, str]:
+        """The `way` in which gradients are computed, and `because`: why not by rules. Empty for sites."""
+        return {}
+
+    @property
     def partition(self) -> Partition | None:
         """Who holds which records, where the records are here."""
         return None

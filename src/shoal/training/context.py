@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -21,10 +21,11 @@ from shoal.kernels import triton
 from shoal.precision import Precision, widened
 from shoal.random.streams import Streams
 from shoal.training.augmentation import refuse_other_shapes
-from shoal.training.chunking import Chunker
+from shoal.training.chunking import Chunker, widest_batch
 from shoal.training.client_data import ClientData
 from shoal.training.cuda_graphs import Graphs
 from shoal.training.engine_settings import Settings
+from shoal.training.made_up import MadeUpStep
 from shoal.training.workers import Workers
 
 
@@ -76,21 +77,32 @@ class TrainingContext:
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
         sample = each(stand_ins(client_data.x), lambda part: part.to(device))  # those on disk are not there
         targets = dataset.task.example_targets(count(sample), client_data.y)
+        step = MadeUpStep(
+            module, sample, targets, widest_batch(algorithm, partition.sizes), per_record, settings.precision
+        )
+        # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
+        recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
+
+        def chunked(net: Network) -> tuple[Workers, Chunker]:
+            workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
+            return workers, Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
+
+        def seconds(net: Network) -> float:
+            workers, chunker = chunked(net)
+            clients = min(chunker.largest, max(1, len(partition) // workers.count))
+            piece = replace(step, batch=min(step.batch, chunker.micro_batch or step.batch))
+            return piece.seconds(net, clients, settings.threads, recording)
+
         net = network(
-            module, sample, targets, losses=_in_float32(dataset.task.losses), batched=settings.batched,
-            per_record=per_record, kernels=settings.kernels, personal=algorithm.local.personal,
+            module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
+            kernels=settings.kernels, personal=algorithm.local.personal, seconds=seconds,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
-        workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
-        chunker = Chunker(
-            algorithm, net, module, sample, partition.sizes, workers.count, settings.memory, settings.micro_batch
-        )
-        can_record = device.type == "cuda" and triton is not None  # without it noise is not drawn on the GPU alone
-        in_memory = not dataset.files  # what is recorded cannot read from disk
-        graphs = Graphs() if settings.graphs and net.batched and can_record and in_memory else None
+        workers, chunker = chunked(net)
+        graphs = Graphs() if recording and net.recordable else None
         return cls(
             algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels,
-            settings.micro_batch, settings.precision,
+            chunker.micro_batch, settings.precision,
         )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ class Settings:
     """Nothing here changes the results, but for rounding.
 
     `memory`: GiB that chunks of a cohort may take. `micro_batch`: records of one client that are run at once;
-    a larger batch is run in pieces, each record clipped, the noise added once. `batched`: many clients at once, else
-    one after the other.
+    a larger batch is run in pieces, each record clipped, the noise added once. `way`: how gradients are computed
+    (see gradients.network).
     `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
     `precision`: in how many digits the model's products are computed (shoal.precision).
     `kernels`: the fastest kernels of the device for layers and, on a CPU, for noise; otherwise plain operations.
@@ -28,7 +28,7 @@ class Settings:
     memory: float | None = None
     micro_batch: int | None = None
     threads: int | None = None
-    batched: bool = True
+    way: Literal["auto", "rules", "vmap", "compiled", "sequential"] = "auto"
     graphs: bool = True
     kernels: bool = True
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
-from shoal.gradients.sequential import GradientTape
+from shoal.gradients.sequential import seeded
+from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.sanitiser import Summed
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import Precision, autocast, rough
@@ -162,12 +163,11 @@ def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
 @contextmanager
 def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Iterator[None]:
     """Random layers (Dropout) draw from a seed of this chunk; other random state is unchanged."""
-    if context.network.batched:
+    if not context.network.draws:
         yield
         return
-    device = context.client_data.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(context.streams.number("dropout", index.t, index.attempt, int(clients[0])))
+    seed = context.streams.number("dropout", index.t, index.attempt, int(clients[0]))
+    with seeded(seed, context.client_data.device):
         yield
 
 
@@ -276,7 +276,7 @@ class LocalSteps:
         if views is None or self.sanitiser is None:
             return tape, mask
         gradients = tape.records(count)  # type: ignore[attr-defined]  # such networks give RecordTapes
-        return GradientTape(self.network.layout, gradients), mask
+        return GradientTape.of(self.network.layout, gradients), mask
 
     def _backward_carefully(
         self, records: Tensor, mask: Tensor, weights: Tensor, *views: Tensor

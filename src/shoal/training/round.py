@@ -7,7 +7,7 @@ half. `SimulatedCohort` runs the clients' half in this process; in a real federa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.partitions import Partition
+from shoal.errors import RunError
 from shoal.gradients import Layout
 from shoal.mechanisms.update_clipping import weighed_sum
 from shoal.random.secure_streams import grid, toward_zero
@@ -124,10 +125,27 @@ class SimulatedCohort(TrainingContext, Cohort):
         return total
 
     def updates(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Updates:
-        """Local training of a chunk of the clients, and the check of their updates."""
-        updates, metrics = train(self, params, clients, index, state)
-        updates, norms, bad = finite_or_zero(updates)
-        return Updates(clients, updates, norms, int(bad.sum()), metrics)
+        """Local training of a chunk of the clients, and the check of their updates.
+
+        A chunk that is too large for the memory is trained again in halves. Every client draws from its own streams,
+        by round and attempt, and keeps nothing before its last step: its update is the same.
+        """
+        try:
+            updates, metrics = train(self, params, clients, index, state)
+        except torch.OutOfMemoryError:
+            if len(clients) == 1:
+                raise RunError(
+                    "a single client does not fit into the GPU's memory: lower records.batch, or use --device cpu"
+                ) from None
+        else:
+            updates, norms, bad = finite_or_zero(updates)
+            return Updates(clients, updates, norms, int(bad.sum()), metrics)
+        self.chunker.halve(len(clients))
+        if self.graphs is not None:
+            self.graphs.forget()
+        torch.cuda.empty_cache()
+        halves = [self.updates(half, params, state, index) for half in np.array_split(clients, 2)]
+        return Updates.joined(halves)
 
     def _sum(self, part: Updates, clip_norm: float, index: RoundIndex) -> PartialSum:
         """The partial sum of a chunk of the clients."""
@@ -178,6 +196,11 @@ class SimulatedCohort(TrainingContext, Cohort):
         return Population.of(self.client_data.partition)
 
     @property
+    def gradients(self) -> dict[str, str]:
+        """How gradients are computed."""
+        return {"way": self.network.way, "because": self.network.because}
+
+    @property
     def partition(self) -> Partition:
         """Who holds which records."""
         return self.client_data.partition
@@ -212,6 +235,17 @@ class Updates:
     norms: Tensor
     bad: int = 0
     metrics: StepMetrics | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Updates]) -> Updates:
+        """The updates of several chunks as those of one."""
+        return cls(
+            np.concatenate([part.clients for part in parts]),
+            torch.cat([part.updates for part in parts]),
+            torch.cat([part.norms for part in parts]),
+            sum(part.bad for part in parts),
+            StepMetrics.joined([part.metrics for part in parts if part.metrics]),
+        )
 
     @property
     def shares(self) -> Tensor:

@@ -1,0 +1,368 @@
+"""Models without rules: every way gives the sequential one's round; the choice is told, kept, and sees no data."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import shoal
+from shoal.api import Interrupted
+from shoal.config import configure, read_toml
+from shoal.errors import ModelError, RunError
+from shoal.gradients import network
+from shoal.gradients.network import SLOWER
+from shoal.prepare import prepare
+from shoal.training import cuda_graphs, made_up
+from shoal.training.chunking import Chunker
+from shoal.training.cuda_graphs import Graphs
+from shoal.training.round import run_round
+from shoal.training.round_index import RoundIndex
+from support.levels import CLIENT_LEVEL, LEVELS, RECORD_LEVEL
+
+GENERATOR = np.random.default_rng(3)
+X = GENERATOR.standard_normal((96, 6)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+OWNERS = np.repeat(np.arange(8), 12)
+
+
+LAYER = "pairs (ParametrizedLinear), pairs.parametrizations.weight (ParametrizationList)"
+
+
+def data():
+    return shoal.from_arrays(X, Y, client=OWNERS)
+
+
+class Squares(nn.Module):
+    """A layer whose weights are computed from others, and a matrix that is used twice: rules know neither."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(4)
+        self.pairs, self.last, self.dropout = weight_norm(nn.Linear(36, 4)), nn.Linear(4, 2), nn.Dropout(dropout)
+        self.matrix = nn.Parameter(torch.randn(4, 4) / 2)
+
+    def forward(self, x):
+        pairs = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
+        hidden = torch.tanh(self.pairs(pairs)) @ self.matrix
+        return self.last(self.dropout(torch.tanh(hidden) @ self.matrix.T))
+
+
+class Gated(nn.Module):
+    """A recurrent layer of one's own: its matrices are used once a number."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.inputs, self.hidden = nn.Parameter(torch.randn(1, 16) / 2), nn.Parameter(torch.randn(4, 16) / 2)
+        self.start, self.last = nn.Parameter(torch.randn(2, 4) / 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden, cell = (part.expand(len(x), -1) for part in self.start)
+        for number in x.T:
+            kept, taken, shown, new = (number.unsqueeze(1) @ self.inputs + hidden @ self.hidden).chunk(4, 1)
+            cell = kept.sigmoid() * cell + taken.sigmoid() * new.tanh()
+            hidden = shown.sigmoid() * cell.tanh()
+        return self.last(hidden)
+
+
+class Mixes(Squares):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+def trainer_of(config, model, way, dataset=None, **engine):
+    settings = {**config, "engine": {"device": "cpu", "threads": 1, "way": way} | engine}
+    return prepare(configure(settings), dataset or data(), model)[1]
+
+
+def played(trainer, rounds=1):
+    for _ in range(rounds):
+        trainer.run_round(0)
+    trainer.close()
+    return trainer.params
+
+
+@LEVELS
+@pytest.mark.parametrize("model", [Squares, Gated])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_round_by_vmap_is_that_of_one_client_after_the_other(config, model, threads):
+    many, one = trainer_of(config, model(), "vmap", threads=threads), trainer_of(config, model(), "sequential")
+    assert many.cohort.network.batched
+    assert many.cohort.chunker.largest > 1
+    start = one.params.clone()
+    found = played(one)
+    assert float((found - start).norm()) > 0.01
+    torch.testing.assert_close(played(many), found, rtol=0, atol=1e-5)
+
+
+NO_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+COMPILED = pytest.param("compiled", marks=[pytest.mark.slow, NO_COMPILER])
+FALLING = {"local": {"lr": "linear:0.5:0.1", "epochs": 2}, "rounds": 3}
+SCHEDULES = [
+    CLIENT_LEVEL | FALLING,
+    RECORD_LEVEL
+    | FALLING
+    | {"per_record": {"clip_norm": "linear:4:0.1"}, "per_step": {"noise_multiplier": "linear:0.2:0.01"}},
+]
+
+
+@pytest.mark.parametrize("config", SCHEDULES, ids=["client", "record"])
+@pytest.mark.parametrize("way", ["vmap", COMPILED])
+def test_schedules_of_clip_noise_and_learning_rate_are_heeded(config, way):
+    wanted = played(trainer_of(config, Squares(), "sequential"), 3)
+    torch.testing.assert_close(played(trainer_of(config, Squares(), way), 3), wanted, rtol=0, atol=2e-5)
+    constant = config | {"local": {"lr": 0.5, "epochs": 2}}
+    assert float((played(trainer_of(constant, Squares(), "vmap"), 3) - wanted).abs().max()) > 1e-3
+
+
+@LEVELS
+def test_gradients_of_records_that_would_take_too_much_memory_are_computed_in_pieces(config):
+    whole, pieces = (trainer_of(config, Squares(), "vmap", memory=memory) for memory in (None, 4e-6))
+    assert (pieces.cohort.micro_batch or 99) < 8 if config is RECORD_LEVEL else pieces.cohort.micro_batch is None
+    torch.testing.assert_close(played(pieces), played(whole), rtol=0, atol=1e-5)
+
+
+def test_a_model_that_draws_random_numbers_goes_one_client_after_the_other_where_updates_are_summed():
+    """Beside other clients it would draw other numbers, and one more of them would change everybody's update."""
+    trainer = trainer_of(CLIENT_LEVEL, Squares(dropout=0.5), "auto")
+    net = trainer.cohort.network
+    assert (net.way, net.batched, net.draws) == ("sequential", False, True)
+    assert "dropout (Dropout)" in net.because
+    trainer.close()
+    with pytest.raises(ModelError, match=r"engine\.way is vmap, but vmap would draw other random numbers"):
+        trainer_of(CLIENT_LEVEL, Squares(dropout=0.5), "vmap")
+
+
+@pytest.mark.parametrize("probability", [1e-6, 0.5])
+def test_at_record_level_it_goes_client_by_client_and_follows_the_seed(probability):
+    found = []
+    for seed in range(2):
+        model = Squares(dropout=probability)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        trainer = trainer_of(RECORD_LEVEL, model, "vmap")
+        assert (trainer.cohort.network.draws, trainer.cohort.chunker.largest) == (True, 1)
+        found.append(played(trainer))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*found)
+
+
+def test_a_model_that_mixes_records_is_never_vmapped():
+    assert trainer_of(CLIENT_LEVEL | {"algorithm": "fedavg"} | NO_PRIVACY, Mixes(), "auto").cohort.network.way == (
+        "sequential"
+    )
+    with pytest.raises(ModelError, match="mixes the records of a batch"):
+        trainer_of(RECORD_LEVEL, Mixes(), "auto")
+
+
+NO_PRIVACY = {"per_update": {}, "per_round": {}}
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("rules", r"engine\.way is rules, but no rule for layer pairs \(Par"),
+        ("fast", "engine.way"),
+    ],
+)
+def test_a_way_that_is_not_possible_is_refused_in_one_line(way, said):
+    with pytest.raises(shoal.ShoalError, match=said) as refused:
+        trainer_of(CLIENT_LEVEL, Squares(), way)
+    assert "\n" not in str(refused.value)
+
+
+# --- the choice
+
+
+@pytest.mark.parametrize("per_record", [False, True])
+@pytest.mark.parametrize(("slower", "way"), [(0.99 * SLOWER, "vmap"), (1.01 * SLOWER, "sequential")])
+def test_the_faster_way_is_taken_and_says_why(per_record, slower, way):
+    net = network(
+        Squares(), torch.rand(3, 6), per_record=per_record, seconds=lambda net: slower if net.way == "vmap" else 1.0
+    )
+    assert net.way == way
+    assert net.because.startswith(f"no rule for layer {LAYER}")
+    assert ("vmap would be slower here" in net.because) is (way == "sequential")
+
+
+@pytest.mark.parametrize(("slower", "way"), [(0.99 * SLOWER, "rules"), (1.01 * SLOWER, "sequential")])
+def test_recurrent_layers_are_measured_too_and_no_others(slower, way):
+    module = nn.Sequential(nn.LSTM(3, 4, batch_first=True), Last(), nn.Linear(4, 2))
+    times = {"rules": slower, "sequential": 1.0}
+    assert network(module, torch.rand(3, 5, 3), seconds=lambda net: times[net.way]).way == way
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(15, 2))
+    assert network(plain, torch.rand(3, 5, 3), seconds=lambda net: pytest.fail("measured")).way == "rules"
+
+
+class Last(nn.Module):
+    def forward(self, found):
+        return found[0][:, -1]
+
+
+def test_the_choice_sees_no_record(monkeypatch):
+    seen = []
+
+    def seconds(self, net, *given):
+        seen.append((net.way, self.sample, self.targets, self.batch, *given))
+        return 1.0
+
+    monkeypatch.setattr(made_up.MadeUpStep, "seconds", seconds)
+    for x in (X, 1e30 * X[::-1].copy()):
+        trainer_of(CLIENT_LEVEL, Squares(), "auto", shoal.from_arrays(x, Y, client=OWNERS)).close()
+    first, second = seen[:2], seen[2:]
+    assert [way for way, *_ in first] == ["vmap", "sequential"]
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one[1], other[1])
+        assert torch.equal(one[2], other[2])
+        assert one[3:] == other[3:]
+
+
+def test_a_process_measures_each_model_once(monkeypatch):
+    monkeypatch.setattr(made_up, "_measured", {})
+    timed = []
+    monkeypatch.setattr(made_up.MadeUpStep, "_timed", lambda self, workers, steps: timed.append(1) or 1.0)
+    for _ in range(2):
+        trainer_of(CLIENT_LEVEL, Squares(), "auto").close()
+        assert len(timed) == 2 * (1 + made_up.TIMES)
+    trainer_of(RECORD_LEVEL, Squares(), "auto").close()
+    assert len(timed) == 4 * (1 + made_up.TIMES)
+
+
+def test_a_resumed_run_goes_on_in_the_way_it_began(tmp_path, monkeypatch):
+    """Another would change its last digits."""
+    fast = {"vmap": 1.0, "sequential": 2.0}
+    monkeypatch.setattr(made_up.MadeUpStep, "seconds", lambda self, net, *given: fast[net.way])
+
+    def stop(config, trainer, run):
+        trainer.stop()
+
+    with pytest.raises(Interrupted) as stopped:
+        shoal.run(CLIENT_LEVEL, data=data(), model=Squares(), runs=tmp_path, on_start=stop)
+    run = stopped.value.run
+    assert read_toml(run / "config.toml")["engine.way"] == "vmap"
+    fast["vmap"] = 3.0
+    ways = []
+    shoal.run(resume=run, data=data(), model=Squares(), on_start=lambda config, trainer, run: ways.append(
+        trainer.cohort.gradients))  # fmt: skip
+    assert ways[0]["way"] == "vmap"
+    assert LAYER in ways[0]["because"]
+
+
+# --- chunks that are too large for the memory
+
+
+class Limited:
+    """A network that runs out of memory with more clients than so many."""
+
+    def __init__(self, net, most):
+        self._net, self._most, self.failed = net, most, 0
+
+    def __getattr__(self, name):
+        return getattr(self._net, name)
+
+    def backward(self, params, x, y, weights):
+        if len(params) > self._most:
+            self.failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._net.backward(params, x, y, weights)
+
+
+def one_round(trainer, most=None):
+    net, state = trainer.cohort.network, {}
+    limited = Limited(net, most or 99)
+    cohort = replace(trainer.cohort, network=limited)
+    params, state, metrics = run_round(cohort, trainer.params, state, RoundIndex(0, 8))
+    trainer.close()
+    return params, state, metrics, limited
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CLIENT_LEVEL | {"local": {"lr": 0.5, "momentum": 0.5, "keep_momentum": True}},
+        RECORD_LEVEL | {"per_step": {"noise_multiplier": 1.0}},
+        RECORD_LEVEL | {"algorithm": "quantile-record", "per_record": {}},
+    ],
+    ids=["client", "record", "quantile"],
+)
+def test_a_chunk_that_is_too_large_is_trained_again_in_halves_with_the_same_noise(config):
+    whole, halves = (trainer_of(config, nn.Linear(6, 2), "rules") for _ in range(2))
+    torch.manual_seed(0)
+    halves.params = whole.params
+    assert whole.cohort.chunker.largest >= 8
+    params, state, metrics, _ = one_round(whole)
+    found, kept, told, limited = one_round(halves, most=3)
+    torch.testing.assert_close(found, params, rtol=0, atol=1e-6)
+    assert kept.keys() == state.keys()
+    for name, tensor in state.items():
+        torch.testing.assert_close(kept[name], tensor, rtol=0, atol=1e-6)
+    assert told == pytest.approx(metrics, rel=1e-4)
+    assert limited.failed == 3  # all eight, and both halves
+    assert halves.cohort.chunker.largest == 2
+
+
+def test_a_client_that_does_not_fit_is_refused_with_the_fix():
+    trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
+    trainer.cohort = replace(trainer.cohort, network=Limited(trainer.cohort.network, 0))
+    with pytest.raises(RunError, match=r"a single client does not fit .* lower records\.batch"):
+        trainer.run_round(0)
+    trainer.close()
+
+
+def test_the_largest_chunk_on_cuda_follows_from_one_client_and_two(monkeypatch):
+    """On made-up memory: 1,000 bytes for all, 100 for each client."""
+    trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
+    cohort, used = trainer.cohort, lambda self, net, clients: 1000 + 100 * clients
+    monkeypatch.setattr(made_up.MadeUpStep, "peak_bytes", used)
+    monkeypatch.setattr(made_up.MadeUpStep, "device", torch.device("cuda"))
+    step = made_up.MadeUpStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
+    found = Chunker(cohort.algorithm, cohort.network, step, 1, 10_000 / 2**30)
+    assert found.client_bytes == 100
+    assert found.largest == 90
+    trainer.close()
+
+
+# --- recordings
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(monkeypatch):
+    def fails(*given):
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(cuda_graphs, "Recording", fails)
+    steps, inputs = Steps(), (torch.zeros(9, 2),)
+    graphs = Graphs()
+    with pytest.warns(UserWarning, match="cannot be recorded .* not permitted when stream is capturing"):
+        assert graphs.run(steps, inputs) is steps
+    assert graphs.run(steps, inputs) is steps  # and is not tried again
+    assert steps.runs == 2
+
+
+class Steps:
+    constants, runs = (), 0
+
+    def run(self, inputs):
+        self.runs += 1
+        return self
+
+
+def test_clients_with_more_or_less_steps_share_a_recording(monkeypatch):
+    made = []
+
+    class Recording:
+        def __init__(self, steps, inputs, values):
+            made.append(len(inputs[0]))
+            self.values = values
+
+        def run(self, steps, inputs):
+            return steps
+
+    monkeypatch.setattr(cuda_graphs, "Recording", Recording)
+    graphs = Graphs()
+    for count in (9, 12, 16, 9):
+        graphs.run(Steps(), (torch.zeros(count, 2),))
+    assert made == [9]
