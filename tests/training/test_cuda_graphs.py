@@ -77,14 +77,13 @@ def test_a_recording_is_kept_while_clip_and_noise_change(record, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fed-cdp", "fedavg"])
-def test_our_kernels_give_what_plain_products_give(name, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_our_kernels_give_what_plain_products_give(name):
     found = []
     for kernels in (True, False):
         torch.manual_seed(0)
         first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)  # 64 positions, and 16
         module = nn.Sequential(first, nn.MaxPool2d(2), nn.ReLU(), second, nn.Flatten(), nn.Linear(96, 10))
-        settings = Settings("cuda", kernels=kernels)
+        settings = Settings("cuda", kernels=kernels, precision="float32")
         sim = simulate(small(name), module, digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
         found.append(played(sim))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)

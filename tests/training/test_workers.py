@@ -24,3 +24,11 @@ def test_numbers_that_are_too_small_to_matter_count_as_0_while_slices_are_traine
     finally:
         torch.set_flush_denormal(False)
         workers.close()
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+@pytest.mark.parametrize("items", [1, 3])
+def test_where_results_must_be_steady_no_threads_divide_the_rows_of_a_product(side_by_side, items):
+    workers = Workers(torch.device("cpu"), threads=4, side_by_side=side_by_side)
+    assert set(workers.map(lambda _: torch.get_num_threads(), range(items), steady=True)) == {1}
+    workers.close()

@@ -51,7 +51,7 @@ class Workers:
         items = list(items)
         alone = self.count == 1 or (len(items) < 2 and not steady)
         before = torch.get_num_threads()
-        torch.set_num_threads(self.threads if alone else 1)
+        torch.set_num_threads(self.threads if alone and not steady else 1)  # threads divide the rows of a product
         try:
             with _flushing(), computing(self._precision):
                 yield from map(function, items) if alone else self._side_by_side(function, items)

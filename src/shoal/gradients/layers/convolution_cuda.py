@@ -87,9 +87,8 @@ class TritonConv2dRule(Conv2dRule):
         outs, each = self.weight.shape[0], n // len(params)
         large = each * max(x[0].numel(), outs * high * wide) >= MOST
         if x.dtype not in (torch.float32, torch.bfloat16) or high * wide < FEW_POSITIONS or large:
-            rule = self._of_rows(tuple(x.shape[2:]))
-            y, rows = rule.forward(x, params)
-            return y, (rule, *rows)
+            y, rows = self._of_rows((h, w)).forward(x, params)
+            return y, ((h, w), *rows)
         x = x.contiguous()
         if self._even and _precision() == "ieee" and self.stride != (1, 1):
             return self._library.forward(x, params)[0], x
@@ -105,8 +104,8 @@ class TritonConv2dRule(Conv2dRule):
     def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
         if not isinstance(saved, Tensor):
-            rule, *rows = saved
-            return rule.input_gradient(tuple(rows), grad, params)  # type: ignore[no-any-return]
+            size, *rows = saved
+            return self._of_rows(size).input_gradient(tuple(rows), grad, params)  # type: ignore[no-any-return]
         if self._even and (_precision() == "ieee" or self.stride != (1, 1)):
             return self._library.input_gradient((saved, self.weight.of(params)), grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
@@ -121,8 +120,8 @@ class TritonConv2dRule(Conv2dRule):
 
     def _accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
         if not isinstance(saved, Tensor):
-            rule, *rows = saved
-            rule._accumulate(tuple(rows), grad, into, scale)
+            size, *rows = saved
+            self._of_rows(size)._accumulate(tuple(rows), grad, into, scale)
             return
         if self._even and _precision() == "ieee" and len(into) < len(grad):
             self._library.accumulate((saved, None), grad, into, scale)
@@ -135,8 +134,8 @@ class TritonConv2dRule(Conv2dRule):
     def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, Any]:
         """The squared norm of every gradient, in float64."""
         if not isinstance(saved, Tensor):
-            rule, *rows = saved
-            return rule.squares(tuple(rows), grad)  # type: ignore[no-any-return]
+            size, *rows = saved
+            return self._of_rows(size).squares(tuple(rows), grad)  # type: ignore[no-any-return]
         if self._even and few_positions(grad.shape[2:].numel(), *self._sizes):
             return self._library.squares((saved, None), grad)
         kept, parts = self._gradients(saved, grad, len(grad))
@@ -147,8 +146,8 @@ class TritonConv2dRule(Conv2dRule):
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         if not isinstance(saved, Tensor):
-            rule, *rows = saved
-            rule.accumulate_weighted(tuple(rows), kept, grad, factors, into, scale)
+            size, *rows = saved
+            self._of_rows(size).accumulate_weighted(tuple(rows), kept, grad, factors, into, scale)
             return
         kept = self.squares(saved, grad)[1] if kept is None else kept
         if not isinstance(kept, Tensor):
