@@ -32,35 +32,43 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 @contextmanager
 def computing(precision: Precision) -> Iterator[None]:
     """PyTorch's switches as a precision says: all digits, but for convolutions on CUDA where it allows that."""
-    restore = _restoring()
+    restore, short = _restoring(), precision != "float32"
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = precision != "float32"
+    torch.backends.cudnn.allow_tf32 = short
+    for library, switch in _newer():
+        if library != "cuda":  # set already
+            switch.fp32_precision = "tf32" if library == "cudnn" and short else "ieee"
     try:
         yield
     finally:
         restore()
 
 
+def _newer() -> list[tuple[str, Any]]:
+    """PyTorch's newer switches (from 2.9 on), one for each kind of product in each library."""
+    kinds = {"cuda": ["matmul"], "mkldnn": ["matmul", "conv", "rnn"], "cudnn": ["conv", "rnn"]}
+    named = [(library, kind) for library in kinds for kind in kinds[library]]
+    found = [(library, getattr(getattr(torch.backends, library), kind, None)) for library, kind in named]
+    return [(library, switch) for library, switch in found if hasattr(switch, "fp32_precision")]
+
+
 def _restoring() -> Callable[[], None]:
-    """Sets PyTorch's switches back to what they are now: the older two, and a newer one for each kind of product."""
-    switches: Any = torch.backends
-    kinds = {"matmul": (switches.cuda, switches.mkldnn), "conv": (switches.cudnn,), "rnn": (switches.cudnn,)}
-    newer = [getattr(library, kind, None) for kind, libraries in kinds.items() for library in libraries]
-    before = [(each, each.fp32_precision) for each in newer if hasattr(each, "fp32_precision")]
-    matmul = convolutions = None
+    """Sets PyTorch's switches back to what they are now: the older two, and the newer."""
+    before = [(switch, switch.fp32_precision) for _, switch in _newer()]
+    matmul, convolutions = None, None
     with suppress(RuntimeError):  # where the newer ones were set to what the older cannot say
         matmul = torch.get_float32_matmul_precision()
     with suppress(RuntimeError):
-        convolutions = switches.cudnn.allow_tf32
+        convolutions = torch.backends.cudnn.allow_tf32
 
     def restore() -> None:
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
         if convolutions is not None:
-            switches.cudnn.allow_tf32 = convolutions
-        for each, value in before:
-            if each.fp32_precision != value:
-                each.fp32_precision = value
+            torch.backends.cudnn.allow_tf32 = convolutions
+        for switch, value in before:
+            if switch.fp32_precision != value:
+                switch.fp32_precision = value
 
     return restore
 

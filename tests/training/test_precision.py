@@ -250,18 +250,25 @@ def test_pytorchs_switches_decide_nothing_and_are_as_before_afterwards(precision
     assert (switches(), torch.backends.cudnn.allow_tf32) == ("medium", before)
 
 
+def each_switch():
+    mkldnn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
+    return [torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv, cudnn.conv, cudnn.rnn]
+
+
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="needs PyTorch's newer switches")
-@pytest.mark.parametrize("kind", ["matmul", "conv"])
-def test_nor_do_its_newer_switches(kind, switches):
-    held = torch.backends.cuda.matmul if kind == "matmul" else torch.backends.cudnn.conv
-    others = torch.backends.mkldnn.matmul, torch.backends.cudnn.rnn
-    held.fp32_precision, before = "ieee", [each.fp32_precision for each in others]
-    with computing("auto"):
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("precision", ["auto", "float32"])
+def test_nor_do_its_newer_switches(place, precision, switches):
+    untouched = [switch.fp32_precision for switch in each_switch()]
+    each_switch()[place].fp32_precision = "ieee"
+    before, short = [switch.fp32_precision for switch in each_switch()], precision == "auto"
+    with computing(precision):
         assert switches() == "highest"
-        assert torch.backends.cudnn.allow_tf32
-    assert held.fp32_precision == "ieee"
-    assert [each.fp32_precision for each in others] == before
-    torch.backends.cudnn.allow_tf32 = True
+        assert torch.backends.cudnn.allow_tf32 == short
+        inside = [switch.fp32_precision for switch in each_switch()]
+    assert inside == ["ieee"] * 3 + ["tf32" if short else "ieee"] * 2
+    assert [switch.fp32_precision for switch in each_switch()] == before
+    each_switch()[place].fp32_precision = untouched[place]
 
 
 def test_another_word_is_refused_with_those_that_there_are():
