@@ -105,7 +105,7 @@ class TritonConv2dRule(Conv2dRule):
         """The gradient of the input, from that of the output."""
         if not isinstance(saved, Tensor):
             size, *rows = saved
-            return self._of_rows(size).input_gradient(tuple(rows), grad, params)  # type: ignore[no-any-return]
+            return self._of_rows(size).input_gradient(tuple(rows), grad, params)
         if self._even and (_precision() == "ieee" or self.stride != (1, 1)):
             return self._library.input_gradient((saved, self.weight.of(params)), grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
@@ -135,7 +135,7 @@ class TritonConv2dRule(Conv2dRule):
         """The squared norm of every gradient, in float64."""
         if not isinstance(saved, Tensor):
             size, *rows = saved
-            return self._of_rows(size).squares(tuple(rows), grad)  # type: ignore[no-any-return]
+            return self._of_rows(size).squares(tuple(rows), grad)
         if self._even and few_positions(grad.shape[2:].numel(), *self._sizes):
             return self._library.squares((saved, None), grad)
         kept, parts = self._gradients(saved, grad, len(grad))
