@@ -87,6 +87,8 @@ def picture(found: Figures, pooled: dict[str, dict[str, float]], path: Path) -> 
                 for (its, other, epsilon), lines in found.items()
                 if (its, other) == (task, model)
             }
+            if not there:
+                continue
             means = {places[epsilon]: mean(values) for epsilon, values in sorted(there.items())}
             (line,) = axis.plot(sorted(means), [means[place] for place in sorted(means)], marker="o", label=model)
             for epsilon, values in there.items():
