@@ -56,7 +56,7 @@ class Taped(threading.local):
         if rows is not None and len(x) != rows * self.records:
             raise ModelError(
                 f"layer {rule.layer} gets {len(x)} rows for {self.records} records, not {rows} for each; "
-                "set engine.batched=false"
+                "set engine.way=sequential"
             )
         if rows is not None and rows > 1 and rule.positions:
             return self._run(rule, x.reshape(self.records, rows, *x.shape[1:])).flatten(0, 1)
