@@ -109,13 +109,14 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     Each client's come from its own stream, so they are the same in any chunk, and at its site in a real federation.
     """
     sampler, local = context.algorithm.records, context.algorithm.local
-    drawn, own, views = [], [], []
+    places, drawn, own, views = [], [], [], []
     for client in clients.tolist():
         records = context.client_data.records(client)
         own.append(records[0] if len(records) else 0)
         steps = local.steps or sampler.steps(len(records), local.epochs)
         generator = context.streams.generator("examples", index.t, index.attempt, client)
         positions = sampler.draw(generator, len(records), steps)
+        places.append(positions)
         drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
         if sampler.augmentations:
             generator = context.streams.generator("augmentations", index.t, index.attempt, client)
@@ -129,10 +130,10 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         width = _rounded_up(width)
     if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
         width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
-    batches = _side_by_side(drawn, steps, width, -1)
-    sampler.refuse_repeats(batches)
+    sampler.refuse_repeats(_side_by_side(places, steps, width, -1))
     steps_of_each = np.array([len(rows) for rows in drawn])
-    return Plan(batches, steps_of_each, np.array(own), _side_by_side(views, steps, width, 0) if views else None)
+    batches, seen = _side_by_side(drawn, steps, width, -1), _side_by_side(views, steps, width, 0) if views else None
+    return Plan(batches, steps_of_each, np.array(own), seen)
 
 
 def _side_by_side(clients: list[np.ndarray], steps: int, width: int, padding: int) -> np.ndarray:
