@@ -1,5 +1,8 @@
 """The gradients of many clients at once equal those of one client after the other."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -151,3 +154,38 @@ def test_a_word_beyond_its_table_does_not_reach_that_of_another_client(word):
     params = many.layout.flatten(module).expand(3, -1)
     with pytest.raises(RuntimeError, match="out of range"):
         many.backward(params, x, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
+
+
+class Keeps(nn.Module):
+    """Keeps what it computes; two threads wait for each other in between."""
+
+    both: threading.Barrier | None = None
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.kept = self.first(x).tanh()
+        if Keeps.both is not None:
+            Keeps.both.wait(60)
+        return self.last(self.kept)
+
+
+@pytest.mark.parametrize("per_record", [False, True])
+def test_a_model_that_keeps_what_it_computes_keeps_it_for_each_thread(monkeypatch, per_record):
+    torch.manual_seed(0)
+    module, x = Keeps(), torch.rand(2, 1, 3, 4)
+    net = network(module, x[0, 0], per_record=per_record)
+    assert net.way == "rules"
+    params, y = net.layout.flatten(module).unsqueeze(0), torch.zeros(1, 3, dtype=torch.int64)
+
+    def gradient(own):
+        found = torch.zeros_like(params)
+        net.backward(params, own, y, torch.ones(1, 3)).accumulate(found, 1.0)
+        return found
+
+    alone = [gradient(own) for own in x]
+    monkeypatch.setattr(Keeps, "both", threading.Barrier(2))
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, threads.map(gradient, x), alone))

@@ -42,8 +42,7 @@ class FunctionalNetwork:
     def _module(self) -> nn.Module:
         """This thread's: parameters are put into a module while it is called. Tensors are shared."""
         if not hasattr(self._copies, "module"):
-            held = [*self._whole.parameters(), *self._whole.buffers()]
-            self._copies.module = copy.deepcopy(self._whole, {id(tensor): tensor for tensor in held})
+            self._copies.module = with_same_tensors(self._whole)
         module: nn.Module = self._copies.module
         return module
 
@@ -106,6 +105,12 @@ class RecordNetwork(FunctionalNetwork):
             for entry, gradient in self._gradients(params[k], of(x, k, one), y[k, one], weights[k, one]):
                 made[entry][k, b] = gradient
         return list(made.items())
+
+
+def with_same_tensors(module: nn.Module) -> nn.Module:
+    """A copy of the module, whose parameters and buffers are the same tensors."""
+    held = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
 
 
 @contextmanager
