@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from shoal.gradients import Layout, network
 from shoal.gradients.batched import BatchedNetwork
@@ -189,3 +190,34 @@ def test_a_model_that_keeps_what_it_computes_keeps_it_for_each_thread(monkeypatc
     monkeypatch.setattr(Keeps, "both", threading.Barrier(2))
     with ThreadPoolExecutor(2) as threads:
         assert all(map(torch.equal, threads.map(gradient, x), alone))
+
+
+class Checkpointed(nn.Module):
+    """Runs a layer again in the backward pass instead of keeping what it computed."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        if self.reentrant is None:
+            return self.last(self.middle(x).tanh())
+        return self.last(checkpoint(lambda h: self.middle(h).tanh(), x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("way", ["rules", "sequential"])
+@pytest.mark.parametrize("per_record", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # while rows are counted
+def test_checkpointed_layers(reentrant, way, per_record):
+    torch.manual_seed(0)
+    plain = Checkpointed(None).double()
+    module = Checkpointed(reentrant).double()
+    module.load_state_dict(plain.state_dict())
+    x, y = torch.rand(2, 3, 4, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.int64)
+    net, expected = network(module, x[0], way=way, per_record=per_record), SequentialNetwork(plain)
+    params = torch.stack([net.layout.flatten(module) * scale for scale in (0.8, 1.3)])  # not those of the module
+    weights = torch.ones(2, 3, dtype=torch.float64)
+    torch.testing.assert_close(*(gradients(each, params, x, y, weights) for each in (net, expected)))
