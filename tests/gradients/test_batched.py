@@ -1,10 +1,14 @@
 """The gradients of many clients at once equal those of one client after the other."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from shoal.gradients import Layout, network
 from shoal.gradients.batched import BatchedNetwork
@@ -151,3 +155,69 @@ def test_a_word_beyond_its_table_does_not_reach_that_of_another_client(word):
     params = many.layout.flatten(module).expand(3, -1)
     with pytest.raises(RuntimeError, match="out of range"):
         many.backward(params, x, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
+
+
+class Keeps(nn.Module):
+    """Keeps what it computes; two threads wait for each other in between."""
+
+    both: threading.Barrier | None = None
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.kept = self.first(x).tanh()
+        if Keeps.both is not None:
+            Keeps.both.wait(60)
+        return self.last(self.kept)
+
+
+@pytest.mark.parametrize("per_record", [False, True])
+def test_a_model_that_keeps_what_it_computes_keeps_it_for_each_thread(monkeypatch, per_record):
+    torch.manual_seed(0)
+    module, x = Keeps(), torch.rand(2, 1, 3, 4)
+    net = network(module, x[0, 0], per_record=per_record)
+    assert net.way == "rules"
+    params, y = net.layout.flatten(module).unsqueeze(0), torch.zeros(1, 3, dtype=torch.int64)
+
+    def gradient(own):
+        found = torch.zeros_like(params)
+        net.backward(params, own, y, torch.ones(1, 3)).accumulate(found, 1.0)
+        return found
+
+    alone = [gradient(own) for own in x]
+    monkeypatch.setattr(Keeps, "both", threading.Barrier(2))
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, threads.map(gradient, x), alone))
+
+
+class Checkpointed(nn.Module):
+    """Runs a layer again in the backward pass instead of keeping what it computed."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        if self.reentrant is None:
+            return self.last(self.middle(x).tanh())
+        return self.last(checkpoint(lambda h: self.middle(h).tanh(), x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("way", ["rules", "sequential"])
+@pytest.mark.parametrize("per_record", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # while rows are counted
+def test_checkpointed_layers(reentrant, way, per_record):
+    torch.manual_seed(0)
+    plain = Checkpointed(None).double()
+    module = Checkpointed(reentrant).double()
+    module.load_state_dict(plain.state_dict())
+    x, y = torch.rand(2, 3, 4, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.int64)
+    net, expected = network(module, x[0], way=way, per_record=per_record), SequentialNetwork(plain)
+    params = torch.stack([net.layout.flatten(module) * scale for scale in (0.8, 1.3)])  # not those of the module
+    weights = torch.ones(2, 3, dtype=torch.float64)
+    torch.testing.assert_close(*(gradients(each, params, x, y, weights) for each in (net, expected)))

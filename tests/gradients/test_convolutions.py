@@ -109,6 +109,10 @@ WAYS = {
     "few positions": (nn.Conv2d(20, 30, 3, padding=1, bias=True), (20, 2, 3)),
     "few positions of groups": (nn.Conv2d(20, 40, 3, groups=2), (20, 4, 4)),
     "few positions, transposed": (nn.ConvTranspose2d(20, 30, 3), (20, 2, 2)),
+    "few positions, output padding over the stride": (
+        nn.ConvTranspose2d(20, 30, 3, dilation=2, output_padding=1),
+        (20, 2, 2),
+    ),
     "few positions of a sequence": (nn.Conv1d(16, 16, 5, padding=2), (16, 4)),
     "few positions of a volume": (nn.Conv3d(16, 12, 2), (16, 2, 3, 2)),
     "one position": (nn.Conv2d(20, 30, 3, padding=1), (20, 1, 1)),

@@ -179,3 +179,25 @@ def test_positions_by_an_embedding_even_where_they_are_as_many_as_records(length
 
     torch.manual_seed(0)
     assert_both_ways_agree(Positions(), torch.randint(0, 9, (2, 3, length)))
+
+
+class Sliced(nn.Module):
+    """Takes as many of its positions as a record has, and single numbers."""
+
+    def __init__(self, length):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.last = nn.Linear(2, WIDTH), nn.Linear(WIDTH, 3)
+        self.positions, self.shares = nn.Parameter(torch.randn(length, WIDTH)), nn.Parameter(torch.randn(2))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x) + self.positions[: x.shape[1]])
+        return self.last(self.shares[0] * x.mean(1) + self.shares[1] * x[:, 0])
+
+
+@pytest.mark.parametrize("length", [1, 6, 7])
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_an_index_is_one_of_the_parameter_whatever_the_number_of_records(length, batch):
+    """In a trial, with no more records than positions, a slice of the records looked right."""
+    torch.manual_seed(0)
+    assert_both_ways_agree(Sliced(length), torch.rand(2, batch, length, 2, dtype=torch.float64))

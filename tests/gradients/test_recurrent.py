@@ -118,7 +118,7 @@ def test_a_norm_is_not_too_small_in_float32():
 
 
 def layer_of(module):
-    (layer,) = (layer for layer in network(module)._module.modules() if isinstance(layer, RecurrentLayer))
+    (layer,) = (layer for layer in network(module)._own[0].modules() if isinstance(layer, RecurrentLayer))
     return layer
 
 

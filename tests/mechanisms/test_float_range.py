@@ -239,7 +239,7 @@ def taped(name, where, kernels, draw):
     tape = LayerTape(torch.ones(RECORDS, 1, device=where), layout.size, layout.layer_names)
     for layer, inputs in zip(module, (shape, shape, (3,)), strict=True):
         if isinstance(layer, nn.RNNBase):
-            for rule in client_layer(layer, by_id, Taped({}), kernels).rules:
+            for rule in client_layer(layer, by_id, Taped(), kernels).rules:
                 widths, (outs, *_) = [part.weight.shape[1] for part in rule.parts], rule.entries[0].shape
                 x = draw(RECORDS, *inputs, sum(widths)).to(where)
                 tape.append((rule, x.split(widths, -1), draw(RECORDS, *inputs, outs).to(where)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from shoal.gradients.layers.rule import Rule, wide
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
+from shoal.gradients.sequential import with_same_tensors
 from shoal.inputs import Inputs, each
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import all_digits, without_autocast
@@ -47,18 +49,30 @@ class BatchedNetwork:
         sample: Inputs | None = None,
     ) -> None:
         self.layout, self._losses = layout, losses
-        self._taped = Taped({})
-        self._module = in_training(_with_rules(copy.deepcopy(module), layout, self._taped, kernels, shapes))
-        if sample is not None:
-            self._taped.watch(self._module, layout.flatten(module), sample)
+        self._whole, self._given = copy.deepcopy(module), (kernels, shapes, sample)
+        self._threads = threading.local()
+        _ = self._own  # what fails, fails here
+
+    @property
+    def _own(self) -> tuple[nn.Module, Taped]:
+        """This thread's module and tape: code may keep what it computes, which is for no other thread's clients."""
+        if not hasattr(self._threads, "own"):
+            (kernels, shapes, sample), taped = self._given, Taped()
+            module = in_training(_with_rules(with_same_tensors(self._whole), self.layout, taped, kernels, shapes))
+            if sample is not None:
+                taped.watch(module, self.layout.flatten(self._whole), sample)
+            self._threads.own = module, taped
+        own: tuple[nn.Module, Taped] = self._threads.own
+        return own
 
     def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
         tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
-        self._taped.bind(params, tape, weights.numel())
-        outputs = call(self._module, each(x, lambda part: part.flatten(0, 1)))
+        module, taped = self._own
+        taped.bind(params, tape, weights.numel())
+        outputs = call(module, each(x, lambda part: part.flatten(0, 1)))
         with without_autocast(params):
             losses = self._losses(outputs, y.flatten(0, 1))
             torch.autograd.backward((losses * weights.flatten()).sum())
@@ -67,8 +81,9 @@ class BatchedNetwork:
     @contextmanager
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
         """A context in which updates of linear layers are kept as low-rank products."""
-        layers = [layer for layer in self._module.modules() if isinstance(layer, ClientLayer)]
-        used = Counter(_ruled(self._module))
+        module, taped = self._own
+        layers = [layer for layer in module.modules() if isinstance(layer, ClientLayer)]
+        used = Counter(_ruled(module))
         capacities = {
             layer.rule: capacity_for(layer.rule, batch)
             for layer in layers
@@ -80,15 +95,15 @@ class BatchedNetwork:
             and not layer.rule.weight.personal
         }
         clients = len(params)
-        self._taped.deferred = {
+        taped.deferred = {
             rule: DeferredLinearRule(rule, start, clients, rows) for rule, rows in capacities.items() if rows
         }
         try:
             yield
-            for rule in self._taped.deferred.values():
+            for rule in taped.deferred.values():
                 rule.flush(params)
         finally:
-            self._taped.deferred = {}
+            taped.deferred = {}
 
 
 class LayerTape(list[tuple[Rule, Any, Tensor]]):
@@ -218,7 +233,7 @@ def _ruled(module: nn.Module) -> list[Entry]:
 
 def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
     """The kinds of parameters that the model's own code uses."""
-    module = _with_rules(copy.deepcopy(module), layout, Taped({}))
+    module = _with_rules(copy.deepcopy(module), layout, Taped())
     owners = [layer for layer in module.modules() if isinstance(layer, HoldsParameters)]
     kinds = ((name, entry.shape) for layer in owners for name, entry in layer.client_parameters.items())
     return list(dict.fromkeys(kinds))
@@ -230,7 +245,7 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     Their trained parameters have no rule, or they mix records, or they are random.
     """
     hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
-    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped({})))
+    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)

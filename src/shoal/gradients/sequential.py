@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, func, nn
 
-from shoal.calling import arguments, in_training, output_of
+from shoal.calling import arguments, call, in_training, output_of
 from shoal.gradients.layout import Entry, Layout
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.tapes import Gradients, GradientTape, SumTape
@@ -42,8 +42,7 @@ class FunctionalNetwork:
     def _module(self) -> nn.Module:
         """This thread's: parameters are put into a module while it is called. Tensors are shared."""
         if not hasattr(self._copies, "module"):
-            held = [*self._whole.parameters(), *self._whole.buffers()]
-            self._copies.module = copy.deepcopy(self._whole, {id(tensor): tensor for tensor in held})
+            self._copies.module = with_same_tensors(self._whole)
         module: nn.Module = self._copies.module
         return module
 
@@ -65,10 +64,24 @@ class FunctionalNetwork:
         for entry in trained:
             # a copy, since a forward pass may write to it: an nn.Embedding with max_norm, the words that it looks up
             views[entry.name] = views[entry.name].detach().clone().requires_grad_()
-        loss = self._loss(views, x, y, weights)
-        found = torch.autograd.grad(loss, [views[entry.name] for entry in trained], allow_unused=True)
-        pairs = zip(trained, found, strict=True)
-        return [(entry, gradient.reshape(-1)) for entry, gradient in pairs if gradient is not None]
+        # with its parameters in place until the end: a checkpointed module runs again in the backward pass
+        whole = _Backward(self._module)
+        inside = {f"module.{name}": view for name, view in views.items()}
+        func.functional_call(whole, inside, (lambda outputs: (self._losses(outputs, y) * weights).sum(), x))
+        found = ((entry, views[entry.name].grad) for entry in trained)
+        return [(entry, gradient.reshape(-1)) for entry, gradient in found if gradient is not None]
+
+
+class _Backward(nn.Module):
+    """A module whose call is a forward and a backward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, loss: Callable[[Tensor], Tensor], x: Inputs) -> None:
+        """Write the gradients to the parameters."""
+        torch.autograd.backward(loss(call(self.module, x)))
 
 
 class SequentialNetwork(FunctionalNetwork):
@@ -106,6 +119,12 @@ class RecordNetwork(FunctionalNetwork):
             for entry, gradient in self._gradients(params[k], of(x, k, one), y[k, one], weights[k, one]):
                 made[entry][k, b] = gradient
         return list(made.items())
+
+
+def with_same_tensors(module: nn.Module) -> nn.Module:
+    """A copy of the module, whose parameters and buffers are the same tensors."""
+    held = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
 
 
 @contextmanager

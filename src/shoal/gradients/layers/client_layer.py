@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,13 @@ from shoal.inputs import Inputs, joined, take
 from shoal.precision import without_autocast
 
 
-class Taped(threading.local):
-    """Runs layers by their rules, for the clients whose parameters are bound to this thread.
+class Taped:
+    """Runs layers by their rules, for the clients whose parameters are bound to it.
 
     `params` [K, P] are the clients' parameters. `tape` gets (rule, saved, gradient of the output) of each layer in
-    the backward pass. `records` is K times the batch. `deferred` says which rules are replaced for now.
-
-    Args:
-        rows: How many rows each layer gets for one record, where that is known; 0 if its input is the same for all
-            records, such as positions [T]. That is found out once, since a batch of T records would hide it.
+    the backward pass. `records` is K times the batch. `deferred` says which rules are replaced for now. `rows` is how
+    many rows each layer gets for one record, where that is known; 0 if its input is the same for all records, such as
+    positions [T]. That is found out once, since a batch of T records would hide it.
     """
 
     params: Tensor
@@ -33,8 +30,8 @@ class Taped(threading.local):
     records: int
     _short: Tensor | None
 
-    def __init__(self, rows: dict[Rule, int]) -> None:
-        self.rows = rows
+    def __init__(self) -> None:
+        self.rows: dict[Rule, int] = {}
         self.deferred: dict[Rule, Any] = {}
         self.watched: dict[Rule, list[int]] | None = None
 

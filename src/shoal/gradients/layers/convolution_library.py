@@ -132,7 +132,7 @@ class LibraryConvolutionRule(Rule):
 
     def _unfolded(self, seen: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Patches [N x groups, patch, T], and what their products are weighed with, [N x groups, outs, T]."""
-        rows = self._patches(seen).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
+        rows = self._patches(seen, given.shape[2:]).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
         return rows, given.reshape(len(rows), -1, rows.shape[2])
 
     def _product(self, x: Tensor, grad: Tensor, clients: int) -> Tensor:
@@ -141,7 +141,7 @@ class LibraryConvolutionRule(Rule):
         few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1 and x.dtype == grad.dtype
         total: Any = 0.0
         for some, grads in zip(*(torch.split(images, PIECE, 1) for images in (seen, given)), strict=True):
-            patches = self._patches(some.flatten(0, 1).to(x.dtype if few else torch.float64))
+            patches = self._patches(some.flatten(0, 1).to(x.dtype if few else torch.float64), grads.shape[3:])
             rows = torch.unflatten(patches, 0, (clients, -1)).movedim(1, x.dim() + 1)  # next to the positions
             rows = rows.reshape(clients * self.groups, -1, grads[0, :, 0].numel())
             wide = torch.unflatten(grads, 2, (self.groups, -1)).movedim(1, 3).reshape(len(rows), -1, rows.shape[2])
@@ -176,11 +176,10 @@ class LibraryConvolutionRule(Rule):
         """What the kernel sees, and what its products are weighed with."""
         return (grad, x) if self.transposed else (x, grad)
 
-    def _patches(self, seen: Tensor) -> Tensor:
+    def _patches(self, seen: Tensor, output: Sizes) -> Tensor:
         """All that the kernel sees, [N, groups, C / groups, *kernel, *output], as a view of padded images."""
         taps = self._taps(seen)
         x = F.pad(seen, [side for padding in reversed(taps.padding) for side in (padding, padding)]).contiguous()
-        output = _outputs(x.shape[2:], taps.kernel, self.stride, (0,) * len(taps.kernel), self.dilation)
         width, (n, channels, *steps) = x.shape[1] // self.groups, x.stride()
         moves = [step * by for along in (self.dilation, self.stride) for step, by in zip(steps, along, strict=True)]
         shape = (len(x), self.groups, width, *taps.kernel, *output)

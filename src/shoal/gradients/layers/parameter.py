@@ -90,13 +90,37 @@ def hold_parameters(
         module.__class__ = new_class(kind.__name__, (HoldsParameters, kind), {}, lambda body: body.update(members))
 
 
+class _Values(Tensor):
+    """Values with `added` dimensions before the parameter's own: an index of the code's is one of the others.
+
+    An index of records would do as well where there are no more of them than it takes, as in a trial: [:T].
+    """
+
+    added: int
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The same function of a plain tensor."""
+        if function is Tensor.__getitem__ and isinstance(args[0], _Values):
+            values, places = args
+            args = values, (*[slice(None)] * values.added, *(places if isinstance(places, tuple) else (places,)))
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
 def _reader(rule: ParameterRule, shape: Shape, taped: Taped) -> Callable[[nn.Module], Tensor]:
     records = shape.index(-1)
     others = shape[:records] + shape[records + 1 :]
+    added = len(shape) - len(rule.entry.shape)
 
     def read(module: nn.Module) -> Tensor:
         values = taped(rule, taped.params.new_empty(taped.records, 0))
-        return values.view(-1, *others).movedim(0, records)
+        found = values.view(-1, *others).movedim(0, records)
+        if not added:
+            return found
+        found = found.as_subclass(_Values)
+        found.added = added
+        return found
 
     return read
 
