@@ -151,6 +151,42 @@ def test_at_record_level_it_goes_client_by_client_and_follows_the_seed(probabili
     assert torch.equal(*found)
 
 
+class SometimesDeep(nn.Module):
+    """It leaves a layer out at random: of single records, or of the whole batch."""
+
+    def __init__(self, probability, each_record):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second, self.last = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.probability, self.each_record = probability, each_record
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        if self.training and self.each_record:
+            return self.last(hidden + (torch.rand(len(x), 1) >= self.probability) * self.second(hidden))
+        if self.training and torch.rand(()) < self.probability:
+            return self.last(hidden)
+        return self.last(hidden + self.second(hidden))
+
+
+@LEVELS
+@pytest.mark.parametrize("each_record", [True, False])
+@pytest.mark.parametrize("probability", [1e-6, 0.5])
+def test_random_numbers_that_the_models_own_code_draws_follow_the_seed_too(config, each_record, probability):
+    """However seldom they show in a trial of a few records."""
+    found = []
+    for seed in range(2):
+        model = SometimesDeep(probability, each_record)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        trainer = trainer_of(config, model, "auto")
+        net = trainer.cohort.network
+        assert (net.way != "rules", net.draws) == (True, True)
+        found.append(played(trainer))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*found)
+
+
 def test_a_model_that_mixes_records_is_never_vmapped():
     assert trainer_of(CLIENT_LEVEL | {"algorithm": "fedavg"} | NO_PRIVACY, Mixes(), "auto").cohort.network.way == (
         "sequential"
