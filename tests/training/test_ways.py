@@ -362,6 +362,24 @@ def test_the_largest_chunk_on_cuda_follows_from_one_client_and_two(monkeypatch):
     trainer.close()
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_where_no_two_clients_fit_each_is_a_chunk(most, monkeypatch):
+    """And where not even one does, the round says so."""
+    trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
+    cohort = trainer.cohort
+    for name, found in {"memory_allocated": 0, "reset_peak_memory_stats": None, "max_memory_allocated": 100}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
+    monkeypatch.setattr(made_up.MadeUpStep, "device", torch.device("cuda"))
+    monkeypatch.setattr(made_up.MadeUpStep, "step", lambda self, net, clients: too_large if clients > most else int)
+    step = made_up.MadeUpStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
+    assert Chunker(cohort.algorithm, cohort.network, step, 1, 1.0).largest == 1
+    trainer.close()
+
+
+def too_large():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 # --- recordings
 
 
