@@ -1,6 +1,7 @@
 """Models without rules: every way gives the sequential one's round; the choice is told, kept, and sees no data."""
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -394,6 +395,17 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(monkeypatch):
         assert graphs.run(steps, inputs) is steps
     assert graphs.run(steps, inputs) is steps  # and is not tried again
     assert steps.runs == 2
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_choice_by_random_numbers_of_the_cpu_is_not_recorded(draws, monkeypatch):
+    """As of layers to leave out (LayerDrop): every replay would leave out the same."""
+    monkeypatch.setattr(cuda_graphs, "recorded", lambda step: step())
+    monkeypatch.setattr(torch.random, "fork_rng", nullcontext)
+    steps, inputs = Steps(), (torch.zeros(9, 2),)
+    steps.copied, steps.step = lambda: steps, lambda row: torch.rand(()) if draws else row
+    with pytest.raises(RuntimeError, match="on the CPU") if draws else nullcontext():
+        cuda_graphs.Recording(steps, inputs, (16,))
 
 
 class Steps:
