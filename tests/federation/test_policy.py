@@ -80,6 +80,20 @@ def test_terms_cannot_ask_for_more_threads_than_a_site_has_cores():
     assert _own_engine(Settings()).threads is None
 
 
+def test_nor_for_more_memory_than_it_would_take_itself():
+    """The gradients of all records of a batch at once, say."""
+    assert _own_engine(Settings(memory=1e9)) == _own_engine(Settings())
+
+
+def test_each_view_of_a_record_counts_as_one():
+    viewed = terms(RECORDS | {"records.augmentations": 256})
+    Bounds().refuse(viewed)
+    Bounds(batch=(1, 5)).refuse(terms(RECORDS))
+    words = "records.batch x 256 records.augmentations is 1280, this site accepts 1 to 1279 "
+    with pytest.raises(Refused, match=re.escape(words)):
+        Bounds(batch=(1, 1279)).refuse(viewed)
+
+
 def site(folder, *bounds, requirements=STRICT):
     return Site(Owner("site", folder, reader("digits", part=0), requirements, bounds=Bounds.read(bounds)))
 

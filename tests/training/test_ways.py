@@ -1,6 +1,7 @@
 """Models without rules: every way gives the sequential one's round; the choice is told, kept, and sees no data."""
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -146,6 +147,42 @@ def test_at_record_level_it_goes_client_by_client_and_follows_the_seed(probabili
         before = torch.get_rng_state()
         trainer = trainer_of(RECORD_LEVEL, model, "vmap")
         assert (trainer.cohort.network.draws, trainer.cohort.chunker.largest) == (True, 1)
+        found.append(played(trainer))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*found)
+
+
+class SometimesDeep(nn.Module):
+    """It leaves a layer out at random: of single records, or of the whole batch."""
+
+    def __init__(self, probability, each_record):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second, self.last = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.probability, self.each_record = probability, each_record
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        if self.training and self.each_record:
+            return self.last(hidden + (torch.rand(len(x), 1) >= self.probability) * self.second(hidden))
+        if self.training and torch.rand(()) < self.probability:
+            return self.last(hidden)
+        return self.last(hidden + self.second(hidden))
+
+
+@LEVELS
+@pytest.mark.parametrize("each_record", [True, False])
+@pytest.mark.parametrize("probability", [1e-6, 0.5])
+def test_random_numbers_that_the_models_own_code_draws_follow_the_seed_too(config, each_record, probability):
+    """However seldom they show in a trial of a few records."""
+    found = []
+    for seed in range(2):
+        model = SometimesDeep(probability, each_record)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        trainer = trainer_of(config, model, "auto")
+        net = trainer.cohort.network
+        assert (net.way != "rules", net.draws) == (True, True)
         found.append(played(trainer))
         assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(*found)
@@ -326,6 +363,24 @@ def test_the_largest_chunk_on_cuda_follows_from_one_client_and_two(monkeypatch):
     trainer.close()
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_where_no_two_clients_fit_each_is_a_chunk(most, monkeypatch):
+    """And where not even one does, the round says so."""
+    trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
+    cohort = trainer.cohort
+    for name, found in {"memory_allocated": 0, "reset_peak_memory_stats": None, "max_memory_allocated": 100}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
+    monkeypatch.setattr(made_up.MadeUpStep, "device", torch.device("cuda"))
+    monkeypatch.setattr(made_up.MadeUpStep, "step", lambda self, net, clients: too_large if clients > most else int)
+    step = made_up.MadeUpStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
+    assert Chunker(cohort.algorithm, cohort.network, step, 1, 1.0).largest == 1
+    trainer.close()
+
+
+def too_large():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 # --- recordings
 
 
@@ -340,6 +395,17 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(monkeypatch):
         assert graphs.run(steps, inputs) is steps
     assert graphs.run(steps, inputs) is steps  # and is not tried again
     assert steps.runs == 2
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_choice_by_random_numbers_of_the_cpu_is_not_recorded(draws, monkeypatch):
+    """As of layers to leave out (LayerDrop): every replay would leave out the same."""
+    monkeypatch.setattr(cuda_graphs, "recorded", lambda step: step())
+    monkeypatch.setattr(torch.random, "fork_rng", nullcontext)
+    steps, inputs = Steps(), (torch.zeros(9, 2),)
+    steps.copied, steps.step = lambda: steps, lambda row: torch.rand(()) if draws else row
+    with pytest.raises(RuntimeError, match="on the CPU") if draws else nullcontext():
+        cuda_graphs.Recording(steps, inputs, (16,))
 
 
 class Steps:

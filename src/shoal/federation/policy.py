@@ -32,7 +32,7 @@ class Bounds:
         lr: The learning rate.
         steps: Local steps a round.
         rounds: Rounds of the run.
-        batch: Records in a batch.
+        batch: Records in a batch, each counted as often as it has views.
         clients: Sites in the federation.
         parameters: Parameters of the model.
         weight: The largest absolute value of a parameter.
@@ -98,8 +98,9 @@ class Bounds:
 
 def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]]:
     """The bound, key and value of each term that an algorithm sets; for a schedule, its minimum and maximum."""
-    yield "batch", "records.batch", algorithm.records.batch
-    local = algorithm.local
+    records, local = algorithm.records, algorithm.local
+    views = f" x {records.augmentations} records.augmentations" if records.augmentations else ""
+    yield "batch", f"records.batch{views}", records.batch * max(1, records.augmentations)
     yield "steps", *(("local.epochs", local.epochs) if local.steps is None else ("local.steps", local.steps))
     clips = [("clip", key, text) for each in algorithm.mechanisms for key, text in each.scales().items()]
     for name, key, text in (*clips, ("lr", "local.lr", local.lr)):

@@ -413,13 +413,15 @@ class Site:
 
 
 def _own_engine(asked: Settings) -> Settings:
-    """How this site runs: on its own device, with no more threads than it has cores, whatever the terms ask for.
+    """How this site runs: on its own device, in memory of its own measure, with no more threads than it has cores,
+    whatever the terms ask for.
 
     It compiles nothing for others.
     """
     threads = None if asked.threads is None else min(asked.threads, cores())
     way = "vmap" if asked.way == "compiled" else asked.way
-    return replace(asked, device="cpu" if asked.device == "cpu" else "auto", threads=threads, way=way)
+    device = "cpu" if asked.device == "cpu" else "auto"
+    return replace(asked, device=device, memory=None, threads=threads, way=way)
 
 
 def _repeated(message: Payload) -> dict[str, Value]:

@@ -220,8 +220,9 @@ class _Ways:
         if trial is None:
             held = kinds_held(self.module, self.layout) if way == "rules" else []
             return f"the model's own code uses its parameter {held[0][0]}" if held else None
-        if way != "rules" and trial.draws and not self.per_record:
-            return "vmap would draw other random numbers for a client beside others"
+        if trial.draws and (way == "rules" or not self.per_record):
+            name = "rules" if way == "rules" else "vmap"
+            return f"{name} would draw other random numbers for a client beside others"
         if not trial.agrees(way):
             own = "rules miss what the model's own code does: it mixes records, or reaches into a layer"
             return own if way == "rules" else "vmap cannot transform the model, or the model mixes records"
@@ -247,7 +248,7 @@ class _Trial:
     """A comparison of ways, in float64, for two different clients; the last record of the first has no weight.
 
     The weights are perturbed first, since a layer that starts at zero would hide everything before it. A model that
-    draws random numbers is compared in eval mode, where it should not.
+    draws random numbers is compared in eval mode, where it should not, and must run in training mode.
     """
 
     def __init__(self, ways: _Ways, sample: Inputs, targets: Tensor | None) -> None:
@@ -300,11 +301,13 @@ class _Trial:
         """Does a way give plain gradients? Of the sequential one: also where padding stays in the batch?"""
         if way == "rules":
             return self.shapes is not None
-        module = self._ways.module
+        module, way = self._ways.module, "vmap" if way == "compiled" else way
         if self.draws and any(layer.training for layer in module.modules()):
+            if self._found(self._ways.make(way)) is None:
+                return False
             module.eval()
             self.__dict__.pop("_plain", None)
-        other = self._ways.make("vmap" if way == "compiled" else way)
+        other = self._ways.make(way)
         if way == "sequential":
             cast(SequentialNetwork, other).masks = True
         return _all_close(self._found(other), self._plain)

@@ -86,7 +86,10 @@ class Recording:
             own[: len(given)] = given
         self._counter = torch.zeros(1, dtype=torch.int64, device=inputs[0].device)
         with torch.random.fork_rng([inputs[0].device]):  # random layers draw in the steps alone
+            before = torch.get_rng_state()
             self._graph = recorded(self._step)
+            if not torch.equal(torch.get_rng_state(), before):
+                raise RuntimeError("the model draws random numbers on the CPU, which a recording would repeat")
 
     def run(self, steps: Steps, inputs: Inputs) -> Steps:
         """Replay the recorded step, once for each row of the inputs."""

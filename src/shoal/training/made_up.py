@@ -21,6 +21,7 @@ Step = Callable[[], None]
 
 TIMES = 3  # steps that are timed, after one that is not
 MOST_CLIENTS = 16  # that are timed; a chunk has no more
+TOO_MANY = 2**60  # bytes, more than any GPU has
 _measured: dict[tuple[object, ...], float] = {}
 """Seconds by way, model and shapes: a process measures each once."""
 
@@ -51,12 +52,15 @@ class MadeUpStep:
         return _measured[key]
 
     def peak_bytes(self, network: Network, clients: int) -> int:
-        """The most memory of a GPU that a step takes, the clients' parameters included."""
+        """The most memory of a GPU that a step takes, the clients' parameters included; TOO_MANY if it has less."""
         before = torch.cuda.memory_allocated(self.device)
-        step = self.step(network, clients)
-        step()  # libraries keep some for themselves
-        torch.cuda.reset_peak_memory_stats(self.device)
-        step()
+        try:
+            step = self.step(network, clients)
+            step()  # libraries keep some for themselves
+            torch.cuda.reset_peak_memory_stats(self.device)
+            step()
+        except torch.OutOfMemoryError:
+            return TOO_MANY
         return torch.cuda.max_memory_allocated(self.device) - before
 
     def step(self, network: Network, clients: int) -> Step:

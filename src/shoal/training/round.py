@@ -135,7 +135,8 @@ class SimulatedCohort(TrainingContext, Cohort):
         except torch.OutOfMemoryError:
             if len(clients) == 1:
                 raise RunError(
-                    "a single client does not fit into the GPU's memory: lower records.batch, or use --device cpu"
+                    "a single client does not fit into the GPU's memory: set engine.micro_batch, lower "
+                    "records.batch, or use --device cpu"
                 ) from None
         else:
             updates, norms, bad = finite_or_zero(updates)
