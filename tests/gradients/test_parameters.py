@@ -10,6 +10,7 @@ from shoal.gradients import network
 from shoal.gradients.batched import BatchedNetwork, without_rule
 from shoal.gradients.layers.parameter import LARGEST
 from shoal.gradients.layout import Layout
+from shoal.gradients.sequential import RecordNetwork
 from support.both_ways import assert_both_ways_agree
 
 WIDTH, PATCHES = 8, 4
@@ -201,3 +202,27 @@ def test_an_index_is_one_of_the_parameter_whatever_the_number_of_records(length,
     """In a trial, with no more records than positions, a slice of the records looked right."""
     torch.manual_seed(0)
     assert_both_ways_agree(Sliced(length), torch.rand(2, batch, length, 2, dtype=torch.float64))
+
+
+class Deep(nn.Module):
+    """A scale before many sigmoids, through which hardly any gradient passes until they are trained."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.layers = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(6, 6), nn.Sigmoid())])
+
+    def forward(self, x):
+        return self.layers(x * self.scale)
+
+
+def test_a_trial_sees_small_gradients():
+    """Of six records of six numbers: one scale for each record could be one for each number."""
+    torch.manual_seed(0)
+    module, x = Deep().double(), torch.rand(2, 3, 6, dtype=torch.float64)
+    net = network(module, x[0], per_record=True)
+    params = torch.stack([net.layout.flatten(module) * scale for scale in (8, 12)])
+    y, weights = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.float64)
+    ours, theirs = (way.backward(params, x, y, weights).records() for way in (net, RecordNetwork(module)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
