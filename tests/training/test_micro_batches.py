@@ -1,5 +1,6 @@
 """A batch in pieces (engine.micro_batch) is the batch: records clipped one by one, noise added once."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ModelError
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.random.secure_streams import SecureStreams
@@ -169,6 +170,20 @@ def test_a_model_that_mixes_records_is_not_run_in_pieces():
     settings = Settings("cpu", threads=1, micro_batch=4)
     with pytest.raises(ConfigError, match=r"engine.micro_batch.*2 \(BatchNorm1d\)"):
         simulate(small("fedavg"), model, digits(), parted(), rounds=ROUNDS, streams=Streams(1), settings=settings)
+
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1) - x.flatten(1).mean(0))
+
+
+@pytest.mark.parametrize("way", ["auto", "sequential"])
+def test_nor_is_one_whose_own_code_does(way):
+    settings = Settings("cpu", threads=1, micro_batch=4, way=way)
+    for model in (nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)), Centred(64, 10)):
+        mixes = pytest.raises(ModelError, match=r"engine\.micro_batch needs a model that does not mix")
+        with mixes if isinstance(model, Centred) else nullcontext():
+            simulate(small("fedavg"), model, digits(), parted(), rounds=ROUNDS, streams=Streams(1), settings=settings)
 
 
 @pytest.mark.parametrize("wrong", [0, -1])

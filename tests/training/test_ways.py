@@ -172,15 +172,15 @@ class SometimesDeep(nn.Module):
 
 @LEVELS
 @pytest.mark.parametrize("each_record", [True, False])
-@pytest.mark.parametrize("probability", [1e-6, 0.5])
-def test_random_numbers_that_the_models_own_code_draws_follow_the_seed_too(config, each_record, probability):
+@pytest.mark.parametrize(("probability", "micro_batch"), [(1e-6, None), (0.5, None), (0.5, 4)])
+def test_random_numbers_of_the_models_own_code_follow_the_seed_too(config, each_record, probability, micro_batch):
     """However seldom they show in a trial of a few records."""
     found = []
     for seed in range(2):
         model = SometimesDeep(probability, each_record)
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        trainer = trainer_of(config, model, "auto")
+        trainer = trainer_of(config, model, "auto", **({"micro_batch": micro_batch} if micro_batch else {}))
         net = trainer.cohort.network
         assert (net.way != "rules", net.draws) == (True, True)
         found.append(played(trainer))

@@ -135,6 +135,7 @@ def network(
     per_record: bool = False,
     kernels: bool = True,
     personal: Personal = 0,
+    pieces: bool = False,
     seconds: Seconds | None = None,
 ) -> Network:
     """The model by the way that is asked for, or by the fastest that is right.
@@ -149,22 +150,28 @@ def network(
         per_record: Whether tapes must have the norm of each record's gradient.
         kernels: Whether layers use the fastest kernels of their device, else plain products.
         personal: The layers that stay with their clients.
+        pieces: Whether batches are run in pieces, which a model that mixes their records does not allow.
         seconds: Measures a way, where one must be chosen; the first that is right if not given.
 
     Returns:
         The network; its `way` says which it is, and its `because` why it is not by rules.
 
     Raises:
-        ModelError: The way that is asked for cannot train this model.
+        ModelError: The way that is asked for, or pieces, cannot train this model.
     """
     ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels)
     trial = None if sample is None else _Trial(ways, sample, targets)
     with seeded(0, torch.device("cpu")):  # a trial leaves no trace
-        if way == "auto":
-            return _fastest(ways, trial, seconds)
-        if (refused := ways.refusal(way, trial)) is not None:
-            raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
-        found = ways.make(way, trial)
+        found = _fastest(ways, trial, seconds) if way == "auto" else _named(ways, trial, way)
+        if pieces and trial is not None and not trial.agrees("sequential"):
+            raise ModelError("engine.micro_batch needs a model that does not mix records of a batch; leave it out")
+    return found
+
+
+def _named(ways: _Ways, trial: _Trial | None, way: Way) -> Network:
+    if (refused := ways.refusal(way, trial)) is not None:
+        raise ModelError(f"engine.way is {way}, but {refused}; set engine.way=auto")
+    found = ways.make(way, trial)
     if way != "rules":
         found.because = ways.without_rules or f"engine.way is {way}"
     return found

@@ -95,7 +95,8 @@ class TrainingContext:
 
         net = network(
             module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
-            kernels=settings.kernels, personal=algorithm.local.personal, seconds=seconds,
+            kernels=settings.kernels, personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
+            seconds=seconds,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers, chunker = chunked(net)
