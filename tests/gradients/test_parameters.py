@@ -226,3 +226,21 @@ def test_a_trial_sees_small_gradients():
     y, weights = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.float64)
     ours, theirs = (way.backward(params, x, y, weights).records() for way in (net, RecordNetwork(module)))
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+class Mean(nn.Module):
+    """Divides by the number of its vectors."""
+
+    def __init__(self, count):
+        super().__init__()
+        torch.manual_seed(2)
+        self.vectors, self.last = nn.Parameter(torch.rand(count, WIDTH)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(x.unsqueeze(1) * self.vectors).sum(1) / len(self.vectors))
+
+
+@pytest.mark.parametrize("count", [4, 6, 7])
+def test_a_length_that_is_the_number_of_records_of_a_trial_is_not_taken_for_it(count):
+    module = Mean(count)
+    assert network(module, torch.rand(3, WIDTH)).way != "rules"
