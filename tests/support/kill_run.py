@@ -312,8 +312,10 @@ def _rounds(intent: Line) -> range:
 # ---------------------------------------------------------------- the three experiments
 
 
-def warm(config: dict[str, Any]) -> None:
-    """Compute the costs of a round here, so that no child has to."""
+def warm(root: Path, config: dict[str, Any]) -> None:
+    """Import and compute here what every run needs, so that no child has to."""
+    torch.set_num_threads(1)
+    play(root / "warm", config | {"rounds": 1})
     for charge in charges(configure(config).algorithm, Setting(CLIENTS, config["rounds"]), 0):
         Running(ADJACENCIES[charge.unit]).add(charge.event)
 
@@ -321,7 +323,7 @@ def warm(config: dict[str, Any]) -> None:
 def at_random(root: Path, kills: int, seed: int) -> dict[str, Any]:
     """A private run that never ends, killed at random moments."""
     config = PRIVATE | {"rounds": 5_000}
-    warm(config)
+    warm(root, config)
     chance, seen = random.Random(seed), Seen()
     start = time.perf_counter()
     for _ in range(kills):
@@ -348,7 +350,7 @@ def at_random(root: Path, kills: int, seed: int) -> dict[str, Any]:
 def at_every_step(root: Path) -> dict[str, Any]:
     """A private run of three rounds in two checkpoints, killed before each step of writing, then finished."""
     config = PRIVATE | {"rounds": 3, "engine.checkpoint_every": 2}
-    warm(config)
+    warm(root, config)
     totals = Seen()
     steps = 0
     for half in (False, True):
@@ -374,6 +376,7 @@ def to_the_same_end(root: Path, kills: int, seed: int) -> dict[str, Any]:
     """Fedavg, whole and killed again and again: the same model and metrics to the last bit."""
     config = FEDAVG | {"local.momentum": 0.5, "local.keep_momentum": True, "server.momentum": 0.5}
     config |= {"rounds": 11 * kills}  # more than the kills can let it play
+    warm(root, config)
     chance, seen = random.Random(seed), Seen()
     whole, broken = root / "whole", root / "broken"
     for place in (whole, broken):
