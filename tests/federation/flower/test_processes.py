@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -238,17 +239,6 @@ class Slow(Site):
         return answer
 
 
-class Blob(Site):
-    """A site that answers rounds with 256 MiB; in pieces that are all the same, or all different."""
-
-    def answer(self, kind, message):
-        answer = super().answer(kind, message)
-        if kind != ROUND:
-            return answer
-        update = torch.arange(2**26, dtype=torch.float32) if self.owner.name == "varied" else torch.zeros(2**26)
-        return Payload(answer.values, {"update": update})
-
-
 def with_one(odd, name, folder, rounds, deadline, on_round=None):
     """A run with two good sites and that one."""
     link = SuperLink("127.0.0.1", 0, None, [])
@@ -274,13 +264,6 @@ def test_a_round_does_not_wait_for_a_slow_site_which_may_answer_the_next(tmp_pat
     result = with_one(Slow, "slow", tmp_path, rounds=2, deadline=15.0, on_round=lambda _: Slow.over.set())
     assert [line["clients"] for line in result.metrics] == [2, 3]
     assert reports(result) == [("slow", "late")]
-
-
-@pytest.mark.parametrize("name", ["varied", "uniform"])
-def test_256_mebibytes_in_the_place_of_an_update_counts_as_zero(tmp_path, name):
-    result = with_one(Blob, name, tmp_path, rounds=1, deadline=PATIENCE)
-    assert [line["clients"] for line in result.metrics] == [2]
-    assert reports(result) == [(name, "bad")]
 
 
 def _tolerant(site, endpoint):
@@ -388,6 +371,26 @@ def held(waiting, monkeypatch):
 
     monkeypatch.setattr(link._state, "get_message_ins", looking)
     return asked
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (torch.arange(40 * 2**20, dtype=torch.float32), "more than 25 objects"),
+        (torch.zeros(40 * 2**20), "a request of 5,24"),
+    ],
+    ids=["in pieces that are all different", "in pieces that are all the same"],
+)
+def test_an_answer_of_160_mebibytes_is_refused_and_said_to_be_bad(waiting, values, problem):
+    _, endpoint, transport = waiting
+    answers = SimpleNamespace(answer=lambda kind, message: Payload({}, {"update": values}))
+    with Link(endpoint) as site:
+        transport.send({site.node: Payload({"a": 1})}, ROUND, 60.0)
+        with pytest.raises(httpx.HTTPStatusError):
+            site.once(answers)
+        (reply,) = transport.replies()
+    assert (reply.node, reply.payload, reply.lost) == (site.node, None, False)
+    assert problem in reply.problem
 
 
 def test_a_letter_is_lost_with_the_site_that_had_it(waiting):
