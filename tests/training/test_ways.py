@@ -259,6 +259,20 @@ def test_the_choice_sees_no_record(monkeypatch):
         assert one[3:] == other[3:]
 
 
+@LEVELS
+def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypatch):
+    """Else one record more would choose the way, and with it the last digits of all."""
+    seen = []
+    monkeypatch.setattr(made_up.MadeUpStep, "seconds", lambda self, *given: seen.append((self.batch, *given[1:])) or 1.0)
+    for mode in ("secure", "research"):
+        for kept in (slice(None), slice(None, None, 4)):  # clients of 12 and of 3 records
+            dataset = shoal.from_arrays(X[kept], Y[kept], client=OWNERS[kept])
+            trainer_of(config | {"random": mode}, Squares(), "auto", dataset).close()
+    assert seen[:2] == seen[2:4]
+    assert seen[0][:2] == (8, 1)  # records.batch, and one client after another
+    assert seen[4:6] != seen[6:8]
+
+
 def test_a_process_measures_each_model_once(monkeypatch):
     monkeypatch.setattr(made_up, "_measured", {})
     timed = []

@@ -71,15 +71,16 @@ class TrainingContext:
         """
         _refuse_pieces(module, settings)
         refuse_other_shapes(algorithm.records.augmentations, shape_of(dataset.train_x))
-        ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
+        secure = streams.mode == "secure"
+        ciphered = secure and algorithm.per_step is not None  # such noise is drawn on a CPU
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
         sample = each(stand_ins(client_data.x), lambda part: part.to(device))  # those on disk are not there
         targets = dataset.task.example_targets(count(sample), client_data.y)
-        step = MadeUpStep(
-            module, sample, targets, widest_batch(algorithm, partition.sizes), per_record, settings.precision
-        )
+        # Which way is taken shows in the last digits: in secure mode it follows from public numbers alone.
+        batch = algorithm.records.batch if secure else widest_batch(algorithm, partition.sizes)
+        step = MadeUpStep(module, sample, targets, batch, per_record, settings.precision)
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
         recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
 
@@ -89,7 +90,7 @@ class TrainingContext:
 
         def seconds(net: Network) -> float:
             workers, chunker = chunked(net)
-            clients = min(chunker.largest, max(1, len(partition) // workers.count))
+            clients = 1 if secure else min(chunker.largest, max(1, len(partition) // workers.count))
             piece = replace(step, batch=min(step.batch, chunker.micro_batch or step.batch))
             return piece.seconds(net, clients, settings.threads, recording)
 
