@@ -197,6 +197,32 @@ def test_a_model_that_mixes_records_is_never_vmapped():
         trainer_of(RECORD_LEVEL, Mixes(), "auto")
 
 
+class MixesMany(nn.Module):
+    """It subtracts the mean of a batch that is large enough: more records than a trial has."""
+
+    def __init__(self, most):
+        super().__init__()
+        torch.manual_seed(4)
+        self.most, self.last, self.drop = most, nn.Linear(6, 2), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.last(self.drop(x - x.mean(0) if len(x) > self.most else x))
+
+
+@LEVELS
+@pytest.mark.parametrize(("most", "way"), [(7, False), (40, False), (1000, True)])
+def test_rules_are_tried_with_as_many_records_as_a_step_has(config, most, way):
+    """8 of a client, 64 of all."""
+    trainer = trainer_of(config, MixesMany(most), "auto")
+    net = trainer.cohort.network
+    assert (net.way == "rules") is way
+    assert way or "treats many records in another way than few" in net.because
+    trainer.close()
+    if not way:
+        with pytest.raises(ModelError, match="treats many records in another way than few"):
+            trainer_of(config, MixesMany(most), "rules")
+
+
 NO_PRIVACY = {"per_update": {}, "per_round": {}}
 
 
@@ -263,7 +289,12 @@ def test_the_choice_sees_no_record(monkeypatch):
 def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypatch):
     """Else one record more would choose the way, and with it the last digits of all."""
     seen = []
-    monkeypatch.setattr(made_up.MadeUpStep, "seconds", lambda self, *given: seen.append((self.batch, *given[1:])) or 1.0)
+
+    def seconds(self, net, *given):
+        seen.append((self.batch, *given))
+        return 1.0
+
+    monkeypatch.setattr(made_up.MadeUpStep, "seconds", seconds)
     for mode in ("secure", "research"):
         for kept in (slice(None), slice(None, None, 4)):  # clients of 12 and of 3 records
             dataset = shoal.from_arrays(X[kept], Y[kept], client=OWNERS[kept])

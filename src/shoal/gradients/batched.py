@@ -22,7 +22,7 @@ from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
-from shoal.gradients.layers.rule import Rule, wide
+from shoal.gradients.layers.rule import Item, Rule, wide
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
@@ -77,14 +77,20 @@ class BatchedNetwork:
         tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
-        module, taped = self._own
-        taped.bind(params, tape, weights.numel())
-        with dropping(seeds, taped.places if self.drops else None):
-            outputs = call(module, each(x, lambda part: part.flatten(0, 1)))
+        outputs = self.outputs(params, x, weights.numel(), seeds, tape)
         with without_autocast(params):
             losses = self._losses(outputs, y.flatten(0, 1))
             torch.autograd.backward((losses * weights.flatten()).sum())
         return tape
+
+    def outputs(
+        self, params: Tensor, x: Inputs, records: int, seeds: Tensor | None, tape: list[Item] | None = None
+    ) -> Tensor:
+        """What the model gives for all records, [N, ...]; their gradients are put on the tape."""
+        module, taped = self._own
+        taped.bind(params, [] if tape is None else tape, records)
+        with dropping(seeds, taped.places if self.drops else None):
+            return call(module, each(x, lambda part: part.flatten(0, 1)))
 
     @contextmanager
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:

@@ -131,6 +131,8 @@ class Network(Protocol):
 
 Seconds = Callable[[Network], float]
 """What a way takes for one record, measured on made-up ones."""
+Sizes = Callable[[Network], tuple[int, int]]
+"""How many clients are trained at once, and with how many records each."""
 
 
 def network(
@@ -145,6 +147,7 @@ def network(
     personal: Personal = 0,
     pieces: bool = False,
     seconds: Seconds | None = None,
+    sizes: Sizes | None = None,
 ) -> Network:
     """The model by the way that is asked for, or by the fastest that is right.
 
@@ -160,6 +163,8 @@ def network(
         personal: The layers that stay with their clients.
         pieces: Whether batches are run in pieces, which a model that mixes their records does not allow.
         seconds: Measures a way, where one must be chosen; the first that is right if not given.
+        sizes: Says how many records a way runs at once. Rules are tried with as many, since the model's code may
+            treat many records in another way than few.
 
     Returns:
         The network; its `way` says which it is, and its `because` why it is not by rules.
@@ -167,7 +172,7 @@ def network(
     Raises:
         ModelError: The way that is asked for, or pieces, cannot train this model.
     """
-    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels)
+    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels, sizes)
     trial = None if sample is None else _Trial(ways, sample, targets)
     with seeded(0, torch.device("cpu")):  # a trial leaves no trace
         found = _fastest(ways, trial, seconds) if way == "auto" else _named(ways, trial, way)
@@ -218,6 +223,7 @@ class _Ways:
     losses: Losses
     per_record: bool
     kernels: bool
+    sizes: Sizes | None = None
 
     @cached_property
     def without_rules(self) -> str | None:
@@ -246,6 +252,10 @@ class _Ways:
         if not trial.agrees(way):
             own = "rules miss what the model's own code does: it mixes records, or reaches into a layer"
             return own if way == "rules" else "vmap cannot transform the model, or the model mixes records"
+        if way == "rules" and self.sizes is not None:
+            net = cast(BatchedNetwork, self.make(way, trial))
+            if not _same_for_many(net, self.module, trial.sample, *self.sizes(net)):
+                return "the model's code treats many records in another way than few"
         return None
 
     def make(self, way: Way, trial: _Trial | None = None) -> Network:
@@ -384,6 +394,32 @@ class _Trial:
         except Exception:
             return None
         return [grads, params, *norms]
+
+
+def _same_for_many(net: BatchedNetwork, module: nn.Module, sample: Inputs, clients: int, batch: int) -> bool:
+    """Does the model give a record of the sample what it gives it there, in a batch and in those of many clients?
+
+    It is run once with each, in float32; who mixes records changes more than the last digits.
+    """
+    few, params = count(sample), net.layout.flatten(module)
+
+    def outputs(clients: int, batch: int) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(clients * batch, device=device_of(sample)).view(clients, batch) % few
+        x = each(sample, lambda part: part[rows])
+        return net.outputs(params.expand(clients, -1), x, rows.numel(), rows).detach(), rows.flatten()
+
+    try:
+        wanted, _ = outputs(1, few)
+        for many in {1, clients}:
+            found, rows = outputs(many, batch)
+            near = 0.01 * float(wanted.abs().max())
+            if not torch.allclose(found, wanted[rows], rtol=0, atol=near, equal_nan=True):
+                return False
+    except torch.OutOfMemoryError:
+        return True  # fewer are run at once, as they fit
+    except Exception:
+        return False
+    return True
 
 
 def _first(sample: Tensor) -> Tensor:

@@ -84,20 +84,28 @@ class TrainingContext:
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
         recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
 
-        def chunked(net: Network) -> tuple[Workers, Chunker]:
-            workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
-            return workers, Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
+        chunks: dict[str, tuple[Workers, Chunker]] = {}
 
-        def seconds(net: Network) -> float:
+        def chunked(net: Network) -> tuple[Workers, Chunker]:
+            if net.way not in chunks:
+                workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
+                chunker = Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
+                chunks[net.way] = workers, chunker
+            return chunks[net.way]
+
+        def sizes(net: Network) -> tuple[int, int]:
             workers, chunker = chunked(net)
             clients = 1 if secure else min(chunker.largest, max(1, len(partition) // workers.count))
-            piece = replace(step, batch=min(step.batch, chunker.micro_batch or step.batch))
-            return piece.seconds(net, clients, settings.threads, recording)
+            return clients, min(step.batch, chunker.micro_batch or step.batch)
+
+        def seconds(net: Network) -> float:
+            clients, batch = sizes(net)
+            return replace(step, batch=batch).seconds(net, clients, settings.threads, recording)
 
         net = network(
             module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
             kernels=settings.kernels, personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
-            seconds=seconds,
+            seconds=seconds, sizes=sizes,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers, chunker = chunked(net)
