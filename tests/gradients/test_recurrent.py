@@ -16,6 +16,7 @@ from shoal.gradients.batched import BatchedNetwork
 from shoal.gradients.layers.recurrent import RecurrentLayer
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 from shoal.prepare import prepare
+from support.both_ways import assert_both_ways_agree
 from support.levels import CLIENT_LEVEL, RECORD_LEVEL
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -207,3 +208,46 @@ def test_a_round_moves_the_model_as_one_client_after_the_other_would(kind, confi
         trainer.run_round(0)
         found.append(trainer.params)
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+class Steps(nn.Module):
+    """A cell, or two on top of each other, in a loop of the model's own."""
+
+    def __init__(self, make, given=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.cells, self.head = nn.ModuleList([make(3, 4), make(4, 4)]), nn.Linear(4, 3)
+        self.given, self.two = given, isinstance(self.cells[0], nn.LSTMCell)
+
+    def forward(self, x):
+        first = [x.new_full((len(x), 4), 0.3)] * 2
+        states = [(tuple(first) if self.two else first[0]) if self.given else None for _ in self.cells]
+        for step in x.unbind(1):
+            for place, cell in enumerate(self.cells):
+                states[place] = cell(step, states[place])
+                step = states[place][0] if self.two else states[place]
+        return self.head(step)
+
+
+CELLS = {
+    "LSTMCell": nn.LSTMCell,
+    "GRUCell": nn.GRUCell,
+    "RNNCell": nn.RNNCell,
+    "RNNCell with relu": lambda *sizes: nn.RNNCell(*sizes, nonlinearity="relu"),
+    "without bias": lambda *sizes: nn.GRUCell(*sizes, bias=False),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("records", [0, 1, 4])
+def test_cells_in_a_loop(name, given, records):
+    torch.manual_seed(0)
+    assert_both_ways_agree(Steps(CELLS[name], given), torch.randn(2, records, 5, 3, dtype=torch.float64))
+
+
+def test_a_cell_that_is_partly_frozen_or_hooked_has_no_rule():
+    for cell in (nn.GRUCell(3, 4), nn.LSTMCell(3, 4)):
+        cell.bias_ih.requires_grad_(False)
+        assert network(cell).way != "rules"
+    assert network(hooked(nn.RNNCell(3, 4))).way != "rules"

@@ -8,7 +8,6 @@ from shoal.gradients import network
 from shoal.gradients.batched import BatchedNetwork, without_rule
 from shoal.gradients.layout import Layout
 from shoal.gradients.losses import cross_entropy
-from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -40,9 +39,14 @@ def assert_both_ways_agree(module, x, y=None, losses=cross_entropy, classes=3):
     start = start + 0.1 * torch.sin(torch.arange(len(start), dtype=torch.float64) * 12.9898)
     params = torch.stack([start * (1 + 0.1 * k) for k in range(len(x))])
     mask = (torch.rand(x.shape[:2]) > 0.2).double()
-    ours, theirs = (way.backward(params, x, y, mask) for way in (fast, RecordNetwork(module, losses)))
-    plain = batched(module, sample, losses, targets, per_record=False).backward(params, x, y, mask)
-    assert_sums_agree(params, plain, SequentialNetwork(module, losses).backward(params, x, y, mask))
+    given = params, x, y, mask, torch.randint(-(2**62), 2**62, mask.shape)
+
+    def sequential(per_record):
+        return network(module, sample, targets, losses=losses, per_record=per_record, way="sequential")
+
+    ours, theirs = (way.backward(*given) for way in (fast, sequential(per_record=True)))
+    plain = batched(module, sample, losses, targets, per_record=False).backward(*given)
+    assert_sums_agree(params, plain, sequential(per_record=False).backward(*given))
 
     squares = dict(zip(ours.layers, ours.squares(), strict=True))
     expected = dict(zip(theirs.layers, theirs.squares(), strict=True))

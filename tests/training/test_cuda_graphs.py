@@ -123,12 +123,27 @@ def test_models_without_rules_are_recorded_too_and_heed_schedules(record, way):
     )
 
 
-@pytest.mark.parametrize("way", ["vmap", "compiled", "sequential"])
+@pytest.mark.parametrize(("way", "dropout"), [("vmap", 0.0), ("compiled", 0.0), ("vmap", 0.5), ("sequential", 0.5)])
 @pytest.mark.parametrize("record", [small("fedavg"), QUIET], ids=["client", "record"])
-def test_models_without_rules_give_what_a_cpu_gives(record, way, monkeypatch):
+def test_models_without_rules_give_what_a_cpu_gives(record, way, dropout, monkeypatch):
+    """Also with dropout, whose masks follow from seeds."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    wanted = without_rules(record, "sequential", device="cpu")
-    torch.testing.assert_close(without_rules(record, way), wanted, rtol=1e-3, atol=1e-5)
+    wanted = without_rules(record, "sequential", device="cpu", dropout=dropout)
+    torch.testing.assert_close(without_rules(record, way, dropout=dropout), wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("record", [small("fedavg"), QUIET], ids=["client", "record"])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_dropout_by_rules_is_that_of_a_cpu(record, recorded, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 10))
+    found = []
+    for settings in (Settings("cuda", graphs=recorded), Settings("cpu", way="sequential")):
+        sim = simulate(record, module, digits(), parted(), rounds=4, streams=Streams(5), settings=settings)
+        assert sim.cohort.network.drops
+        found.append(played(sim).cpu())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
 
 
 def test_recorded_dropout_draws_what_it_draws_unrecorded():

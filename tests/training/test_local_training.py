@@ -41,7 +41,7 @@ def test_steps_that_begin_as_another_rounds_play_what_that_round_plays(record):
 
     plan = planned(sim.cohort, clients, RoundIndex(1, ROUNDS))
     mask = torch.from_numpy(plan.batches >= 0).float()
-    inputs = (torch.from_numpy(plan.padded), mask, mask, torch.ones(len(mask), len(clients)))
+    inputs = (torch.from_numpy(plan.padded), mask, mask, plan.seeds, torch.ones(len(mask), len(clients)))
     steps, other, wanted, before = first(0), first(3), first(3), first(0)
     assert steps.sanitiser.values == other.sanitiser.values
     steps.begin(other)

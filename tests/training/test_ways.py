@@ -20,6 +20,7 @@ from shoal.prepare import prepare
 from shoal.training import cuda_graphs, made_up
 from shoal.training.chunking import Chunker
 from shoal.training.cuda_graphs import Graphs
+from shoal.training.local_training import planned, train
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.levels import CLIENT_LEVEL, LEVELS, RECORD_LEVEL
@@ -129,20 +130,20 @@ def test_gradients_of_records_that_would_take_too_much_memory_are_computed_in_pi
 
 def test_a_model_that_draws_random_numbers_goes_one_client_after_the_other_where_updates_are_summed():
     """Beside other clients it would draw other numbers, and one more of them would change everybody's update."""
-    trainer = trainer_of(CLIENT_LEVEL, Squares(dropout=0.5), "auto")
+    trainer = trainer_of(CLIENT_LEVEL, SometimesDeep(0.5, each_record=True), "auto")
     net = trainer.cohort.network
     assert (net.way, net.batched, net.draws) == ("sequential", False, True)
-    assert "dropout (Dropout)" in net.because
+    assert "rules would draw other random numbers" in net.because
     trainer.close()
     with pytest.raises(ModelError, match=r"engine\.way is vmap, but vmap would draw other random numbers"):
-        trainer_of(CLIENT_LEVEL, Squares(dropout=0.5), "vmap")
+        trainer_of(CLIENT_LEVEL, SometimesDeep(0.5, each_record=True), "vmap")
 
 
 @pytest.mark.parametrize("probability", [1e-6, 0.5])
 def test_at_record_level_it_goes_client_by_client_and_follows_the_seed(probability):
     found = []
     for seed in range(2):
-        model = Squares(dropout=probability)
+        model = SometimesDeep(probability, each_record=True)
         torch.manual_seed(seed)
         before = torch.get_rng_state()
         trainer = trainer_of(RECORD_LEVEL, model, "vmap")
@@ -194,6 +195,32 @@ def test_a_model_that_mixes_records_is_never_vmapped():
     )
     with pytest.raises(ModelError, match="mixes the records of a batch"):
         trainer_of(RECORD_LEVEL, Mixes(), "auto")
+
+
+class MixesMany(nn.Module):
+    """It subtracts the mean of a batch that is large enough: more records than a trial has."""
+
+    def __init__(self, most):
+        super().__init__()
+        torch.manual_seed(4)
+        self.most, self.last, self.drop = most, nn.Linear(6, 2), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.last(self.drop(x - x.mean(0) if len(x) > self.most else x))
+
+
+@LEVELS
+@pytest.mark.parametrize(("most", "way"), [(7, False), (40, False), (1000, True)])
+def test_rules_are_tried_with_as_many_records_as_a_step_has(config, most, way):
+    """8 of a client, 64 of all."""
+    trainer = trainer_of(config, MixesMany(most), "auto")
+    net = trainer.cohort.network
+    assert (net.way == "rules") is way
+    assert way or "treats many records in another way than few" in net.because
+    trainer.close()
+    if not way:
+        with pytest.raises(ModelError, match="treats many records in another way than few"):
+            trainer_of(config, MixesMany(most), "rules")
 
 
 NO_PRIVACY = {"per_update": {}, "per_round": {}}
@@ -258,6 +285,25 @@ def test_the_choice_sees_no_record(monkeypatch):
         assert one[3:] == other[3:]
 
 
+@LEVELS
+def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypatch):
+    """Else one record more would choose the way, and with it the last digits of all."""
+    seen = []
+
+    def seconds(self, net, *given):
+        seen.append((self.batch, *given))
+        return 1.0
+
+    monkeypatch.setattr(made_up.MadeUpStep, "seconds", seconds)
+    for mode in ("secure", "research"):
+        for kept in (slice(None), slice(None, None, 4)):  # clients of 12 and of 3 records
+            dataset = shoal.from_arrays(X[kept], Y[kept], client=OWNERS[kept])
+            trainer_of(config | {"random": mode}, Squares(), "auto", dataset).close()
+    assert seen[:2] == seen[2:4]
+    assert seen[0][:2] == (8, 1)  # records.batch, and one client after another
+    assert seen[4:6] != seen[6:8]
+
+
 def test_a_process_measures_each_model_once(monkeypatch):
     monkeypatch.setattr(made_up, "_measured", {})
     timed = []
@@ -301,11 +347,11 @@ class Limited:
     def __getattr__(self, name):
         return getattr(self._net, name)
 
-    def backward(self, params, x, y, weights):
+    def backward(self, params, x, y, weights, seeds=None):
         if len(params) > self._most:
             self.failed += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return self._net.backward(params, x, y, weights)
+        return self._net.backward(params, x, y, weights, seeds)
 
 
 def one_round(trainer, most=None):
@@ -432,3 +478,85 @@ def test_clients_with_more_or_less_steps_share_a_recording(monkeypatch):
     for count in (9, 12, 16, 9):
         graphs.run(Steps(), (torch.zeros(count, 2),))
     assert made == [9]
+
+
+# --- dropout
+
+
+class Dropped(nn.Module):
+    """As users write it: dropout in PyTorch's own transformer, and in the code."""
+
+    def __init__(self, probability=0.3):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.last, self.probability = nn.Linear(2, 4), nn.Linear(4, 2), probability
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, probability)
+
+    def forward(self, x):
+        words = self.encoder(self.first(x.view(-1, 3, 2)).transpose(0, 1))
+        return self.last(nn.functional.dropout(words.mean(0), self.probability, self.training))
+
+
+ENGINES = [{"way": "rules"}, {"way": "rules", "threads": 3}, {"way": "rules", "micro_batch": 3}, {"way": "vmap"}]
+
+
+@LEVELS
+def test_dropout_is_the_same_in_every_way_chunk_and_piece(config):
+    wanted = played(trainer_of(config, Dropped(), "sequential"))
+    for engine in ENGINES:
+        trainer = trainer_of(config, Dropped(), **engine)
+        assert (trainer.cohort.network.drops, trainer.cohort.network.draws) == (True, False)
+        torch.testing.assert_close(played(trainer), wanted, rtol=0, atol=1e-5)
+    assert float((played(trainer_of(config, Dropped(0.0), "rules")) - wanted).abs().max()) > 1e-3
+
+
+@LEVELS
+def test_dropout_is_the_same_in_every_way_in_secure_mode(config):
+    """With one key for all of them."""
+    trainers = [trainer_of(config | {"random": "secure"}, Dropped(), way) for way in ("sequential", "rules", "vmap")]
+    found = []
+    for trainer in trainers:
+        cohort, index = replace(trainer.cohort, streams=trainers[0].cohort.streams), RoundIndex(0, 8)
+        found.append(torch.cat([train(cohort, trainers[0].params, np.array([k]), index, {})[0] for k in range(3)]))
+        trainer.close()
+    assert float(found[0].norm()) > 0.01
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-5)
+
+
+def test_a_seed_is_of_a_record_in_a_step_whatever_else_is_in_the_batch():
+    trainer = trainer_of(RECORD_LEVEL, Dropped(), "rules")
+    cohort = trainer.cohort
+    trainer.close()
+    seen = {}
+    for attempt, t, clients in ((0, 0, [0, 1, 2]), (0, 0, [2]), (0, 1, [2]), (1, 0, [2])):
+        plan = planned(cohort, np.array(clients), RoundIndex(t, 8, attempt))
+        for step, client, place in np.argwhere(plan.batches >= 0).tolist():
+            name = attempt, t, step, clients[client], int(plan.batches[step, client, place])
+            assert seen.setdefault(name, plan.seeds[step, client, place]) == plan.seeds[step, client, place]
+    assert len({int(seed) for seed in seen.values()}) == len(seen) > 60
+    fewer = replace(cohort.algorithm.records, batch=2)  # other batches of the same records
+    plan = planned(
+        replace(cohort, algorithm=replace(cohort.algorithm, records=fewer)), np.arange(3), RoundIndex(0, 8)
+    )
+    common = [
+        (seen[name], plan.seeds[step, client, place])
+        for step, client, place in np.argwhere(plan.batches >= 0).tolist()
+        if (name := (0, 0, step, client, int(plan.batches[step, client, place]))) in seen
+    ]
+    assert len(common) > 5
+    assert all(one == other for one, other in common)
+
+
+def test_no_record_changes_what_is_dropped_of_another():
+    """Else a record would move a clipped sum by more than its own clip."""
+    torch.manual_seed(0)
+    module, x = Dropped(), torch.rand(1, 8, 6)
+    net = network(module, x[0, :3], per_record=True)
+    params, y = net.layout.flatten(module).unsqueeze(0), torch.zeros(1, 8, dtype=torch.int64)
+    seeds = torch.arange(8).unsqueeze(0)
+    before = net.backward(params, x, y, torch.ones(1, 8), seeds).squares()
+    x[0, 3] = 1e30
+    after = net.backward(params, x, y, torch.ones(1, 8), seeds).squares()
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(after[..., others], before[..., others])

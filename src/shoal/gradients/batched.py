@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, in_training
+from shoal.errors import ModelError
+from shoal.gradients.dropout import dropping
 from shoal.gradients.layers.attention import put_records_first
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
@@ -20,7 +22,7 @@ from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.merging import merged
 from shoal.gradients.layers.parameter import HoldsParameters, Kind, Shape, hold_parameters, own_parameters
 from shoal.gradients.layers.pooling_cuda import MaxPool, can_pool
-from shoal.gradients.layers.rule import Rule, wide
+from shoal.gradients.layers.rule import Item, Rule, wide
 from shoal.gradients.layers.rules import client_layer
 from shoal.gradients.layout import Entry, Layout, layer_of
 from shoal.gradients.losses import Losses, cross_entropy
@@ -47,8 +49,9 @@ class BatchedNetwork:
         losses: Losses = cross_entropy,
         shapes: Mapping[Kind, Shape] | None = None,
         sample: Inputs | None = None,
+        drops: bool = False,
     ) -> None:
-        self.layout, self._losses = layout, losses
+        self.layout, self._losses, self.drops = layout, losses, drops
         self._whole, self._given = copy.deepcopy(module), (kernels, shapes, sample)
         self._threads = threading.local()
         _ = self._own  # what fails, fails here
@@ -61,22 +64,33 @@ class BatchedNetwork:
             module = in_training(_with_rules(with_same_tensors(self._whole), self.layout, taped, kernels, shapes))
             if sample is not None:
                 taped.watch(module, self.layout.flatten(self._whole), sample)
+            if self.drops and not taped.places:
+                raise ModelError("no dimension of what dropout draws is that of records; set engine.way=auto")
             self._threads.own = module, taped
         own: tuple[nn.Module, Taped] = self._threads.own
         return own
 
-    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> LayerTape:
+    def backward(
+        self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None = None
+    ) -> LayerTape:
         """The tape of the gradients of a batch for every client."""
         tape = LayerTape(weights, params.shape[1], self.layout.layer_names)
         if weights.numel() == 0:
             return tape
-        module, taped = self._own
-        taped.bind(params, tape, weights.numel())
-        outputs = call(module, each(x, lambda part: part.flatten(0, 1)))
+        outputs = self.outputs(params, x, weights.numel(), seeds, tape)
         with without_autocast(params):
             losses = self._losses(outputs, y.flatten(0, 1))
             torch.autograd.backward((losses * weights.flatten()).sum())
         return tape
+
+    def outputs(
+        self, params: Tensor, x: Inputs, records: int, seeds: Tensor | None, tape: list[Item] | None = None
+    ) -> Tensor:
+        """What the model gives for all records, [N, ...]; their gradients are put on the tape."""
+        module, taped = self._own
+        taped.bind(params, [] if tape is None else tape, records)
+        with dropping(seeds, taped.places if self.drops else None):
+            return call(module, each(x, lambda part: part.flatten(0, 1)))
 
     @contextmanager
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:
@@ -242,9 +256,9 @@ def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
 def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     """The layers that keep a model from being batched over clients: "name (Class)" of each.
 
-    Their trained parameters have no rule, or they mix records, or they are random.
+    Their trained parameters have no rule, or they mix records.
     """
-    hindering = {name: layer for name, layer in module.named_modules() if _mixes_or_draws(layer)}
+    hindering = {name: layer for name, layer in module.named_modules() if _mixes(layer)}
     ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
@@ -262,16 +276,20 @@ def _told(name: str, layer: nn.Module) -> str:
     return f"{name or 'the model'} ({type(layer).__name__})"
 
 
-def _mixes_or_draws(layer: nn.Module) -> bool:
-    """Layers in eval mode do neither."""
+def drawing(module: nn.Module) -> list[str]:
+    """The layers that draw random numbers: "name (Class)" of each; its own code may draw too."""
+    return [_told(name, layer) for name, layer in module.named_modules() if _draws(layer)]
+
+
+def _draws(layer: nn.Module) -> bool:
     if isinstance(layer, nn.modules.dropout._DropoutNd):
         return layer.training and layer.p > 0
-    if isinstance(layer, nn.MultiheadAttention):
-        return layer.training and layer.dropout > 0
-    return _mixes(layer)
+    several = not isinstance(layer, nn.RNNBase) or layer.num_layers > 1
+    return isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.training and layer.dropout > 0 and several
 
 
 def _mixes(layer: nn.Module) -> bool:
+    """Layers in eval mode do not."""
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
         return layer.training and layer.track_running_stats
     return isinstance(layer, nn.modules.batchnorm._NormBase) and (layer.training or layer.running_mean is None)

@@ -18,7 +18,7 @@ every record's gradient, and can weight the records: clipping needs no gradient 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,17 +27,20 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from shoal.calling import call, in_training
 from shoal.errors import ModelError
-from shoal.gradients.batched import BatchedNetwork, kinds_held, without_rule
+from shoal.gradients.batched import BatchedNetwork, drawing, kinds_held, without_rule
+from shoal.gradients.dropout import places_of
 from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork, seeded
 from shoal.gradients.vmapped import VmappedNetwork, VmappedRecordNetwork
-from shoal.inputs import Inputs, count, device_of, each, take
+from shoal.inputs import Inputs, count, device_of, each, joined, take
 from shoal.random.noise_source import Product
 
 Shapes = dict[Kind, Shape]
+_Functional = SequentialNetwork | RecordNetwork | VmappedNetwork
 Way = Literal["auto", "rules", "vmap", "compiled", "sequential"]
 NAMED = 3
 """The most layers that a message names."""
@@ -85,7 +88,8 @@ class Network(Protocol):
         way: How gradients are computed.
         because: Why not by rules; empty where they are.
         batched: Many clients at once, in several threads if need be; otherwise one after the other.
-        draws: Whether a pass may draw random numbers (Dropout).
+        draws: Whether a pass may draw random numbers, which then depend on who is trained before.
+        drops: Whether a pass needs a seed for each record: dropout draws nothing else.
         recordable: Whether a step can be recorded as a CUDA graph: what it does depends on no value.
     """
 
@@ -96,9 +100,12 @@ class Network(Protocol):
     draws: bool
 
     @property
+    def drops(self) -> bool: ...
+
+    @property
     def recordable(self) -> bool: ...
 
-    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Tape:
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None = None) -> Tape:
         """The gradient of sum_b weights[k, b] loss(params[k]; x[k, b], y[k, b]), for every client k.
 
         Args:
@@ -106,6 +113,7 @@ class Network(Protocol):
             x: Inputs, [K, B, ...], one tensor or several by name.
             y: Targets, [K, B, ...].
             weights: Weights of the records, [K, B]; 0 for padding.
+            seeds: Decide what dropout drops of each record, [K, B]; may be missing where it `drops` nothing.
 
         Returns:
             A tape, from which the gradient can be added anywhere.
@@ -123,6 +131,8 @@ class Network(Protocol):
 
 Seconds = Callable[[Network], float]
 """What a way takes for one record, measured on made-up ones."""
+Sizes = Callable[[Network], tuple[int, int]]
+"""How many clients are trained at once, and with how many records each."""
 
 
 def network(
@@ -137,6 +147,7 @@ def network(
     personal: Personal = 0,
     pieces: bool = False,
     seconds: Seconds | None = None,
+    sizes: Sizes | None = None,
 ) -> Network:
     """The model by the way that is asked for, or by the fastest that is right.
 
@@ -152,6 +163,8 @@ def network(
         personal: The layers that stay with their clients.
         pieces: Whether batches are run in pieces, which a model that mixes their records does not allow.
         seconds: Measures a way, where one must be chosen; the first that is right if not given.
+        sizes: Says how many records a way runs at once. Rules are tried with as many, since the model's code may
+            treat many records in another way than few.
 
     Returns:
         The network; its `way` says which it is, and its `because` why it is not by rules.
@@ -159,7 +172,7 @@ def network(
     Raises:
         ModelError: The way that is asked for, or pieces, cannot train this model.
     """
-    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels)
+    ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels, sizes)
     trial = None if sample is None else _Trial(ways, sample, targets)
     with seeded(0, torch.device("cpu")):  # a trial leaves no trace
         found = _fastest(ways, trial, seconds) if way == "auto" else _named(ways, trial, way)
@@ -210,6 +223,7 @@ class _Ways:
     losses: Losses
     per_record: bool
     kernels: bool
+    sizes: Sizes | None = None
 
     @cached_property
     def without_rules(self) -> str | None:
@@ -226,36 +240,58 @@ class _Ways:
             return self.without_rules
         if trial is None:
             held = kinds_held(self.module, self.layout) if way == "rules" else []
+            random = drawing(self.module)
+            if random:
+                return f"nothing is known of what layer {random[0]} draws"
             return f"the model's own code uses its parameter {held[0][0]}" if held else None
+        if way == "compiled" and trial.places:
+            return "a compiled step has no seeds for dropout"
         if trial.draws and (way == "rules" or not self.per_record):
             name = "rules" if way == "rules" else "vmap"
             return f"{name} would draw other random numbers for a client beside others"
         if not trial.agrees(way):
             own = "rules miss what the model's own code does: it mixes records, or reaches into a layer"
             return own if way == "rules" else "vmap cannot transform the model, or the model mixes records"
+        if way == "rules" and self.sizes is not None:
+            net = cast(BatchedNetwork, self.make(way, trial))
+            if not _same_for_many(net, self.module, trial.sample, *self.sizes(net)):
+                return "the model's code treats many records in another way than few"
         return None
 
     def make(self, way: Way, trial: _Trial | None = None) -> Network:
         """The network of a way; what may be recorded on CUDA is known after a trial."""
         if way == "rules":
-            shapes, sample = ({}, None) if trial is None else (trial.shapes, trial.sample)
-            return BatchedNetwork(self.module, self.layout, self.kernels, self.losses, shapes, sample)
+            shapes, sample, drops = ({}, None, False) if trial is None else (trial.shapes, trial.sample, trial.places)
+            return BatchedNetwork(
+                self.module, self.layout, self.kernels, self.losses, shapes, sample, drops=bool(drops)
+            )
+        draws, places = (True, ()) if trial is None else (trial.draws, trial.places)
+        made = self.functional(way, draws, places)
+        if way == "sequential" and trial is not None:
+            made.masks = trial.on_cuda and trial.agrees("sequential")
+        return made
+
+    def functional(self, way: Way, draws: bool = True, places: Sequence[int] = ()) -> _Functional:
+        """A way that is not by rules; `places` are those of records in what dropout draws."""
         given, compiled = (self.module, self.losses, self.layout), way == "compiled"
+        made: _Functional
         if way == "sequential":
-            plain = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
-            if trial is not None:
-                plain.draws, plain.masks = trial.draws, trial.on_cuda and trial.agrees("sequential")
-            return plain
-        if self.per_record:
-            return VmappedRecordNetwork(*given, compiled=compiled, draws=trial is None or trial.draws)
-        return VmappedNetwork(*given, compiled=compiled)
+            made = (RecordNetwork if self.per_record else SequentialNetwork)(*given)
+            made.draws = draws
+        elif self.per_record:
+            made = VmappedRecordNetwork(*given, compiled=compiled, draws=draws)
+        else:
+            made = VmappedNetwork(*given, compiled=compiled)
+        made.places = places
+        return made
 
 
 class _Trial:
     """A comparison of ways, in float64, for two different clients; the last record of the first has no weight.
 
-    The weights are perturbed first, since a layer that starts at zero would hide everything before it. A model that
-    draws random numbers is compared in eval mode, where it should not, and must run in training mode.
+    The weights are perturbed first, since a layer that starts at zero would hide everything before it. Dropout is by
+    the same seeds in all ways. A model that draws other random numbers is compared in eval mode, where it should not,
+    and must run in training mode.
     """
 
     def __init__(self, ways: _Ways, sample: Inputs, targets: Tensor | None) -> None:
@@ -269,19 +305,39 @@ class _Trial:
         self._weights = torch.tensor([[1.0], [0.5]], dtype=torch.float64).repeat(1, len(y))
         if len(y) > 1:
             self._weights[0, -1] = 0
+        self._seeds = torch.arange(self._weights.numel()).view(self._weights.shape)
         self._ways = _Ways(module, layout, ways.losses, ways.per_record, True)
+
+    def _functional(self, way: Way) -> _Functional:
+        return self._ways.functional(way, self.draws, self.places)
 
     @cached_property
     def _plain(self) -> list[Tensor] | None:
-        return self._found(self._ways.make("sequential"))
+        return self._found(self._functional("sequential"))
 
     @cached_property
     def draws(self) -> bool:
-        """Does a pass draw random numbers?"""
+        """Does a pass draw random numbers, but for dropout by seeds?"""
+        return not self.places and self._draws(())
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Where records are in what dropout draws, if nothing else is drawn, also when a part is run again."""
+        module, one = in_training(copy.deepcopy(self._ways.module)), each(self._x, _first)
+        many = {1: one, 2: joined(one, one)}
+        try:
+            found = places_of(lambda times: call(module, many[times]), torch.device("cpu"))
+        except Exception:
+            return []
+        return found if found and not self._draws(found) else []
+
+    def _draws(self, places: Sequence[int]) -> bool:
+        """Is there another draw than those of dropout with records in these places?"""
         with seeded(0, torch.device("cpu")):
             before = torch.get_rng_state()
-            self._found(self._ways.make("sequential"))
-            return not torch.equal(torch.get_rng_state(), before)
+            found = self._found(self._ways.functional("sequential", places=places))
+            failed = bool(places) and found is None
+            return failed or not torch.equal(torch.get_rng_state(), before)
 
     @cached_property
     def shapes(self) -> Shapes | None:
@@ -305,7 +361,9 @@ class _Trial:
         ways = self._ways
         try:
             sample = each(self._x, _first)
-            net = BatchedNetwork(ways.module, ways.layout, losses=ways.losses, shapes=shapes, sample=sample)
+            net = BatchedNetwork(
+                ways.module, ways.layout, losses=ways.losses, shapes=shapes, sample=sample, drops=bool(self.places)
+            )
         except Exception:
             return False
         return _all_close(self._found(net), self._plain)
@@ -316,13 +374,13 @@ class _Trial:
             return self.shapes is not None
         module, way = self._ways.module, "vmap" if way == "compiled" else way
         if self.draws and any(layer.training for layer in module.modules()):
-            if self._found(self._ways.make(way)) is None:
+            if self._found(self._functional(way)) is None:
                 return False
             module.eval()
             self.__dict__.pop("_plain", None)
-        other = self._ways.make(way)
+        other = self._functional(way)
         if way == "sequential":
-            cast(SequentialNetwork, other).masks = True
+            other.masks = True
         return _all_close(self._found(other), self._plain)
 
     def _found(self, net: Network) -> list[Tensor] | None:
@@ -330,12 +388,38 @@ class _Trial:
         params = self._params.clone()  # running statistics are written into it
         grads = torch.zeros_like(params)
         try:
-            tape = net.backward(params, self._x, self._y, self._weights)
+            tape = net.backward(params, self._x, self._y, self._weights, self._seeds)
             tape.accumulate(grads, 1.0)
             norms = [cast(RecordTape, tape).squares().sum(0)] if self._ways.per_record else []
         except Exception:
             return None
         return [grads, params, *norms]
+
+
+def _same_for_many(net: BatchedNetwork, module: nn.Module, sample: Inputs, clients: int, batch: int) -> bool:
+    """Does the model give a record of the sample what it gives it there, in a batch and in those of many clients?
+
+    It is run once with each, in float32; who mixes records changes more than the last digits.
+    """
+    few, params = count(sample), net.layout.flatten(module)
+
+    def outputs(clients: int, batch: int) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(clients * batch, device=device_of(sample)).view(clients, batch) % few
+        x = each(sample, lambda part: part[rows])
+        return net.outputs(params.expand(clients, -1), x, rows.numel(), rows).detach(), rows.flatten()
+
+    try:
+        wanted, _ = outputs(1, few)
+        for many in {1, clients}:
+            found, rows = outputs(many, batch)
+            near = 0.01 * float(wanted.abs().max())
+            if not torch.allclose(found, wanted[rows], rtol=0, atol=near, equal_nan=True):
+                return False
+    except torch.OutOfMemoryError:
+        return True  # fewer are run at once, as they fit
+    except Exception:
+        return False
+    return True
 
 
 def _first(sample: Tensor) -> Tensor:

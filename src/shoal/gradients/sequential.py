@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, func, nn
 
 from shoal.calling import arguments, call, in_training, output_of
+from shoal.gradients.dropout import dropping
 from shoal.gradients.layout import Entry, Layout
 from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.tapes import Gradients, GradientTape, SumTape
@@ -20,8 +21,9 @@ from shoal.inputs import Inputs, each
 class FunctionalNetwork:
     """A model that is called with parameters from outside; the base of all networks without rules.
 
-    `draws`: it may draw random numbers (Dropout). `masks`: padding may have weight 0, else it is taken out of the
-    batch first, which a recorded step cannot do; a model that mixes records must not see it.
+    `draws`: it may draw random numbers; but for dropout where `places` are known (`dropout.places_of`). `masks`:
+    padding may have weight 0, else it is taken out of the batch first, which a recorded step cannot do; a model that
+    mixes records must not see it.
     """
 
     way = ""
@@ -31,7 +33,13 @@ class FunctionalNetwork:
     def __init__(self, module: nn.Module, losses: Losses = cross_entropy, layout: Layout | None = None) -> None:
         self.layout, self._losses = layout or Layout.of(module), losses
         self.draws, self.masks = True, False
+        self.places: Sequence[int] = ()
         self._whole, self._copies = in_training(copy.deepcopy(module)), threading.local()
+
+    @property
+    def drops(self) -> bool:
+        """Whether a pass needs a seed for each record."""
+        return bool(self.places)
 
     @property
     def recordable(self) -> bool:
@@ -53,12 +61,13 @@ class FunctionalNetwork:
     def _trained(self) -> list[Entry]:
         return [entry for entry in self.layout.entries if entry.trainable]
 
-    def _loss(self, views: dict[str, Tensor], x: Inputs, y: Tensor, weights: Tensor) -> Tensor:
+    def _loss(self, views: dict[str, Tensor], x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor) -> Tensor:
         """The weighted loss of records [N, ...] with these parameters."""
-        outputs = output_of(func.functional_call(self._module, views, *arguments(x)))
+        with dropping(seeds, self.places):
+            outputs = output_of(func.functional_call(self._module, views, *arguments(x)))
         return (self._losses(outputs, y) * weights).sum()
 
-    def _gradients(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Gradients:
+    def _gradients(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None) -> Gradients:
         """The gradient of one client, [n] for each tensor."""
         views, trained = self.layout.views(params), self._trained()
         for entry in trained:
@@ -67,7 +76,8 @@ class FunctionalNetwork:
         # with its parameters in place until the end: a checkpointed module runs again in the backward pass
         whole = _Backward(self._module)
         inside = {f"module.{name}": view for name, view in views.items()}
-        func.functional_call(whole, inside, (lambda outputs: (self._losses(outputs, y) * weights).sum(), x))
+        loss, drops = lambda outputs: (self._losses(outputs, y) * weights).sum(), dropping(seeds, self.places)
+        func.functional_call(whole, inside, (loss, x, drops))
         found = ((entry, views[entry.name].grad) for entry in trained)
         return [(entry, gradient.reshape(-1)) for entry, gradient in found if gradient is not None]
 
@@ -79,23 +89,26 @@ class _Backward(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, loss: Callable[[Tensor], Tensor], x: Inputs) -> None:
+    def forward(self, loss: Callable[[Tensor], Tensor], x: Inputs, drops: AbstractContextManager[object]) -> None:
         """Write the gradients to the parameters."""
-        torch.autograd.backward(loss(call(self.module, x)))
+        with drops:
+            outputs = call(self.module, x)
+        torch.autograd.backward(loss(outputs))
 
 
 class SequentialNetwork(FunctionalNetwork):
-    """One client after another: for any model, also with BatchNorm and Dropout."""
+    """One client after another: for any model, also with BatchNorm."""
 
     way = "sequential"
 
-    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> SumTape:
+    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None = None) -> SumTape:
         """The tape of the gradients of a batch for every client."""
         found = []
         for k, own in enumerate(weights):
             mask = slice(None) if self.masks else own > 0
             if own.numel() and (self.masks or bool(own.any())):
-                gradients = self._gradients(params[k], of(x, k, mask), y[k][mask], own[mask])
+                drawn = None if seeds is None else seeds[k][mask]
+                gradients = self._gradients(params[k], of(x, k, mask), y[k][mask], own[mask], drawn)
                 found.append((slice(k, k + 1), gradients))
         return SumTape(found)
 
@@ -105,18 +118,21 @@ class RecordNetwork(FunctionalNetwork):
 
     way = "sequential"
 
-    def backward(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> GradientTape:
+    def backward(
+        self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None = None
+    ) -> GradientTape:
         """The tape of the gradients of a batch for every client."""
-        found = self._of_records(params, x, y, weights) if weights.numel() else []
+        found = self._of_records(params, x, y, weights, seeds) if weights.numel() else []
         return GradientTape(self.layout, found, torch.zeros_like(weights))
 
-    def _of_records(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor) -> Gradients:
+    def _of_records(self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None) -> Gradients:
         """The gradient of every record's weighted loss, [K, B, n] for each tensor."""
         made = {entry: params.new_zeros(*weights.shape, entry.stop - entry.start) for entry in self._trained()}
         places = [(k, b) for k in range(len(weights)) for b in range(weights.shape[1])]
         for k, b in places if self.masks else weights.nonzero().tolist():
             one = slice(b, b + 1)
-            for entry, gradient in self._gradients(params[k], of(x, k, one), y[k, one], weights[k, one]):
+            drawn = None if seeds is None else seeds[k, one]
+            for entry, gradient in self._gradients(params[k], of(x, k, one), y[k, one], weights[k, one], drawn):
                 made[entry][k, b] = gradient
         return list(made.items())
 

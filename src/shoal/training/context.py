@@ -71,32 +71,41 @@ class TrainingContext:
         """
         _refuse_pieces(module, settings)
         refuse_other_shapes(algorithm.records.augmentations, shape_of(dataset.train_x))
-        ciphered = streams.mode == "secure" and algorithm.per_step is not None  # such noise is drawn on a CPU
+        secure = streams.mode == "secure"
+        ciphered = secure and algorithm.per_step is not None  # such noise is drawn on a CPU
         device = pick_device("cpu" if ciphered and settings.device == "auto" else settings.device)
         module = module.to(device)
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
         sample = each(stand_ins(client_data.x), lambda part: part.to(device))  # those on disk are not there
         targets = dataset.task.example_targets(count(sample), client_data.y)
-        step = MadeUpStep(
-            module, sample, targets, widest_batch(algorithm, partition.sizes), per_record, settings.precision
-        )
+        # Which way is taken shows in the last digits: in secure mode it follows from public numbers alone.
+        batch = algorithm.records.batch if secure else widest_batch(algorithm, partition.sizes)
+        step = MadeUpStep(module, sample, targets, batch, per_record, settings.precision)
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
         recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
 
+        chunks: dict[str, tuple[Workers, Chunker]] = {}
+
         def chunked(net: Network) -> tuple[Workers, Chunker]:
-            workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
-            return workers, Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
+            if net.way not in chunks:
+                workers = Workers(device, settings.threads, side_by_side=net.batched, precision=settings.precision)
+                chunker = Chunker(algorithm, net, step, workers.count, settings.memory, settings.micro_batch)
+                chunks[net.way] = workers, chunker
+            return chunks[net.way]
+
+        def sizes(net: Network) -> tuple[int, int]:
+            workers, chunker = chunked(net)
+            clients = 1 if secure else min(chunker.largest, max(1, len(partition) // workers.count))
+            return clients, min(step.batch, chunker.micro_batch or step.batch)
 
         def seconds(net: Network) -> float:
-            workers, chunker = chunked(net)
-            clients = min(chunker.largest, max(1, len(partition) // workers.count))
-            piece = replace(step, batch=min(step.batch, chunker.micro_batch or step.batch))
-            return piece.seconds(net, clients, settings.threads, recording)
+            clients, batch = sizes(net)
+            return replace(step, batch=batch).seconds(net, clients, settings.threads, recording)
 
         net = network(
             module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
             kernels=settings.kernels, personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
-            seconds=seconds,
+            seconds=seconds, sizes=sizes,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers, chunker = chunked(net)

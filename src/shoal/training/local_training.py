@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
+from shoal.gradients.dropout import mixed
 from shoal.gradients.sequential import seeded
 from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.sanitiser import Summed
@@ -43,8 +44,8 @@ KEPT = (*OPTIMIZER_STATE, PERSONAL)
 """The prefixes of all that is a client's own: at a site it never leaves."""
 
 Inputs = tuple[Tensor, ...]
-"""For every step: records [K, B], their mask, their weights in the loss, which clients [K] are active, and the views
-[K, B, V] of the records, where they are augmented."""
+"""For every step: records [K, B], their mask, their weights in the loss, their seeds for dropout, which clients [K]
+are active, and the views [K, B, V] of the records, where they are augmented."""
 
 ALIGNED = 16
 """Numbers in 64 bytes."""
@@ -71,7 +72,7 @@ def train(
         steps = _first(context, params, clients, index, state)
         steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
     if steps.sanitiser and steps.sanitiser.metrics.non_finite:
-        with _drawing(context, clients, index):  # the same numbers: no record may choose what Dropout drops
+        with _drawing(context, clients, index):  # the same numbers: no record may choose what is drawn
             steps = _first(context, params, clients, index, state).run_carefully(inputs)
     kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}
     if len(context.personal):
@@ -85,6 +86,8 @@ def train(
 class Plan:
     """The records of every batch, [steps, clients, batch], and each client's number of steps.
 
+    `seeds`: what dropout drops of each record, [steps, clients, batch]; `dropout` says how.
+
     `views`: how each record is augmented, [steps, clients, batch, views].
 
     `padded`: the same batches, padded with a record of the client's own, which has no weight. A record of another
@@ -95,6 +98,7 @@ class Plan:
     batches: np.ndarray
     steps: np.ndarray
     own: np.ndarray
+    seeds: Tensor
     views: np.ndarray | None = None
 
     @property
@@ -115,12 +119,12 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         own.append(records[0] if len(records) else 0)
         steps = local.steps or sampler.steps(len(records), local.epochs)
         generator = context.streams.generator("examples", index.t, index.attempt, client)
-        positions = sampler.draw(generator, len(records), steps)
-        places.append(positions)
-        drawn.append(np.where(positions >= 0, records[positions], -1) if len(records) else positions)
+        batch = sampler.draw(generator, len(records), steps)
+        places.append(batch)
+        drawn.append(np.where(batch >= 0, records[batch], -1) if len(records) else batch)
         if sampler.augmentations:
             generator = context.streams.generator("augmentations", index.t, index.attempt, client)
-            views.append(drawn_views(generator, (*positions.shape, sampler.augmentations)))
+            views.append(drawn_views(generator, (*batch.shape, sampler.augmentations)))
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
     if context.streams.mode == "secure" and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one more record would change the last digits
@@ -130,10 +134,24 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         width = _rounded_up(width)
     if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
         width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
-    sampler.refuse_repeats(_side_by_side(places, steps, width, -1))
+    positions = _side_by_side(places, steps, width, -1)
+    sampler.refuse_repeats(positions)
     steps_of_each = np.array([len(rows) for rows in drawn])
     batches, seen = _side_by_side(drawn, steps, width, -1), _side_by_side(views, steps, width, 0) if views else None
-    return Plan(batches, steps_of_each, np.array(own), seen)
+    return Plan(batches, steps_of_each, np.array(own), _seeds(context, positions, clients, index), seen)
+
+
+def _seeds(context: TrainingContext, positions: np.ndarray, clients: np.ndarray, index: RoundIndex) -> Tensor:
+    """A seed for each record in each step: of its client's key, the step, and its place among the client's records.
+
+    So it is the same whatever other records are in the batch. Without dropout none is needed: 0.
+    """
+    found = torch.from_numpy(positions)
+    if not context.network.drops:
+        return torch.zeros_like(found)
+    keys = [context.streams.key("dropout", index.t, index.attempt, client) for client in clients.tolist()]
+    steps = torch.arange(len(found)).view(-1, 1, 1) << 40
+    return mixed(mixed(steps + found + 1) + torch.tensor(keys).unsqueeze(1))
 
 
 def _side_by_side(clients: list[np.ndarray], steps: int, width: int, padding: int) -> np.ndarray:
@@ -158,16 +176,16 @@ def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
     active = torch.from_numpy(np.arange(len(records))[:, None] < plan.steps).to(device, params.dtype)
     weights = mask if context.algorithm.per_record else mask / mask.sum(-1, keepdim=True).clamp(min=1)
     views = () if plan.views is None else (torch.from_numpy(plan.views).to(device),)
-    return records, mask, weights, active, *views
+    return records, mask, weights, plan.seeds.to(device), active, *views
 
 
 @contextmanager
 def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Iterator[None]:
-    """Random layers (Dropout) draw from a seed of this chunk; other random state is unchanged."""
+    """What the model draws, but for dropout, is from a seed of this chunk; other random state is unchanged."""
     if not context.network.draws:
         yield
         return
-    seed = context.streams.number("dropout", index.t, index.attempt, int(clients[0]))
+    seed = context.streams.number("random layers", index.t, index.attempt, int(clients[0]))
     with seeded(seed, context.client_data.device):
         yield
 
@@ -227,7 +245,7 @@ class LocalSteps:
         """Run one step for each row of the inputs."""
         plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
         width = inputs[0].shape[2]
-        rows = inputs[-1].shape[2:].numel() if len(inputs) > 4 else width  # a row for each view
+        rows = inputs[-1].shape[2:].numel() if len(inputs) > 5 else width  # a row for each view
         defers = plain and width <= (self.micro_batch or width) and self.precision != "bf16"
         with self.network.deferred_updates(self.params, self.client_params, rows) if defers else nullcontext():
             for step in zip(*inputs, strict=True):
@@ -238,7 +256,7 @@ class LocalSteps:
         """The same, where some gradient has no finite norm: it is left out, and its client's noise is not.
 
         One such record would turn its client's update into NaN, and the check of updates that into 0, which would be
-        visible. It is dropped from the same tape that found it: in another pass Dropout would draw again.
+        visible. It is dropped from the same tape that found it: in another pass random layers would draw again.
         """
         for step in zip(*inputs, strict=True):
             self._step(*step, carefully=True)
@@ -250,41 +268,50 @@ class LocalSteps:
             self._step(*inputs)
 
     def _step(
-        self, records: Tensor, mask: Tensor, weights: Tensor, active: Tensor, *views: Tensor, carefully: bool = False
+        self,
+        records: Tensor,
+        mask: Tensor,
+        weights: Tensor,
+        seeds: Tensor,
+        active: Tensor,
+        *views: Tensor,
+        carefully: bool = False,
     ) -> None:
         """`carefully` leaves out gradients without a finite norm."""
         backward = self._backward_carefully if carefully else self._backward
         width, most = records.shape[1], self.micro_batch or records.shape[1]
         if width > most:
-            pieces = zip(*(torch.split(part, most, 1) for part in (records, mask, weights, *views)), strict=True)
+            parts = records, mask, weights, seeds, *views
+            pieces = zip(*(torch.split(part, most, 1) for part in parts), strict=True)
             self._move(self._summed((backward(*piece) for piece in pieces), width, active), active)
             return
-        tape, mask = backward(records, mask, weights, *views)
+        tape, mask = backward(records, mask, weights, seeds, *views)
         if self.sanitiser is not None:
             tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
         self._move(tape, active)
 
     def _backward(
-        self, records: Tensor, mask: Tensor, weights: Tensor, views: Tensor | None = None
+        self, records: Tensor, mask: Tensor, weights: Tensor, seeds: Tensor, views: Tensor | None = None
     ) -> tuple[Tape, Tensor]:
         """The tape of these records, and which of them count. The loss of a record is the mean over its views."""
         x, y = self.client_data.rows(records)
         count = 1 if views is None else views.shape[2]
         if views is not None:
             x, y, weights = augmented(x, views), *(rows.repeat_interleave(count, 1) for rows in (y, weights / count))
+            seeds = (seeds.unsqueeze(2) + torch.arange(count, device=seeds.device)).flatten(1)
         with rough(self.precision, self.params), autocast(self.precision, self.params):
-            tape = self.network.backward(self.client_params, x, y, weights)
+            tape = self.network.backward(self.client_params, x, y, weights, seeds)
         if views is None or self.sanitiser is None:
             return tape, mask
         gradients = tape.records(count)  # type: ignore[attr-defined]  # such networks give RecordTapes
         return GradientTape.of(self.network.layout, gradients), mask
 
     def _backward_carefully(
-        self, records: Tensor, mask: Tensor, weights: Tensor, *views: Tensor
+        self, records: Tensor, mask: Tensor, weights: Tensor, seeds: Tensor, *views: Tensor
     ) -> tuple[Tape, Tensor]:
         """The same without records whose gradient has no finite norm."""
         assert self.sanitiser is not None
-        tape, mask = self._backward(records, mask, weights, *views)
+        tape, mask = self._backward(records, mask, weights, seeds, *views)
         without = Without(tape, self.sanitiser.non_finite(tape))  # type: ignore[arg-type]
         return without, mask * ~without.dropped
 

@@ -70,10 +70,11 @@ class MadeUpStep:
         y = self.targets.to(self.device)[rows].repeat(clients, *[1] * self.targets.dim())
         params = network.layout.flatten(self.module).repeat(clients, 1)
         weights, into = params.new_full((clients, self.batch), 1 / self.batch), torch.zeros_like(params)
+        seeds = torch.arange(weights.numel(), device=self.device).view(weights.shape)
 
         def run() -> None:
             with rough(self.precision, params), autocast(self.precision, params):
-                tape = network.backward(params, x, y, weights)
+                tape = network.backward(params, x, y, weights, seeds)
             if self.per_record:
                 clipped = cast(RecordTape, tape)
                 factors = clipped.squares().sum(0, keepdim=True).sqrt().add(1).reciprocal()

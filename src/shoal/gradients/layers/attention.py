@@ -20,16 +20,12 @@ from shoal.gradients.layout import Entry
 def attention_layer(
     module: nn.MultiheadAttention, entries: dict[int, Entry], taped: Taped, kernels: bool
 ) -> ClientLayer | None:
-    """What replaces an nn.MultiheadAttention, or None where some of it is frozen, random or unusual."""
+    """What replaces an nn.MultiheadAttention, or None where some of it is frozen or unusual."""
     own = {name: entries.get(id(p)) for name, p in module.named_parameters()}
-    usual = module.bias_k is None and not module.add_zero_attn and not _draws(module)
+    usual = module.bias_k is None and not module.add_zero_attn
     if not usual or None in own.values() or module.out_proj._forward_hooks or module.out_proj._forward_pre_hooks:
         return None
     return Attention(module, {name: entry for name, entry in own.items() if entry}, taped, kernels)
-
-
-def _draws(module: nn.MultiheadAttention) -> bool:
-    return module.training and module.dropout > 0
 
 
 class Attention(ClientLayer):
@@ -38,6 +34,7 @@ class Attention(ClientLayer):
     num_heads: int
     embed_dim: int
     batch_first: bool
+    dropout: float
 
     def __init__(self, layer: nn.MultiheadAttention, own: dict[str, Entry], taped: Taped, kernels: bool) -> None:
         size, bias = layer.embed_dim, own.get("in_proj_bias")
@@ -75,9 +72,11 @@ class Attention(ClientLayer):
         if need_weights:
             scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
             weights = F.softmax(scores if mask is None else scores + mask, dim=3)
+            weights = F.dropout(weights, self.dropout, self.training)
             attended = weights @ v
         else:
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            dropout = self.dropout if self.training else 0.0
+            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
         y = self.out_proj(attended.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)

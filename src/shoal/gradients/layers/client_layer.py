@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoal.calling import call
 from shoal.errors import ModelError
+from shoal.gradients.dropout import places_of
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
 from shoal.inputs import Inputs, joined, take
@@ -22,7 +23,8 @@ class Taped:
     `params` [K, P] are the clients' parameters. `tape` gets (rule, saved, gradient of the output) of each layer in
     the backward pass. `records` is K times the batch. `deferred` says which rules are replaced for now. `rows` is how
     many rows each layer gets for one record, where that is known; 0 if its input is the same for all records, such as
-    positions [T]. That is found out once, since a batch of T records would hide it.
+    positions [T]. That is found out once, since a batch of T records would hide it; so are the `places` of records in
+    draws of dropout (`dropout.places_of`).
     """
 
     params: Tensor
@@ -33,6 +35,7 @@ class Taped:
     def __init__(self) -> None:
         self.rows: dict[Rule, int] = {}
         self.deferred: dict[Rule, Any] = {}
+        self.places: list[int] | None = None
         self.watched: dict[Rule, list[int]] | None = None
 
     def bind(self, params: Tensor, tape: list[tuple[Rule, Any, Tensor]], records: int) -> None:
@@ -74,14 +77,16 @@ class Taped:
             self._short = self.params.to(dtype)
         return self._short
 
-    @torch.no_grad()
     def watch(self, module: nn.Module, params: Tensor, sample: Inputs) -> None:
         """Find out how many rows each layer gets for one record, from one client with one record and with two."""
         self.watched, sample = {}, joined(sample, sample)
+
+        def run(records: int) -> None:
+            self.bind(params.unsqueeze(0), [], records)
+            call(module, take(sample, slice(records)))
+
         try:
-            for records in (1, 2):
-                self.bind(params.unsqueeze(0), [], records)
-                call(module, take(sample, slice(records)))
+            self.places = places_of(run, params.device)
         except Exception:  # a fault of the model itself comes up again where it is trained
             self.watched = {}
         for rule, rows in self.watched.items():

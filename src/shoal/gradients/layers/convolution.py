@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.gradients.layers.rule import (
+    SUMMED,
     Rule,
     few_positions,
+    gram,
     gram_squares,
     kept_sum,
     outer_squares,
@@ -124,7 +126,8 @@ class Conv2dRule(Rule):
         if grads.shape[1] == len(windows) == 1:
             return outer_squares(windows[0].squeeze(1), grads.squeeze(1), self.bias is not None), None
         if few_positions(grads.shape[1], *self._sizes):
-            alike = torch.stack([torch.bmm(window, window.transpose(1, 2)) for window in windows]).sum(0)
+            digits = torch.float64 if self._sizes[1] > SUMMED else None
+            alike = torch.stack([gram(window) for window in windows]).sum(0, dtype=digits)
             return gram_squares(alike, grads, self._sizes[1], self.bias is not None), None
         kept = grads.new_empty(len(grad), self.shifts, rows.shape[-1], grad.shape[1])
         with _products_of(grad):

@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.gradients.layers.rule import (
     Rule,
     few_positions,
+    gram,
     gram_squares,
     kept_sum,
     outer_squares,
@@ -119,7 +120,7 @@ class LibraryConvolutionRule(Rule):
         if rows.shape[1] == 1:
             found = outer_squares(rows.squeeze(1), grads.squeeze(1), False)
         else:
-            found = gram_squares(torch.bmm(rows, rows.transpose(1, 2)), grads, rows.shape[2])
+            found = gram_squares(gram(rows), grads, rows.shape[2])
         return found.view(len(seen), -1).sum(1)
 
     def _products(self, seen: Tensor, given: Tensor) -> Tensor:

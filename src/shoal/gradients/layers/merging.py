@@ -17,7 +17,7 @@ from shoal.gradients.layers.affine import BiasRule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.parameter import ParameterRule
-from shoal.gradients.layers.rule import Item, Rule, pair_squares, wide
+from shoal.gradients.layers.rule import Item, Rule, gram, pair_squares, wide
 from shoal.gradients.layout import Entry
 
 
@@ -125,10 +125,8 @@ class TiedRule(Rule):
         inputs = torch.cat([word_grads, rows.view(len(words), -1, rows.shape[-1])], 1)
         same = (words.unsqueeze(1) == words.unsqueeze(2)).to(grad.dtype)
         across = grad.gather(2, words.unsqueeze(1).expand(-1, grad.shape[1], -1))
-        grads = torch.bmm(grad, grad.transpose(1, 2))
-        outputs = torch.cat([torch.cat([same, across.transpose(1, 2)], 2), torch.cat([across, grads], 2)], 1)
-        alike = torch.bmm(inputs, inputs.transpose(1, 2))
-        return pair_squares(alike, outputs, (inputs.shape[2], grad.shape[2])), None
+        outputs = torch.cat([torch.cat([same, across.transpose(1, 2)], 2), torch.cat([across, gram(grad)], 2)], 1)
+        return pair_squares(gram(inputs), outputs, (inputs.shape[2], grad.shape[2]), grad.dtype), None
 
 
 def _made(items: list[Item]) -> list[Item]:

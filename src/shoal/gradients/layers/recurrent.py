@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -184,6 +185,8 @@ def _begin(x: Tensor, h: Tensor | None, c: Tensor | None, way: Direction, params
 class RecurrentLayer(ClientLayer):
     """A recurrent layer with its sizes and settings, for models that ask."""
 
+    dropout: float
+
     def __init__(self, module: nn.RNNBase, ways: Sequence[Direction], taped: Taped) -> None:
         super().__init__(module, tuple(rule for way in ways for rule in way.rules))
         self._ways, self._taped = ways, taped
@@ -207,6 +210,8 @@ class RecurrentLayer(ClientLayer):
                 last_h.append(states[:, 0 if self._ways[place].backwards else -1])
                 last_c.append(cell)
             x = torch.cat(found, -1) if many > 1 else found[0]
+            if layer + many < len(self._ways):
+                x = F.dropout(x, self.dropout, self.training)
         last = torch.stack(last_h)
         y = x if self.batch_first else x.transpose(0, 1)
         return y, (last, torch.stack(last_c)) if self.mode == "LSTM" else last
@@ -234,8 +239,7 @@ def recurrent_layer(
         return None
     assert isinstance(module, nn.RNNBase)
     own = {name: entries.get(id(p)) for name, p in module.named_parameters(recurse=False)}
-    random = module.dropout > 0 and module.training and module.num_layers > 1
-    if random or module.proj_size or None in own.values():
+    if module.proj_size or None in own.values():
         return None
     ways, cell = [], _cell(module.mode, kernels)
     for layer in range(module.num_layers):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shoal.gradients.layers.affine import AffineRule, BiasRule
 from shoal.gradients.layers.attention import attention_layer
 from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
-from shoal.gradients.layers.composed import composed_layer
+from shoal.gradients.layers.composed import composed_layer, recurrent_cell
 from shoal.gradients.layers.convolutions import CONVOLUTIONS, convolution_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
 from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
@@ -41,8 +41,10 @@ def client_layer(
     found = rule_for(module, entries, kernels)
     if found:
         return RuledLayer(module, *found, taped)
-    composed = composed_layer(module, entries, taped, kernels)
-    return composed or recurrent_layer(module, entries, taped, kernels)
+    for layer in (composed_layer, recurrent_cell, recurrent_layer):
+        if made := layer(module, entries, taped, kernels):
+            return made
+    return None
 
 
 def rule_for(
