@@ -378,7 +378,7 @@ def test_a_record_that_is_not_drawn_moves_the_sum_by_no_more_than_is_charged(way
 @pytest.mark.parametrize(
     ("layer", "shape", "words"),
     [
-        (nn.Linear(9, 8), (3, 9), False),
+        (nn.Linear(64, 48), (3, 64), False),
         (nn.Conv2d(6, 20, 3, bias=False), (6, 5, 4), False),
         (nn.Embedding(2, 3), (5,), True),
     ],
@@ -402,16 +402,44 @@ def test_positions_of_a_record_which_may_cancel_are_added_in_float64_and_rounded
     assert torch.equal(sums[0], sums[1].float())
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(9, 8), nn.LSTM(9, 8, batch_first=True)], ids=["linear", "lstm"])
+def test_a_gradient_that_is_kept_has_the_norm_of_what_is_added(layer):
+    """Also where positions cancel, and what is left is rounding."""
+    torch.manual_seed(0)
+
+    class Cancels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            y = self.layer(x)
+            y = y[0] if isinstance(y, tuple) else y
+            return (y * torch.tensor([1.0, -1.0] * 3)[:, None]).sum(1)
+
+    module, x = Cancels(), 100 * torch.rand(1, 4, 1, 9).expand(-1, -1, 6, -1)
+    net = network(module, per_record=True)
+    assert isinstance(net, BatchedNetwork)
+    params = net.layout.flatten(module).unsqueeze(0)
+    tape = net.backward(params, x, torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4))
+    norms = tape.squares().sum(0).sqrt()
+    for record in range(4):
+        into, only = torch.zeros_like(params), torch.nn.functional.one_hot(torch.tensor([record]), 4)
+        tape.accumulate(into, 1.0, only.float().unsqueeze(0))
+        assert float(into.double().norm()) <= float(norms[0, record]) * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("width", [16, 63, 163])
-@pytest.mark.parametrize("kind", ["linear", "convolutions"])
+@pytest.mark.parametrize("kind", ["linear", "convolutions", "positions"])
 def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_its_neighbours(kind, width):
     """To the last digit: secure mode rests on it, since who is not drawn moves the others to other places."""
     torch.manual_seed(0)
-    shape = (784,) if kind == "linear" else (1, 28, 28)
+    shape = {"linear": (784,), "convolutions": (1, 28, 28), "positions": (20, 32)}[kind]
     layers = {
         "linear": [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10)],
         "convolutions": [nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.ReLU(),
                          nn.Linear(256, 10)],
+        "positions": [nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 40), nn.Flatten(), nn.Linear(800, 10)],
     }  # fmt: skip
     module = nn.Sequential(*layers[kind])
     net = network(module, per_record=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from shoal.gradients.layers.rule import Rule, kept_sum, squared, trained
+from shoal.gradients.layers.rule import Rule, add_kept, kept_sum, squared, trained
 from shoal.gradients.layout import Entry
 
 
@@ -49,9 +49,7 @@ class AffineRule(Rule):
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         kept = self.squares(saved, grad)[1] if kept is None else kept
-        for entry, gradients in zip((self.weight, self.bias), kept, strict=False):
-            assert entry is not None
-            entry.of(into).flatten(1).add_(kept_sum(gradients, factors), alpha=scale)
+        add_kept(kept, self.entries, factors, into, scale)
 
     def _span(self, dims: int) -> tuple[int, int]:
         """The first and one past the last dimension of [K, B, ...] that the weights span."""

@@ -73,7 +73,7 @@ class DeferredLinearRule(Rule):
         if self.rule.bias is not None:
             self.rule.bias.of(into).add_(grads.sum(1), alpha=scale)
 
-    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor] | None]:
         """The squared norm of every gradient, in float64."""
         return self.rule.squares(saved, grad)
 

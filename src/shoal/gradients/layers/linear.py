@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from shoal.gradients.layers.rule import Rule, product_squares, trained, weighed
+from shoal.gradients.layers.rule import Rule, add_kept, keeps, product_squares, squared, trained, weighed
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE, row_sums, summed_products
 from shoal.random.noise_source import Product
@@ -53,7 +55,7 @@ class LinearRule(Rule):
         if self.bias is not None:
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
 
-    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+    def product(self, saved: Tensor, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """What `accumulate_weighted` adds, as a product that is added together with the noise."""
         if saved.shape[:2].numel() > factors.numel():  # several positions per record, which float32 must not sum
             return None
@@ -66,9 +68,12 @@ class LinearRule(Rule):
             self.bias.of(into).add_(row_sums(product.grads), alpha=product.scale)
 
     def accumulate_weighted(
-        self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+        self, saved: Tensor, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
+        if kept is not None:
+            add_kept(kept, self.entries, factors, into, scale)
+            return
         rows = saved.view(len(factors), -1, saved.shape[-1])
         grads = weighed(grad, factors).reshape(*rows.shape[:2], -1)
         positions = rows.shape[1] // max(factors.shape[1], 1)
@@ -82,10 +87,20 @@ class LinearRule(Rule):
     def _add_products(self, grads: Tensor, rows: Tensor, positions: int, into: Tensor, scale: float) -> None:
         self.weight.of(into).add_(summed_products(grads, rows, positions), alpha=scale)
 
-    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+    def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor] | None]:
         """The squared norm of every gradient, in float64."""
         grad = grad.reshape(len(grad), -1, grad.shape[-1])
-        return product_squares(saved.view(len(grad), -1, saved.shape[-1]), grad, self.bias is not None), None
+        rows = saved.view(len(grad), -1, saved.shape[-1])
+        if not keeps(rows.shape[1], grad.shape[2], rows.shape[2], grad):
+            return product_squares(rows, grad, self.bias is not None), None
+        kept = [self._of_records(grad, rows).flatten(1)]
+        if self.bias is not None:
+            kept.append(grad.sum(1))
+        return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0])), kept
+
+    def _of_records(self, grad: Tensor, rows: Tensor) -> Tensor:
+        """The gradient of the weights, of every record."""
+        return torch.bmm(grad.transpose(1, 2), rows)
 
 
 class TransposedLinearRule(LinearRule):
@@ -113,9 +128,12 @@ class TransposedLinearRule(LinearRule):
         if self.bias is not None:
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
 
-    def product(self, saved: Tensor, kept: None, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
+    def product(self, saved: Tensor, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """None: such a product would be added in the other order."""
         return None
+
+    def _of_records(self, grad: Tensor, rows: Tensor) -> Tensor:
+        return torch.bmm(rows.transpose(1, 2), grad)
 
     def _add_products(self, grads: Tensor, rows: Tensor, positions: int, into: Tensor, scale: float) -> None:
         self.weight.of(into).add_(summed_products(rows, grads, positions), alpha=scale)

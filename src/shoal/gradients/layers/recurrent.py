@@ -21,7 +21,7 @@ from shoal.gradients.layers.client_layer import ClientLayer, Taped
 from shoal.gradients.layers.linear import outputs
 from shoal.gradients.layers.recurrent_cells import Cell, GRUCell, LSTMCell, RNNCell, Run, steps
 from shoal.gradients.layers.recurrent_cuda import FusedGRUCell, FusedLSTMCell
-from shoal.gradients.layers.rule import Rule, product_squares, trained, weighed
+from shoal.gradients.layers.rule import Rule, add_kept, keeps, product_squares, squared, trained, weighed
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import summed_products
 from shoal.precision import without_autocast
@@ -63,9 +63,12 @@ class SequenceRule(Rule):
             bias.of(into).add_(total, alpha=scale)
 
     def accumulate_weighted(
-        self, saved: Saved, kept: None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+        self, saved: Saved, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
     ) -> None:
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
+        if kept is not None:
+            add_kept(kept, self.entries, factors, into, scale)
+            return
         grads, inputs = (_in_rows(held, len(into)) for held in (weighed(grad, factors), self._inputs(saved)))
         total = summed_products(grads, inputs, grad.shape[1])
         weights = [part.weight for part in self.parts]
@@ -74,9 +77,17 @@ class SequenceRule(Rule):
         for entry, part in zip(weights + biases, found, strict=True):
             entry.of(into).add_(part.view_as(entry.of(into)), alpha=scale)
 
-    def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, None]:
+    def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, list[Tensor] | None]:
         """The squared norm of every gradient, in float64."""
-        return product_squares(self._inputs(saved), grad, False), None
+        _, positions, outs = grad.shape
+        if not all(keeps(positions, outs, rows.shape[2], grad) for rows in saved):
+            return product_squares(self._inputs(saved), grad, False), None
+        kept = []
+        for part, rows in zip(self.parts, saved, strict=True):
+            kept.append(torch.bmm(grad.transpose(1, 2), rows).flatten(1))
+            if part.bias is not None:
+                kept.append(grad.sum(1))
+        return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0])), kept
 
     def _inputs(self, saved: Saved) -> Tensor:
         """All that the gate gradients are multiplied by: the rows, and 1 for each bias."""
