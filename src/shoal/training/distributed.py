@@ -123,7 +123,7 @@ def _of(clients: np.ndarray, state: State) -> State:
     return common | kept
 
 
-CODE, DATA, MODEL, DEVICE = "Shoal, or code of your own", "training data", "initial model", "device"
+CODE, DATA, MODEL, DEVICE = "code, Shoal's or yours", "training data", "initial model", "device"
 DIGESTS = (CODE, DATA, MODEL)
 
 
@@ -136,8 +136,8 @@ def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> di
         parameters.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return {
         CODE: _code(cohort, module),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        "torch version": torch.__version__,
+        "numpy version": np.__version__,
         DEVICE: trainer.params.device.type,
         **{f"configuration key {key}": repr(value) for key, value in config.items()},
         DATA: digest(trainer.evaluation.dataset, cohort.partition, b"ranks"),
@@ -177,7 +177,7 @@ def agree(ranks: Ranks, own: Mapping[str, str]) -> None:
             if own.get(name) != theirs.get(name):
                 values = "" if name in DIGESTS else f": {theirs.get(name)}, not {own.get(name)}"
                 raise ConfigError(
-                    f"rank {rank} ({place}) has another {name} than rank 0{values}; give every rank the same"
+                    f"rank {rank} ({place}) differs from rank 0 in {name}{values}; give every rank the same"
                 )
         if own[DEVICE] == "cuda" and (other := taken.setdefault(place, rank)) != rank:
             raise ConfigError(

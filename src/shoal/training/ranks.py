@@ -132,7 +132,10 @@ class Ranks:
         except (Lost, Dismissed):
             raise
         except Exception as error:
-            self.send(0, {}, **{FAILED: str(error) or type(error).__name__})
+            why = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+            self.send(0, {}, **{FAILED: why})
+            with suppress(Dismissed):  # as rank 0 ends the run
+                self.receive(0)
             if isinstance(error, ShoalError):
                 raise Dismissed({}, None) from error
             raise
