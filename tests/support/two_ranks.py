@@ -3,8 +3,9 @@
     two_ranks.py FOLDER
 
 Every method, in FOLDER/METHOD; in secure mode, as if the system's entropy were known, in FOLDER/secure-METHOD; a run
-that is stopped, in FOLDER/stopped; a run of FOLDER/one that is resumed; and rank 1 with other settings, data, code or
-model. The last line of the output is a JSON object: what rank 0 said where it was refused, and where to find what was stopped.
+that is stopped, in FOLDER/stopped; the run of FOLDER/one, resumed; and a rank 1 with other settings, data, code or
+model, or that fails. The last line of the output is a JSON object: what rank 0 said of that, and which run was
+stopped.
 """
 
 from __future__ import annotations

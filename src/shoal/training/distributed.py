@@ -55,8 +55,7 @@ class DistributedCohort(SimulatedCohort):
         self.ranks.broadcast(params)
         total = super().sum(own, params, state, index)
         for rank in self.ranks.others:
-            kept, _ = self.ranks.receive(rank)
-            state |= kept
+            state |= self.ranks.receive(rank)[0]
         return self._added_up(total)
 
     def follow(self, params: Tensor) -> NoReturn:

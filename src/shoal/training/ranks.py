@@ -103,13 +103,22 @@ class Ranks:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite every rank's tensor with rank 0's."""
+        self._meet()
         with self._talking():
             dist.broadcast(tensor, 0)
 
     def add_up(self, tensor: Tensor) -> None:
         """Overwrite every rank's tensor with the sum over all ranks."""
+        self._meet()
         with self._talking():
             dist.all_reduce(tensor)
+
+    def _meet(self) -> None:
+        """Rank 0 says that it is there: until then the others hear if another rank is not."""
+        if self.rank:
+            self.receive(0)
+        for rank in self.others if self.rank == 0 else ():
+            self.send(rank, {})
 
     @contextmanager
     def leading(self) -> Iterator[None]:
