@@ -424,10 +424,8 @@ def one_rank_of_several(root: Path, kills: int, seed: int) -> dict[str, Any]:
             assert re.match(r"Lost: .*rank.* of \d has gone: its process was killed", line), line
         lines[len(said)] = lines.get(len(said), 0) + 1
         look(root, seen)
-    seconds = round(time.perf_counter() - start, 1)
-    return (
-        {"kills": kills, "seconds": seconds, "rounds released": seen.round} | lines | {"left by kills": seen.counts}
-    )
+    facts = {"kills": kills, "seconds": round(time.perf_counter() - start, 1), "rounds released": seen.round}
+    return facts | {"lives by lines said": lines, "left by kills": seen.counts}
 
 
 def _result(root: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:

@@ -86,7 +86,7 @@ class DistributedCohort(SimulatedCohort):
         return norms if len(norms) else None
 
     def work(self, clients: np.ndarray) -> np.ndarray:
-        """The records that each client is expected to train on: its steps times its batch."""
+        """What each client is expected to take: its steps times its batch, and a record more for the step itself."""
         records, local = self.algorithm.records, self.algorithm.local
         sizes, place = np.unique(self.client_data.sizes(clients), return_inverse=True)
         each = [(local.steps or records.steps(n, local.epochs)) * (1 + records.share(n) * n) for n in sizes.tolist()]

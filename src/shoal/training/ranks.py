@@ -88,8 +88,7 @@ class Ranks:
             dist.recv(size, source)
             content = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(content, source)
-        tensors = load(content.numpy().tobytes())
-        notes = json.loads(tensors.pop(NOTES).numpy().tobytes())
+        tensors, notes = _unpacked(content)
         if END in notes:
             raise Dismissed(tensors, notes[END])
         if FAILED in notes:
@@ -126,12 +125,17 @@ class Ranks:
         try:
             yield
         except BaseException:
-            parts, until = _packed({}, {END: None}), time.monotonic() + FAREWELL
-            with suppress(RuntimeError):
-                for sent in [dist.isend(part, rank) for rank in self.others for part in parts]:
-                    with suppress(RuntimeError):
-                        sent.wait(timedelta(seconds=max(0.01, until - time.monotonic())))  # type: ignore[union-attr]
+            self._dismiss()
             raise
+
+    def _dismiss(self) -> None:
+        parts, until, sent = _packed({}, {END: None}), time.monotonic() + FAREWELL, []
+        for rank in self.others:
+            with suppress(RuntimeError):
+                sent += [dist.isend(part, rank) for part in parts]
+        for each in sent:
+            with suppress(RuntimeError):
+                each.wait(timedelta(seconds=max(0.01, until - time.monotonic())))  # type: ignore[union-attr]
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -167,6 +171,11 @@ def _packed(tensors: Mapping[str, Tensor], notes: Notes) -> tuple[Tensor, Tensor
     arrays[NOTES] = _bytes(json.dumps(notes).encode())
     content = _bytes(save(arrays))
     return torch.tensor([len(content)]), content
+
+
+def _unpacked(content: Tensor) -> Message:
+    tensors = load(content.numpy().tobytes())
+    return tensors, json.loads(tensors.pop(NOTES).numpy().tobytes())
 
 
 def _bytes(content: bytes) -> Tensor:
