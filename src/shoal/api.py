@@ -193,8 +193,9 @@ def _followed(ranks: Ranks, ready: Callable[[str], Prepared]) -> Result:
         way = ranks.receive(0)[1]["way"]
         with ranks.reporting():
             settings, trainer = ready(way)
+            own = facts(trainer, flat(to_dict(settings)))
         with closing(trainer):
-            offer(ranks, facts(trainer, flat(to_dict(settings))))
+            offer(ranks, own)
             DistributedCohort.of_ranks(trainer.cohort, ranks).follow(trainer.params)
     except Dismissed as ended:
         if ended.result is None:

@@ -108,7 +108,7 @@ def test_code_of_ones_own_counts_as_code(tmp_path, monkeypatch):
 
     text = "from torch import nn\n\nclass Net(nn.Flatten):\n    pass\n"
     cohort = simulator(small("fedavg")).cohort
-    monkeypatch.setattr(distributed.inspect, "getsourcefile", lambda kind: str(tmp_path / "mine.py"))
+    monkeypatch.setattr(distributed.inspect, "getfile", lambda kind: str(tmp_path / "mine.py"))
     assert distributed._code(cohort, built(text)) != distributed._code(cohort, built(text + "\n# changed\n"))
 
 

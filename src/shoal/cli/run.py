@@ -40,12 +40,12 @@ def command(
 ) -> None:
     """Train a model over clients; report how good it is and what it reveals."""
     import shoal
-    from shoal.training.ranks import planned, started
+    from shoal.training.ranks import leave, planned, started
 
     ranks = planned()
     if ranks.count > 1 and processes > 1:
         raise ConfigError(f"--processes {processes}: torchrun has started {ranks.count} already; leave it out")
-    if ranks.rank:  # Ctrl-C reaches it too, but rank 0 decides when to stop
+    if ranks.rank:  # Ctrl-C may reach it too, but rank 0 decides when to stop
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=as_json)
     watch = Watch(console)
@@ -62,6 +62,7 @@ def command(
                 on_start=watch.start,
                 on_round=watch.round,
             )
+            leave()
     finally:
         watch.end()
     if ranks.rank:

@@ -11,6 +11,7 @@ import heapq
 import inspect
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
@@ -149,8 +150,9 @@ def _code(cohort: SimulatedCohort, module: torch.nn.Module) -> str:
     package = Path(shoal.__file__).parent
     files = {path: str(path.relative_to(package)) for path in package.rglob("*") if path.suffix in (".py", ".c")}
     for part in (module, *(getattr(cohort.algorithm, name) for name in BOUNDARIES)):
-        if (file := inspect.getsourcefile(type(part)) if type(part).__module__ != "builtins" else None) is not None:
-            files.setdefault(Path(file), Path(file).name)
+        with suppress(TypeError, OSError):  # what has no file, such as None, or a class in a notebook
+            own = Path(inspect.getfile(type(part)))
+            files.setdefault(own, own.name)
     found = hashlib.blake2b(digest_size=16)
     for path, name in sorted(files.items(), key=lambda each: each[1]):
         found.update(name.encode() + hashlib.blake2b(path.read_bytes()).digest())

@@ -199,6 +199,12 @@ def join() -> Ranks:
     return ranks
 
 
+def leave() -> None:
+    """Part from the other ranks, after a run that has ended well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _begin(store: Store, ranks: Ranks) -> None:
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if gpus:
@@ -221,6 +227,7 @@ def started(count: int, words: Sequence[str]) -> Iterator[None]:
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for rank 0
         )
         for rank in range(1, count)
     ]
