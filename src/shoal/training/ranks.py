@@ -96,9 +96,10 @@ class Ranks:
         return tensors, notes
 
     def end(self, tensors: Mapping[str, Tensor], result: Any) -> None:
-        """Tell all others how the run has ended."""
+        """Tell all others how the run has ended; one that has gone misses nothing."""
         for rank in self.others:
-            self.send(rank, tensors, **{END: result})
+            with suppress(Lost):
+                self.send(rank, tensors, **{END: result})
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite every rank's tensor with rank 0's."""
