@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal import release
-from shoal.config import Config, configure, read_toml, to_toml
+from shoal.config import Config, configure, flat, read_toml, to_dict, to_toml
 from shoal.errors import ConfigError, LedgerError, RunError
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from shoal.accounting.ledger import Ledger
     from shoal.data import Dataset
     from shoal.training.budget import Spending
+    from shoal.training.ranks import Ranks
+    from shoal.training.round import SimulatedCohort
     from shoal.training.run_folder import RunFolder
     from shoal.training.trainer import Trainer
 
 OnStart = Callable[[Config, "Trainer[Any]", Path], None]
 OnRound = Callable[[dict[str, Any]], None]
 Claims = list[dict[str, Any]]
+Prepared = tuple[Config, "Trainer[SimulatedCohort]"]
 
 
 @dataclass
@@ -141,17 +144,63 @@ def run(
         ConfigError: Something is wrong with the configuration; the message names the key and the fix.
         Interrupted: The run was stopped between two rounds, and can be resumed.
     """
-    from shoal.prepare import prepare
+    from shoal.prepare import prepare, with_way
+    from shoal.training.ranks import join
 
     started = time.perf_counter()
-    settings = settings_of(config, data, model, overrides, keys, resume=resume, no_guarantee=no_guarantee)
-    if device is not None:
-        settings = replace(settings, engine=replace(settings.engine, device=device))
-    settings, trainer = prepare(settings, data, model)
-    return carry_out(
-        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
-        passed=model is not None and not isinstance(model, str) and not _importable(model),
-    )  # fmt: skip
+    passed = model is not None and not isinstance(model, str) and not _importable(model)
+
+    def ready(way: str | None = None) -> Prepared:
+        settings = settings_of(config, data, model, overrides, keys, resume=resume, no_guarantee=no_guarantee)
+        if device is not None:
+            settings = replace(settings, engine=replace(settings.engine, device=device))
+        return prepare(settings if way is None else with_way(settings, way), data, model)
+
+    def train(settings: Config, trainer: Trainer[Any]) -> Result:
+        return carry_out(
+            settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
+            passed=passed,
+        )  # fmt: skip
+
+    ranks = join()
+    if ranks.count == 1:
+        return train(*ready())
+    return _led(ranks, ready, train) if ranks.rank == 0 else _followed(ranks, ready)
+
+
+def _led(ranks: Ranks, ready: Callable[[], Prepared], train: Callable[[Config, Trainer[Any]], Result]) -> Result:
+    """A run over several ranks, on rank 0: it prepares first, so that the others find what it has cached."""
+    from shoal.training.distributed import DistributedCohort, agree, facts
+
+    with ranks.leading():
+        settings, trainer = ready()
+        for rank in ranks.others:
+            ranks.send(rank, {}, way=settings.engine.way)
+        agree(ranks, facts(trainer, flat(to_dict(settings))))
+        trainer.cohort = DistributedCohort.of_ranks(trainer.cohort, ranks)
+        result = train(settings, trainer)
+        told = {each.name: getattr(result, each.name) for each in fields(result) if each.name != "model"}
+        ranks.end(result.model, told | {"run": str(result.run)})
+    return result
+
+
+def _followed(ranks: Ranks, ready: Callable[[str], Prepared]) -> Result:
+    """The same on another rank; the result is rank 0's."""
+    from shoal.training.distributed import DistributedCohort, facts, offer
+    from shoal.training.ranks import Dismissed
+
+    try:
+        way = ranks.receive(0)[1]["way"]
+        with ranks.reporting():
+            settings, trainer = ready(way)
+            own = facts(trainer, flat(to_dict(settings)))
+        with closing(trainer):
+            offer(ranks, own)
+            DistributedCohort.of_ranks(trainer.cohort, ranks).follow(trainer.params)
+    except Dismissed as ended:
+        if ended.result is None:
+            raise
+        return Result(**ended.result | {"run": Path(ended.result["run"])}, model=ended.tensors)
 
 
 def settings_of(
@@ -198,6 +247,7 @@ def carry_out(
     from shoal.accounting.ledger import Ledger
     from shoal.report import tensorboard
     from shoal.report.recorder import Recorder
+    from shoal.training.ranks import Lost
     from shoal.training.run_folder import RunFolder
 
     folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
@@ -223,8 +273,10 @@ def carry_out(
             plain = _without_privacy(trainer) if config.baseline else []
             result.baseline = plain[-1][result.headline] if plain else None
             result.seconds = round(time.perf_counter() - started, 3)
-        except BaseException:
+        except BaseException as error:
             recorder.stop()
+            if isinstance(error, Lost):
+                raise Lost(f"{error}; {_resume_with(folder.path)}") from error
             raise
         recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, plain)
     return result
@@ -408,14 +460,17 @@ def _published(config: Config, trainer: Trainer[Any]) -> tuple[Published, ...]:
     return recipe(config.algorithm, trainer.setting, trainer.done, config.budget.delta)
 
 
+def _resume_with(run: Path) -> str:
+    return f"resume with: shoal run --resume {shlex.quote(os.fspath(run))}"
+
+
 class Interrupted(RunError):
     """The run was stopped by the user between two rounds, and can be resumed."""
 
     exit_code = 130
 
     def __init__(self, run: Path, done: int, rounds: int) -> None:
-        again = f"shoal run --resume {shlex.quote(os.fspath(run))}"
-        super().__init__(f"stopped after round {done} of {rounds}; resume with: {again}")
+        super().__init__(f"stopped after round {done} of {rounds}; {_resume_with(run)}")
         self.run, self.done = run, done
 
 

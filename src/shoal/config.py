@@ -234,7 +234,7 @@ def _given(
 
     `here`: whether `data.name` is the user's own. A coordinator may not learn which files exist at a site.
     """
-    read = read_toml(Path(source)) if isinstance(source, str | Path) else _flat(source or {})
+    read = read_toml(Path(source)) if isinstance(source, str | Path) else flat(source or {})
     in_file = tuple(read) if isinstance(source, str | Path) else ()
     for word in overrides:
         key, value = override(word)
@@ -298,7 +298,7 @@ def _refuse_contradictions(top: Mapping[str, Any], given: Mapping[str, Any]) -> 
 def read_toml(path: Path) -> dict[str, Any]:
     """The keys and values of a TOML file, with dotted keys."""
     try:
-        return _flat(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+        return flat(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -344,7 +344,7 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Sections as dotted keys; what is flat already stays so, and `schema.columns` is one value."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():

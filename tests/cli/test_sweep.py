@@ -11,7 +11,7 @@ import pytest
 
 from shoal.cli.main import main
 from shoal.sweep.cells import sensible_jobs
-from shoal.training.engine_settings import cores
+from shoal.training.engine_settings import cores, gpus, of_one_job
 
 pytestmark = pytest.mark.slow
 
@@ -115,10 +115,26 @@ def test_what_cannot_be_is_refused_before_anything_is_written(monkeypatch, capsy
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cells_share_cores_and_memory_and_never_a_gpu():
+def test_cells_share_cores_and_memory_and_never_a_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert 1 <= sensible_jobs(100, "cpu") <= cores()
     assert sensible_jobs(1, "cpu") == 1
     assert sensible_jobs(100, "cuda") == 1
+    assert of_one_job(1) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5,7")
+    assert (sensible_jobs(100, "cuda"), sensible_jobs(2, "auto")) == (3, 2)
+    assert [of_one_job(job)["CUDA_VISIBLE_DEVICES"] for job in range(4)] == ["2", "5", "7", "2"]
+
+
+def test_gpus_are_those_that_nvidia_smi_lists(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-a)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-b)'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus() == ["0", "1"]
 
 
 def test_a_cell_that_a_trial_could_never_play_is_found_first(monkeypatch, capsys, tmp_path):

@@ -38,8 +38,8 @@ from support.small_federation import (
     chi_square_fits,
     cohort,
     digits,
+    finished,
     keys,
-    model_for,
     noise_charged,
     of_one_length,
     one_thread,
@@ -53,6 +53,7 @@ from support.small_federation import (
     total,
     twin,
     update_noise,
+    with_much_to_remember,
 )
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -183,23 +184,6 @@ def test_a_round_of_rubbish_only_does_no_harm(name, monkeypatch):
 
 
 # --- whole runs: checkpoints, the ledger, what is proven
-
-
-def finished(record, folder, **more):
-    settings = keys(record) | {"data.clients": CLIENTS, "rounds": ROUNDS, "engine.threads": 1}
-    settings["model"] = model_for(record)
-    with one_thread():
-        return shoal.run(settings, data=digits(), runs=folder, no_guarantee=True, device="cpu", **more)
-
-
-def with_much_to_remember(name):
-    """The method with every kind of state that may go from round to round."""
-    record = small(name)
-    return replace(
-        record,
-        local=replace(record.local, momentum=0.5, keep_momentum=True),
-        server=replace(record.server, momentum=0.5, average=0.9),
-    )
 
 
 @pytest.mark.slow

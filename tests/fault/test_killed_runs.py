@@ -61,6 +61,13 @@ def test_a_run_without_noise_ends_with_the_same_model_however_often_it_is_killed
     assert said["round at the last kill"] > 0
 
 
+def test_one_of_several_ranks_killed_at_random_moments_ends_the_run_and_keeps_every_promise(tmp_path):
+    """Each life on another number of ranks."""
+    said = kill_run("ranks", tmp_path, "--kills", 5, "--seed", 3)
+    assert said["rounds released"] > 5
+    assert said["lives by lines said"].get("0", 0) == 0, "somebody says which rank has gone"
+
+
 # ---------------------------------------------------------------- the order of a round
 
 

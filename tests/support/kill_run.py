@@ -3,6 +3,7 @@
     kill_run.py random FOLDER --kills 20    a private run, killed at random moments, resumed each time
     kill_run.py steps FOLDER                a private run, killed at every step of writing to the disk
     kill_run.py same FOLDER --kills 3       fedavg, killed at random moments: the same model in the end
+    kill_run.py ranks FOLDER --kills 20     a private run on 2 to 4 ranks, one of which is killed at a random moment
 
 Torch is imported once; each life of a run is a forked child, so that a kill costs milliseconds. The last line of
 the output is a JSON object with what was seen; a check that fails ends the script with its traceback.
@@ -17,12 +18,14 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from select import select
 from typing import Any
@@ -45,6 +48,7 @@ from shoal.training.budget import Spending
 from shoal.training.run_folder import CHECKPOINT
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where it is run as a script
+from support.ports import free_port
 from support.tiny import CLIENTS, FEDAVG, PRIVATE, go_on, network, play
 
 DELTA = 1e-5
@@ -85,7 +89,8 @@ def live(root: Path, config: dict[str, Any], before: Callable[[], None] = lambda
             go_on(run)
         status = 0
     except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if not getattr(error, "silent", False):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(status)
 
@@ -118,13 +123,14 @@ def _tell_of_noise(root: Path) -> None:
     Streams.generator = generator  # type: ignore[method-assign]
 
 
-def killed(root: Path, config: dict[str, Any], chance: random.Random) -> None:
+def killed(root: Path, config: dict[str, Any], chance: random.Random, ranks: int = 1) -> list[str]:
     """One life, ended from outside: a random number of steps of writing, a random moment, SIGKILL.
 
     Should this process sleep too long, the child waits for its end a few steps on: it plays no more rounds than that.
+    Of several ranks a random one is killed, and the others must end by themselves; returns what they say.
     """
     ticks, ticking = os.pipe()
-    steps = chance.randrange(40)
+    steps = chance.randrange(ranks > 1, 40)  # what dies before all ranks have met is torchrun's to notice
 
     def tick() -> None:
         real, write = os.fsync, os.write
@@ -140,15 +146,31 @@ def killed(root: Path, config: dict[str, Any], chance: random.Random) -> None:
 
         os.fsync = fsync
 
-    child = live(root, config, tick)
+    port, said = free_port(), root / "said.txt"
+    said.unlink(missing_ok=True)
+
+    def begin(rank: int) -> None:
+        if ranks > 1:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+            os.environ["MASTER_PORT"] = str(port)
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        if rank == 0:
+            tick()
+
+    children = [live(root, config, partial(begin, rank)) for rank in range(ranks)]
     for _ in range(steps):
         assert select([ticks], [], [], 60)[0], "the run does not go on"
         os.read(ticks, 1)
-    time.sleep(chance.uniform(0.0, 0.01 if steps else 0.1))
+    time.sleep(chance.uniform(0.0, 0.01 if steps else 0.1 * ranks))
+    child = children.pop(chance.randrange(ranks))
     os.kill(child, signal.SIGKILL)
     assert ended(child) == -signal.SIGKILL, "the run ended by itself"
+    for other in children:
+        assert ended(other) == 1, "a rank did not notice"
     os.close(ticks)
     os.close(ticking)
+    lines = said.read_text().splitlines() if said.exists() else []
+    return [line for line in lines if not line.startswith("[")]  # of torch's own logs
 
 
 def die_at(step: int, half: bool) -> Callable[[], None]:
@@ -392,6 +414,23 @@ def to_the_same_end(root: Path, kills: int, seed: int) -> dict[str, Any]:
     return {"kills": kills, "round at the last kill": at, "left by kills": seen.counts}
 
 
+def one_rank_of_several(root: Path, kills: int, seed: int) -> dict[str, Any]:
+    """A private run that never ends, on another number of ranks in each life, of which one is killed."""
+    config = PRIVATE | {"rounds": 5_000}
+    warm(config)
+    chance, seen = random.Random(seed), Seen()
+    lines: dict[int, int] = {}
+    start = time.perf_counter()
+    for _ in range(kills):
+        said = killed(root, config, chance, chance.choice((2, 3, 4)))
+        for line in said:
+            assert re.match(r"Lost: .*rank.* of \d has gone: its process was killed", line), line
+        lines[len(said)] = lines.get(len(said), 0) + 1
+        look(root, seen)
+    facts = {"kills": kills, "seconds": round(time.perf_counter() - start, 1), "rounds released": seen.round}
+    return facts | {"lives by lines said": lines, "left by kills": seen.counts}
+
+
 def _result(root: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
     run = find(root)
     assert run is not None
@@ -402,13 +441,15 @@ def _result(root: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=("random", "steps", "same"))
+    parser.add_argument("experiment", choices=("random", "steps", "same", "ranks"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.experiment == "random":
         said = at_random(given.folder, given.kills, given.seed)
+    elif given.experiment == "ranks":
+        said = one_rank_of_several(given.folder, given.kills, given.seed)
     elif given.experiment == "steps":
         said = at_every_step(given.folder)
     else:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from scipy.special import binom
 from scipy.stats import chi2, norm
 from torch import Tensor, nn
 
+import shoal
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.algorithms import algorithm, algorithms
@@ -108,6 +111,24 @@ def digits() -> Dataset:
 
 def parted(clients: int = CLIENTS) -> Partition:
     return partition("iid", digits().train_y, clients=clients, generator=Streams(0).generator("partition"))
+
+
+def with_much_to_remember(name: str) -> Algorithm:
+    """The method with every kind of state that may go from round to round."""
+    record = small(name)
+    return replace(
+        record,
+        local=replace(record.local, momentum=0.5, keep_momentum=True),
+        server=replace(record.server, momentum=0.5, average=0.9),
+    )
+
+
+def finished(record: Algorithm, folder: Path, **more: Any) -> shoal.Result:
+    """A whole run."""
+    settings = keys(record) | {"data.clients": CLIENTS, "rounds": ROUNDS, "engine.threads": 1}
+    settings |= {"model": model_for(record)} | more.pop("change", {})
+    with one_thread():
+        return shoal.run(settings, data=digits(), runs=folder, no_guarantee=True, device="cpu", **more)
 
 
 def simulator(

@@ -30,7 +30,7 @@ from shoal.cli import (
     serve,
     sweep,
 )
-from shoal.errors import ShoalError
+from shoal.errors import ConfigError, ShoalError
 
 app = typer.Typer(
     name="shoal",
@@ -66,11 +66,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    command, rank = context.invoked_subcommand, int(os.environ.get("RANK", 0))
+    if command != "run" and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if rank:
+            raise typer.Exit
+        jobs = "; --jobs N runs N cells at a time" if command in ("sweep", "papers") else ""
+        raise ConfigError(f"only `shoal run` is spread over ranks: start `shoal {command}` without torchrun{jobs}")
 
 
 def main() -> None:
@@ -80,7 +86,8 @@ def main() -> None:
     try:
         app()
     except ShoalError as error:
-        print(f"shoal: {error}", file=sys.stderr)
+        if not getattr(error, "silent", False):
+            print(f"shoal: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except KeyboardInterrupt:
         print("shoal: stopped", file=sys.stderr)
@@ -96,8 +103,9 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    """In one line, as errors are."""
-    print(f"shoal: warning: {message}", file=sys.stderr)
+    """In one line, as errors are; of several ranks the first one shows it."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"shoal: warning: {message}", file=sys.stderr)
 
 
 def _sleep_while_waiting() -> None:

@@ -15,8 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from shoal.api import Result
     from shoal.config import Config
     from shoal.report.scores import Scores
@@ -29,31 +32,55 @@ def command(
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    processes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Share the work among N processes, on GPUs one for each.")
+    ] = 1,
     no_guarantee: NoGuarantee = False,
     as_json: JsonWithProgress = False,
 ) -> None:
     """Train a model over clients; report how good it is and what it reveals."""
     import shoal
+    from shoal.training.ranks import leave, planned, started
 
+    ranks = planned()
+    if ranks.count > 1 and processes > 1:
+        raise ConfigError(f"--processes {processes}: torchrun has started {ranks.count} already; leave it out")
+    if ranks.rank:  # Ctrl-C may reach it too, but rank 0 decides when to stop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=as_json)
     watch = Watch(console)
+    others = started(processes, _words(config, change, resume, device, no_guarantee))
     try:
-        result = shoal.run(
-            config,
-            overrides=change or [],
-            resume=resume,
-            runs=runs,
-            no_guarantee=no_guarantee,
-            device=device,
-            on_start=watch.start,
-            on_round=watch.round,
-        )
+        with others if processes > 1 else contextlib.nullcontext():
+            result = shoal.run(
+                config,
+                overrides=change or [],
+                resume=resume,
+                runs=runs,
+                no_guarantee=no_guarantee,
+                device=device,
+                on_start=watch.start,
+                on_round=watch.round,
+            )
+            leave()
     finally:
         watch.end()
+    if ranks.rank:
+        return
     if as_json:
         print_json(result.to_json())
     else:
         show(result, console)
+
+
+def _words(
+    config: Path | None, change: list[str] | None, resume: Path | None, device: str | None, no_guarantee: bool
+) -> list[str]:
+    """The command line of the other ranks, which write and print nothing."""
+    words = ["run", *(f"-c{key}" for key in change or [])]
+    words += [f"--{name}={value}" for name, value in (("resume", resume), ("device", device)) if value is not None]
+    words += ["--no-guarantee"] if no_guarantee else []
+    return words if config is None else [*words, "--", str(config)]
 
 
 class Watch:
@@ -82,6 +109,8 @@ class Watch:
         if found := trainer.cohort.gradients:
             because = f": {found['because']}" if found["because"] else ""
             self._console.print(f"gradients by {found['way']}{because}", highlight=False, markup=False)
+        if said := _about_ranks(trainer.params.device):
+            self._console.print(said, highlight=False, markup=False)
         for note in trainer.notes:
             self._console.print(f"note: {note}", highlight=False)
         from shoal.report.scores import name_of
@@ -125,6 +154,18 @@ class Watch:
             self.progress.stop()
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+
+
+def _about_ranks(device: torch.device) -> str:
+    """Over how many ranks the run is spread; of a machine with several GPUs, how to use them all."""
+    from torch import cuda
+
+    from shoal.training.ranks import planned
+
+    gpus = cuda.device_count() if device.type == "cuda" else 1
+    if (count := planned().count) > 1:
+        return f"over {count} ranks"
+    return f"on one of {gpus} GPUs; to use all: shoal run --processes {gpus}" if gpus > 1 else ""
 
 
 def _clients(trainer: Trainer[Any]) -> str:

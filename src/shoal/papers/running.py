@@ -20,13 +20,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
 
 from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.papers.table import Cell, Job, Line, Table, unfinished_folder
 from shoal.renamed import current
-from shoal.training.engine_settings import cores
+from shoal.training.engine_settings import cores, of_one_job
 
 KEPT = Path("docs/results")
 SEEDS = 5  # fewer say little about the spread
@@ -201,7 +202,11 @@ def _in_parallel(work: list[tuple[Cell, Job]], table: str, progress: Progress, j
     """Lines as cells end. Where a process is killed, all cells that are left become failures."""
     threads = max(1, cores() // jobs)
     progress(f"{jobs} at a time", 0, 0)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
+    context = get_context("spawn")
+    numbers = context.SimpleQueue()
+    for number in range(jobs):
+        numbers.put(number)
+    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(threads, numbers)) as pool:
         try:
             started = {pool.submit(_line, table, cell, job): (cell, job) for cell, job in work}
             for done, future in enumerate(as_completed(started), 1):
@@ -218,9 +223,10 @@ def _in_parallel(work: list[tuple[Cell, Job]], table: str, progress: Progress, j
             raise
 
 
-def _begin(threads: int) -> None:
-    """Ctrl-C reaches these processes too: they end without a traceback."""
+def _begin(threads: int, numbers: SimpleQueue[int]) -> None:
+    """Ctrl-C reaches these processes too: they end without a traceback. Each has a GPU of its own, if any."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ |= of_one_job(numbers.get())
     Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

@@ -6,7 +6,6 @@ A cell's folder is `cells/0001/`: its configuration, its log, and its run's fold
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from shoal import release
 from shoal.config import to_toml
 from shoal.report.run_reader import METRICS, RESULT
 from shoal.sweep.plan import Plan
-from shoal.training.engine_settings import cores
+from shoal.training.engine_settings import cores, gpus, of_one_job
 
 MEMORY_OF_A_CELL = 1.5 * 2**30
 _PATIENCE = 60.0  # seconds that a cell gets to reach a checkpoint
@@ -54,9 +53,9 @@ def why_failed(sweep: Path, number: int) -> str | None:
 
 
 def sensible_jobs(cells: int, device: str = "auto") -> int:
-    """How many cells to run at once: as cores and memory allow; one where they would share a GPU."""
-    if device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi")):
-        return 1
+    """How many cells to run at once: as cores and memory allow; one for each GPU where there are GPUs."""
+    if device.startswith("cuda") or (device == "auto" and gpus()):
+        return max(1, min(cells, len(gpus())))
     return max(1, min(cells, cores(), int(_free_memory() // MEMORY_OF_A_CELL)))
 
 
@@ -74,12 +73,13 @@ class _Running:
     number: int
     process: subprocess.Popen[bytes]
     rounds: int
+    job: int
     read: int = 0
     lines: int = 0
 
 
 class Pool:
-    """Runs the unfinished cells, `jobs` at a time, each with its share of the cores."""
+    """Runs the unfinished cells, `jobs` at a time, each with its share of the cores and of the GPUs."""
 
     def __init__(self, sweep: Path, plan: Plan, jobs: int) -> None:
         self._sweep, self._plan, self._jobs = sweep, plan, max(1, jobs)
@@ -120,17 +120,18 @@ class Pool:
             (folder / "log.txt").write_text(f"{release.KEY}: {release.LOG}\n", encoding="utf-8")
             if self._plan.no_guarantee:
                 words.append("--no-guarantee")
-        threads = str(self._threads)
+        threads = {"OMP_NUM_THREADS": str(self._threads), "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "1000"}
+        job = min(set(range(self._jobs)) - {cell.job for cell in self._running})
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "shoal", "run", *words, "--json"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "1000"},
+                env=os.environ | threads | of_one_job(job),
                 start_new_session=True,
             )
-        self._running.append(_Running(number, process, config.rounds))
+        self._running.append(_Running(number, process, config.rounds, job))
 
     def _ended(self, cell: _Running) -> bool:
         """Whether it finished; if not, write the reason to its folder."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,3 +49,18 @@ class Settings:
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    program = shutil.which("nvidia-smi")
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True).stdout if program else ""
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+
+
+def of_one_job(job: int) -> dict[str, str]:
+    """What the environment tells one of several jobs: which GPU is its own, in turn; nothing where there is none."""
+    found = gpus()
+    return {"CUDA_VISIBLE_DEVICES": found[job % len(found)]} if found else {}

@@ -29,6 +29,9 @@ from shoal.training.local_training import train
 from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import StepMetrics
 
+NUMBERS = ("weight", "clients", "below", "shares", "square", "bad", "records", "clipped_records")
+"""The numbers of a `PartialSum` that add up."""
+
 
 def run_round(
     cohort: Cohort, params: Tensor, state: State, index: RoundIndex
@@ -116,13 +119,17 @@ class SimulatedCohort(TrainingContext, Cohort):
         norms = None
         if per_update is not None and per_update.needs_cohort_norms:  # its bound depends on the whole cohort's norms
             chunks, learn = list(each(learn, chunks)), lambda trained: trained
-            norms = torch.cat([part.norms for part in chunks]) if chunks else None
+            norms = self.cohort_norms([part.norms for part in chunks])
         clip_norm = math.inf if per_update is None else per_update.bound(state, index.t, index.total, norms)
 
         total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
         for part in each(lambda part: self._sum(learn(part), clip_norm, index), chunks):
             total += part
         return total
+
+    def cohort_norms(self, own: Sequence[Tensor]) -> Tensor | None:
+        """The norms of the whole cohort's updates, given those that were trained here."""
+        return torch.cat(list(own)) if own else None
 
     def updates(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Updates:
         """Local training of a chunk of the clients, and the check of their updates.
@@ -269,7 +276,7 @@ class PartialSum(Sum):
     def __iadd__(self, other: PartialSum) -> PartialSum:
         self.update += other.update
         self.raw += other.raw
-        for name in ("weight", "clients", "below", "shares", "square", "bad", "records", "clipped_records"):
+        for name in NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from shoal import release
 from shoal.errors import RunError
 from shoal.renamed import current
+from shoal.training.ranks import planned
 
 CHECKPOINT = "checkpoint/state.safetensors"
 DATA_KEY = "data-key.json"
@@ -179,7 +180,7 @@ def _unwritable(path: Path, error: OSError) -> str:
 def environment(device: torch.device, random: str = "research") -> str:
     """The environment of a run, one fact per line."""
     facts = {"python": sys.version.split()[0], "system": platform.platform(), "processor": _processor()}
-    facts |= {"cores": str(os.cpu_count()), "device": str(device)}
+    facts |= {"cores": str(os.cpu_count()), "device": str(device), "ranks": str(planned().count)}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     facts |= {"random": random, "torch": torch.__version__, release.KEY: release.ENVIRONMENT}

@@ -1,0 +1,256 @@
+"""The ranks of a run: processes that share its work, started by torchrun or by `shoal run --processes`.
+
+Rank 0 leads; the others do what it asks. Messages (by gloo, between CPUs) are tensors by name, with notes;
+parameters and sums go from device to device, by NCCL on GPUs. Only this module knows torch.distributed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+
+from shoal.errors import RunError, ShoalError
+from shoal.training.engine_settings import cores
+
+PATIENCE = timedelta(days=30)
+"""How long a rank waits for another that is alive; one that dies is noticed at once."""
+FAREWELL = 2.0  # seconds in which a rank can hear that the run has ended
+END, FAILED = "end", "failed"  # notes
+NOTES = "notes"
+
+Notes = dict[str, Any]
+Message = tuple[dict[str, Tensor], Notes]
+
+
+class Lost(RunError):
+    """A rank that died, or that failed and says why. Of several ranks that lose rank 0 one says so."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
+
+
+class Dismissed(RunError):
+    """Rank 0 has ended the run, with a `result` where it is finished; this rank has nothing to add."""
+
+    exit_code = 0
+    silent = True
+
+    def __init__(self, tensors: dict[str, Tensor], result: Any) -> None:
+        super().__init__("rank 0 has ended the run; its message says why")
+        self.tensors, self.result = tensors, result
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Rank `rank` of `count`; a process on its own is rank 0 of 1."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def others(self) -> range:
+        """All ranks but rank 0."""
+        return range(1, self.count)
+
+    def send(self, to: int, tensors: Mapping[str, Tensor], **notes: Any) -> None:
+        """Send a message to a rank."""
+        with self._talking(to):
+            for part in _packed(tensors, notes):
+                dist.send(part, to)
+
+    def receive(self, source: int) -> Message:
+        """The next message of a rank.
+
+        Raises:
+            Lost: The rank has died, or failed.
+            Dismissed: Rank 0 has ended the run.
+        """
+        with self._talking(source):
+            size = torch.empty(1, dtype=torch.int64)
+            dist.recv(size, source)
+            content = torch.empty(int(size), dtype=torch.uint8)
+            dist.recv(content, source)
+        tensors, notes = _unpacked(content)
+        if END in notes:
+            raise Dismissed(tensors, notes[END])
+        if FAILED in notes:
+            raise Lost(f"rank {source} of {self.count} failed: {notes[FAILED]}")
+        return tensors, notes
+
+    def end(self, tensors: Mapping[str, Tensor], result: Any) -> None:
+        """Tell all others how the run has ended; one that has gone misses nothing."""
+        for rank in self.others:
+            with suppress(Lost):
+                self.send(rank, tensors, **{END: result})
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite every rank's tensor with rank 0's."""
+        self._meet()
+        with self._talking():
+            dist.broadcast(tensor, 0)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Overwrite every rank's tensor with the sum over all ranks."""
+        self._meet()
+        with self._talking():
+            dist.all_reduce(tensor)
+
+    def _meet(self) -> None:
+        """Rank 0 says that it is there: until then the others hear if another rank is not."""
+        if self.rank:
+            self.receive(0)
+        for rank in self.others if self.rank == 0 else ():
+            self.send(rank, {})
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        """What ends rank 0 inside ends the others too. Nobody waits long for one that is busy, or gone."""
+        try:
+            yield
+        except BaseException:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        parts, until, sent = _packed({}, {END: None}), time.monotonic() + FAREWELL, []
+        for rank in self.others:
+            with suppress(RuntimeError):
+                sent += [dist.isend(part, rank) for part in parts]
+        for each in sent:
+            with suppress(RuntimeError):
+                each.wait(timedelta(seconds=max(0.01, until - time.monotonic())))  # type: ignore[union-attr]
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """What fails inside, on a rank that follows, is rank 0's to print."""
+        try:
+            yield
+        except (Lost, Dismissed):
+            raise
+        except Exception as error:
+            why = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+            self.send(0, {}, **{FAILED: why})
+            with suppress(Dismissed):  # as rank 0 ends the run
+                self.receive(0)
+            if isinstance(error, ShoalError):
+                raise Dismissed({}, None) from error
+            raise
+
+    @contextmanager
+    def _talking(self, other: int | None = None) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            who = "another rank" if other is None else f"rank {other}"
+            raise Lost(
+                f"{who} of {self.count} has gone: its process was killed, or its machine or network failed",
+                silent=self.rank > 1,
+            ) from error
+
+
+def _packed(tensors: Mapping[str, Tensor], notes: Notes) -> tuple[Tensor, Tensor]:
+    """The length of a message, and its bytes."""
+    arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    arrays[NOTES] = _bytes(json.dumps(notes).encode())
+    content = _bytes(save(arrays))
+    return torch.tensor([len(content)]), content
+
+
+def _unpacked(content: Tensor) -> Message:
+    tensors = load(content.numpy().tobytes())
+    return tensors, json.loads(tensors.pop(NOTES).numpy().tobytes())
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def planned() -> Ranks:
+    """This process among those that torchrun has started, as the environment says."""
+    if dist.is_initialized():
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    if "RANK" not in os.environ:
+        return Ranks()
+    return Ranks(int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1)))
+
+
+def join() -> Ranks:
+    """Meet the other ranks, where there are some; each takes a GPU of its machine."""
+    ranks = planned()
+    if ranks.count > 1 and not dist.is_initialized():
+        _begin(next(rendezvous("env://", timeout=PATIENCE))[0], ranks)
+    return ranks
+
+
+def leave() -> None:
+    """Part from the other ranks, after a run that has ended well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _begin(store: Store, ranks: Ranks) -> None:
+    gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
+    if gpus:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.count, timeout=PATIENCE)
+
+
+@contextmanager
+def started(count: int, words: Sequence[str]) -> Iterator[None]:
+    """Rank 0 of `count` on this machine, in this process; the others run `shoal WORDS` and end with it."""
+    threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores() // count)))
+    torch.set_num_threads(threads)
+    store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}
+    shared["OMP_NUM_THREADS"] = str(threads)
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-m", "shoal", *words],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for rank 0
+        )
+        for rank in range(1, count)
+    ]
+    joined = Event()
+    Thread(target=_watch, args=(others, joined), daemon=True).start()
+    try:
+        _begin(store, Ranks(0, count))
+        joined.set()
+        yield
+    finally:
+        for other in others:
+            other.terminate()
+        for other in others:
+            other.wait()
+
+
+def _watch(others: Sequence[subprocess.Popen[bytes]], joined: Event) -> None:
+    """End this process where another dies before all have met: rank 0 would wait for it."""
+    while not joined.wait(0.1):
+        for rank, other in enumerate(others, 1):
+            if other.poll() is not None:
+                for each in others:
+                    each.terminate()
+                print(f"shoal: rank {rank} ended before the run (exit code {other.returncode})", file=sys.stderr)
+                os._exit(1)

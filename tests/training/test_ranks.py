@@ -1,0 +1,154 @@
+"""How a cohort is divided among ranks, what a rank is told, and what rank 0 refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import ConfigError
+from shoal.mechanisms.correlated import PAST
+from shoal.training import distributed, ranks
+from shoal.training.distributed import DistributedCohort, agree, facts, split
+from shoal.training.ranks import Dismissed, Lost, Ranks
+from support.small_federation import simulator, small
+
+
+def test_the_most_work_goes_first_to_the_rank_that_has_the_least():
+    work = np.array([1.0, 7.0, 2.0, 5.0, 4.0])
+    first, second = split(work, 2)
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3, 4])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_every_client_is_on_one_rank_and_no_rank_has_more_than_a_client_over_the_mean(count):
+    work = np.random.default_rng(count).exponential(size=500)
+    shares = split(work, count)
+    assert sorted(np.concatenate(shares).tolist()) == list(range(500))
+    assert max(work[share].sum() for share in shares) <= work.sum() / count + work.max()
+
+
+def test_there_may_be_fewer_clients_than_ranks():
+    assert [len(share) for share in split(np.ones(2), 4)] == [1, 1, 0, 0]
+    assert [len(share) for share in split(np.zeros(0), 3)] == [0, 0, 0]
+
+
+def test_a_rank_is_told_what_its_clients_need_and_nothing_of_the_noise_or_of_other_clients():
+    keys = ("clip", "server.velocity", PAST, "velocity.3", "velocity.31", "personal.3", "personal.4")
+    told = distributed._of(np.array([3, 7]), {key: torch.zeros(1) for key in keys})
+    assert set(told) == {"clip", "velocity.3", "personal.3"}
+
+
+def spread(name="fedavg", count=2):
+    sim = simulator(small(name))
+    return sim, DistributedCohort.of_ranks(sim.cohort, Ranks(0, count))
+
+
+def test_work_is_steps_times_batch():
+    """Ten records a client, in batches of five: two steps of five records, each counted as one more."""
+    _, cohort = spread()
+    assert cohort.work(np.arange(3)).tolist() == [12.0] * 3
+    assert cohort.work(np.zeros(0, dtype=np.int64)).tolist() == []
+
+
+# ---------------------------------------------------------------- what rank 0 refuses
+
+
+class Told(Ranks):
+    """Rank 0, to whom rank 1 says this."""
+
+    def __init__(self, **said):
+        super().__init__(0, 2)
+        object.__setattr__(self, "said", said)
+
+    def receive(self, source):
+        return {}, dict(self.said)
+
+
+def own(**changes):
+    sim, _ = spread()
+    return facts(sim, {"rounds": 3}) | changes
+
+
+def test_ranks_of_the_same_facts_agree():
+    agree(Told(place="elsewhere", facts=own()), own())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"torch version": "2.0"}, r"rank 1 \(b\) differs from rank 0 in torch version: 2.0, not "),
+        ({"configuration key rounds": "4"}, "in configuration key rounds: 4, not 3; give every rank the same"),
+        ({"configuration key seed": "1"}, "in configuration key seed: 1, not None"),
+        ({distributed.DATA: "0"}, "in training data; give every rank the same"),
+        ({distributed.MODEL: "0"}, "in initial model; give"),
+        ({distributed.CODE: "0"}, "in code, Shoal's or yours; give"),
+        ({distributed.DEVICE: "cuda"}, "in device: cuda, not cpu"),
+    ],
+)
+def test_a_rank_that_differs_is_named_with_what_differs(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        agree(Told(place="b", facts=own(**changed)), own())
+
+
+def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
+    monkeypatch.setattr(distributed, "_place", lambda: "node, GPU 0")
+    cuda = own(device="cuda")
+    agree(Told(place="node, GPU 1", facts=cuda), cuda)
+    with pytest.raises(ConfigError, match=r"ranks 0 and 1 share a GPU \(node, GPU 0\): .* --device cpu"):
+        agree(Told(place="node, GPU 0", facts=cuda), cuda)
+
+
+def test_code_of_ones_own_counts_as_code(tmp_path, monkeypatch):
+    def built(text):
+        (tmp_path / "mine.py").write_text(text)
+        namespace = {"__name__": "mine"}
+        exec(compile(text, str(tmp_path / "mine.py"), "exec"), namespace)
+        return namespace["Net"]()
+
+    text = "from torch import nn\n\nclass Net(nn.Flatten):\n    pass\n"
+    cohort = simulator(small("fedavg")).cohort
+    monkeypatch.setattr(distributed.inspect, "getfile", lambda kind: str(tmp_path / "mine.py"))
+    assert distributed._code(cohort, built(text)) != distributed._code(cohort, built(text + "\n# changed\n"))
+
+
+def test_shoals_own_code_counts(tmp_path, monkeypatch):
+    cohort, module = simulator(small("fedavg")).cohort, torch.nn.Flatten()
+    before = distributed._code(cohort, module)
+    (tmp_path / "one.py").write_text(Path(distributed.__file__).read_text())
+    monkeypatch.setattr(distributed.shoal, "__file__", str(tmp_path / "__init__.py"))
+    assert distributed._code(cohort, module) != before
+
+
+# ---------------------------------------------------------------- messages
+
+
+def test_a_message_is_what_was_sent():
+    tensors = {"a": torch.arange(3), "b": torch.tensor(1.5, dtype=torch.float64), "c": torch.zeros(0)}
+    size, content = ranks._packed(tensors, {"t": 1, "why": "é"})
+    assert int(size) == len(content)
+    found, notes = ranks._unpacked(content)
+    assert notes == {"t": 1, "why": "é"}
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_lost_connection_is_a_line_that_names_the_rank_and_one_rank_that_lost_rank_0_says_so():
+    for rank, silent in ((0, False), (1, False), (2, True)):
+        with (
+            pytest.raises(Lost, match="rank 3 of 4 has gone: its process was killed") as lost,
+            Ranks(rank, 4)._talking(3),
+        ):
+            raise RuntimeError("Connection closed by peer")
+        assert lost.value.silent is silent
+
+
+def test_one_process_is_alone_whatever_a_cluster_calls_its_world(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert ranks.planned() == ranks.join() == Ranks(0, 1)
+
+
+def test_who_is_dismissed_says_nothing():
+    assert Dismissed.silent
+    assert Dismissed.exit_code == 0
