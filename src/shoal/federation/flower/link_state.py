@@ -7,16 +7,17 @@ import math
 from collections import Counter
 from contextlib import suppress
 
-from flwr.app import Message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_FLWR_AID
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink.federation import NoOpFederationManager
-
+from shoal.federation.flower.internals import Message, iterate_object_tree, message_pb2
+from shoal.federation.flower.internals.link import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    InMemoryLinkState,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    TaskType,
+    now,
+)
 from shoal.federation.flower.transport import INVALID
 
 OBJECTS = 24  # objects of one message, besides the chunks of its vectors
@@ -106,7 +107,7 @@ class LinkState(InMemoryLinkState):
         return super().deactivate_node(node_id)
 
     def store_message_and_object_tree(
-        self, message: Message, object_tree: ObjectTree, session_id: str
+        self, message: Message, object_tree: message_pb2.ObjectTree, session_id: str
     ) -> tuple[bool, list[str]]:
         """Store a message, unless it has too many objects."""
         most = OBJECTS + math.ceil(self.most_bytes / FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)
