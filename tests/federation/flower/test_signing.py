@@ -1,5 +1,6 @@
 """Every request between a site and the link is signed whole: no part of it can be changed, repeated or passed on."""
 
+import shutil
 import ssl
 import threading
 import time
@@ -14,6 +15,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 import flwr.app.message.message as flower_message
 from flwr.supercore.date import now
 
+from shoal.errors import RunError
 from shoal.federation.flower import node, signing
 from shoal.federation.flower.internals import fleet_pb2, message_pb2
 from shoal.federation.flower.node import Endpoint, JoinError, Link, run_site
@@ -276,7 +278,7 @@ def test_keys_come_and_go_while_the_link_runs(folder, key, link):
         link.allow([public(key("south")), public(key("stranger"))])
         assert not link.get_nodes()
         (lost,) = transport.replies()
-        assert (lost.message_id, lost.problem) == (next(iter(sent)), "the site's key was revoked")
+        assert (lost.message_id, lost.problem) == (next(iter(sent)), "the site's key may not join any more")
         with pytest.raises(httpx.HTTPError):
             north.pull()
         with Link(late) as new:
@@ -288,18 +290,30 @@ def test_keys_come_and_go_while_the_link_runs(folder, key, link):
         assert back.node == north.node
 
 
-def test_a_new_certificate_is_used_from_the_next_connection_on(folder, key, link):
+def test_a_new_certificate_is_used_from_the_next_connection_on(folder, key, tmp_path):
     both = b"".join((folder / name / "ca.pem").read_bytes() for name in ("one", "two"))
+    tls = Tls(tmp_path / "server.pem", tmp_path / "server.key")
+    for name in ("server.pem", "server.key"):
+        shutil.copy(folder / "one" / name, tmp_path)
+    link = SuperLink("127.0.0.1", 0, tls, [public(key("north")), public(key("south"))])
     own = Endpoint(f"127.0.0.1:{link.port}", key("north"), both, registers=False)
     other = Endpoint(own.address, key("south"), both, registers=False)
     transport = Transport(link, 2**20)
-    with Link(own) as before:
-        link.reload(Tls(folder / "two" / "server.pem", folder / "two" / "server.key"))
-        with Link(other) as after:
-            assert (before.coordinator, after.coordinator) == (certificate(folder, "one"), certificate(folder, "two"))
-            transport.send({before.node: Payload({"a": 1}), after.node: Payload({"a": 1})}, ROUND, 60.0)
-            assert before.pull() is not None, "open connections go on"
-            assert after.pull() is not None
+    try:
+        with Link(own) as before:
+            shutil.copy(folder / "two" / "server.pem", tmp_path)
+            with pytest.raises(RunError, match="cannot be used"):
+                link.reload_certificate()  # its key is another's
+            shutil.copy(folder / "two" / "server.key", tmp_path)
+            link.reload_certificate()
+            with Link(other) as after:
+                assert before.coordinator == certificate(folder, "one")
+                assert after.coordinator == certificate(folder, "two")
+                transport.send(dict.fromkeys((before.node, after.node), Payload({"a": 1})), ROUND, 60.0)
+                assert before.pull() is not None, "open connections go on"
+                assert after.pull() is not None
+    finally:
+        link.close()
 
 
 # ---------------------------------------------------------------- clocks

@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Tls:
 
     certificate: Path
     key: Path
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
 
     def load(self) -> tuple[ssl.SSLContext, str]:
         """Return the TLS context, and the coordinator's identity in it."""
@@ -67,7 +67,8 @@ class HttpServer:
         )
         self._config.load()
         self._state = ServerState()
-        self.reload(tls)
+        self._files = tls
+        self.reload_certificate()
         listening.listen(BACKLOG)
         listening.setblocking(False)
         self._started = threading.Event()
@@ -75,9 +76,9 @@ class HttpServer:
         self._thread.start()
         self._started.wait()
 
-    def reload(self, tls: Tls | None) -> None:
-        """Use a certificate for new connections; open ones keep theirs."""
-        self._tls = (None, NO_TLS) if tls is None else tls.load()
+    def reload_certificate(self) -> None:
+        """Use the certificate's files as they are now, for new connections; open ones keep theirs."""
+        self._tls = (None, NO_TLS) if self._files is None else self._files.load()
 
     def call(self, function: Callable[..., None], *given: Any) -> None:
         """Call a function in the server's loop, soon."""

@@ -101,6 +101,14 @@ class LinkState(InMemoryLinkState):
                 if message.metadata.dst_node_id == node_id and message.metadata.delivered_at:
                     self.lost.setdefault(message_id, why)
 
+    def exclude(self, node_id: int, why: str) -> None:
+        """Deactivate a node whose key may not join any more; a request of it that is held ends."""
+        with self.lock:
+            self.lose(node_id, why)
+            self.starts[node_id] += 1
+            self.deactivate_node(node_id)
+        self.wake()
+
     def deactivate_node(self, node_id: int) -> bool:
         """Deactivate a node."""
         self.last_seen.pop(node_id, None)

@@ -100,7 +100,7 @@ class SuperLink:
         self._events.on_event = function
 
     def allow(self, keys: Sequence[bytes]) -> None:
-        """Replace the public keys (PEM) of the nodes that may join; a node whose key is missing is cut off."""
+        """Let only the nodes with these public keys (PEM) join; others are cut off."""
         if not self._closed:
             raise RunError("the link was opened without keys, so any site may join; restart it with --keys")
         revoked = (self._verifier.keys or frozenset()) - frozenset(keys)
@@ -109,13 +109,16 @@ class SuperLink:
         for key in revoked:
             node = self._state.get_node_id_by_public_key(key)
             if node is not None:
-                self._state.lose(node, "the site's key was revoked")
-                self._state.deactivate_node(node)
+                self._state.exclude(node, "the site's key may not join any more")
         self._server.call(self._connections.drop_keys, revoked)
 
-    def reload(self, tls: Tls) -> None:
-        """Use another certificate for new connections; open ones keep theirs."""
-        self._server.reload(tls)
+    def reload_certificate(self) -> None:
+        """Use the certificate's files as they are now, for new connections; open ones keep theirs.
+
+        Raises:
+            RunError: They cannot be used; the old certificate stays.
+        """
+        self._server.reload_certificate()
 
     def _create_nodes(self, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -127,10 +130,11 @@ class SuperLink:
         self._state.most_bytes = most_bytes
 
     def get_nodes(self) -> list[NodeInfo]:
-        """The nodes seen within the last ALIVE seconds."""
-        state = self._state
+        """The nodes seen within the last ALIVE seconds whose keys may join."""
+        state, keys = self._state, self._verifier.keys
         with state.lock:
-            return [state.nodes[node] for node, seen in list(state.last_seen.items()) if state.clock - seen < ALIVE]
+            seen = [state.nodes[node] for node, when in state.last_seen.items() if state.clock - when < ALIVE]
+        return [node for node in seen if keys is None or node.public_key in keys]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, and return their ids."""
