@@ -39,6 +39,9 @@ def command(
         Path | None, typer.Option(help="A folder with the other sites' NAME.pub: secure sums only with these.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, even beyond loopback.")] = False,
+    flower_superlink: Annotated[
+        bool, typer.Option("--flower-superlink", help="HOST runs Flower's own SuperLink, not `shoal serve`.")
+    ] = False,
     folder: Annotated[Path, typer.Option(help="Where this site keeps its own ledger.")] = Path("site"),
     require_epsilon: Annotated[
         float | None, typer.Option(help="The most epsilon to spend, over all runs; refuse rounds that exceed it.")
@@ -95,7 +98,7 @@ def command(
     own = _key(key, folder)
     read, plugins = reader(data, label, part, _schema(schema)), tuple(allow_plugin or ())
     site = Site(Owner(site_name, folder, read, requirements, model, own, _peers(peers), bounds, plugins), report)
-    endpoint = Endpoint(address, own, _certificate(ca), registers=key is None)
+    endpoint = Endpoint(address, own, _certificate(ca), registers=key is None, flower=flower_superlink)
     try:
         ended = run_site(site, endpoint, patience, report)
     finally:

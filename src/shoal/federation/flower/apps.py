@@ -5,7 +5,7 @@
     flwr run examples/flower-app             the coordinator, with `federation` in the run's configuration
 
 Flower starts a process for every message, so a site reloads its data each time; its ledger and the terms that it
-agreed to are in its folder. `shoal join` also works with such a link, and keeps its process.
+agreed to are in its folder. `shoal join --flower-superlink` also works with such a link, and keeps its process.
 """
 
 from __future__ import annotations

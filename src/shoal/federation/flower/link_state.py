@@ -7,16 +7,17 @@ import math
 from collections import Counter
 from contextlib import suppress
 
-from flwr.app import Message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_FLWR_AID
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.date import now
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink.federation import NoOpFederationManager
-
+from shoal.federation.flower.internals import Message, iterate_object_tree, message_pb2
+from shoal.federation.flower.internals.link import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    NOOP_FEDERATION_ID,
+    NOOP_FLWR_AID,
+    InMemoryLinkState,
+    NoOpFederationManager,
+    ObjectStoreFactory,
+    TaskType,
+    now,
+)
 from shoal.federation.flower.transport import INVALID
 
 OBJECTS = 24  # objects of one message, besides the chunks of its vectors
@@ -100,13 +101,21 @@ class LinkState(InMemoryLinkState):
                 if message.metadata.dst_node_id == node_id and message.metadata.delivered_at:
                     self.lost.setdefault(message_id, why)
 
+    def exclude(self, node_id: int, why: str) -> None:
+        """Deactivate a node whose key may not join any more; a request of it that is held ends."""
+        with self.lock:
+            self.lose(node_id, why)
+            self.starts[node_id] += 1
+            self.deactivate_node(node_id)
+        self.wake()
+
     def deactivate_node(self, node_id: int) -> bool:
         """Deactivate a node."""
         self.last_seen.pop(node_id, None)
         return super().deactivate_node(node_id)
 
     def store_message_and_object_tree(
-        self, message: Message, object_tree: ObjectTree, session_id: str
+        self, message: Message, object_tree: message_pb2.ObjectTree, session_id: str
     ) -> tuple[bool, list[str]]:
         """Store a message, unless it has too many objects."""
         most = OBJECTS + math.ceil(self.most_bytes / FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE)

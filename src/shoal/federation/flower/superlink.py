@@ -8,80 +8,133 @@ node. Requests larger than an update are refused before they are read.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import socket
-import ssl
-import threading
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # read when flwr is imported
-
-import uvicorn
-from flwr.app import Message
-from flwr.app.error import Error
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.task_identity import TaskIdentity
 
 from shoal.errors import RunError
+from shoal.federation.flower.connections import Connections, Events, Limits, OnEvent
 from shoal.federation.flower.http_api import SMALL, HttpApi
+from shoal.federation.flower.http_server import HttpServer
+from shoal.federation.flower.http_server import Tls as Tls
+from shoal.federation.flower.internals import (
+    Message,
+    get_all_nested_objects,
+    get_object_tree,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    no_object_id_recompute,
+    remove_content_from_message,
+)
+from shoal.federation.flower.internals.link import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    Error,
+    NodeInfo,
+    TaskIdentity,
+    make_message,
+)
 from shoal.federation.flower.link_state import LinkState
+from shoal.federation.flower.signing import Verifier
 from shoal.federation.flower.transport import INVALID
+from shoal.federation.flower.transport import key_identity as identity
+
+__all__ = ["ALIVE", "Limits", "SuperLink", "Tls", "identity"]
 
 ALIVE = 12.0  # seconds of silence after which a site counts as disconnected
-
-
-@dataclass(frozen=True)
-class Tls:
-    """The files of the coordinator's certificate and its private key."""
-
-    certificate: Path
-    key: Path
 
 
 class SuperLink:
     """A running link; the coordinator uses it as its grid."""
 
-    def __init__(self, host: str, port: int, tls: Tls | None, keys: Sequence[bytes]) -> None:
-        """Start the server; with `keys` (PEM) only these nodes may join, without any node may."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: Tls | None,
+        keys: Sequence[bytes],
+        *,
+        limits: Limits | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """Start the server.
+
+        Args:
+            host: The address to listen on.
+            port: The port; 0 for a free one.
+            tls: The coordinator's certificate; None for no TLS.
+            keys: The public keys (PEM) of the nodes that may join; without any, every node may.
+            limits: Limits on connections and requests.
+            on_event: Called, in the server's thread, with the kind of an event and its facts: see `on_event`.
+        """
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
-        self._state = LinkState()
-        for key in keys:
-            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        self._state, self._closed = LinkState(), bool(keys)
+        self._events = Events(on_event or (lambda _kind, _facts: None))
+        self._verifier = Verifier(frozenset(keys) if keys else None)
+        self._connections = Connections(limits or Limits(), self._events)
         self._run = self._state.open_run()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run, 1, 1
-        self._server = _server(HttpApi(self._state, closed=bool(keys)), host, port, tls)
-        self._socket = _bound(host, port)
-        self.port = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            if not self._thread.is_alive():
-                raise RunError(f"the server on {host}:{port} did not start; see the messages above")
-            time.sleep(0.01)
+        self._create_nodes(keys)
+        app = HttpApi(self._state, self._closed, self._verifier, self._connections, self._events)
+        listening = _bound(host, port)
+        self.port = listening.getsockname()[1]
+        try:
+            self._server = HttpServer(app, listening, self._connections, tls)
+        except BaseException:
+            listening.close()
+            raise
+
+    @property
+    def on_event(self) -> OnEvent:
+        """What is called, in the server's thread, with the kind of an event and its facts.
+
+        The kinds are `key-rejected` (a key that may not join), `authentication-failed` (anything else that is wrong
+        with a signature) and `connection-refused`. The facts are `address`, `reason` and `times`; the first two kinds
+        also have `path` and `key`, the identity of the key that was claimed. Of one kind about one address, one event
+        is passed on every ten seconds; `times` counts those since the last.
+        """
+        return self._events.on_event
+
+    @on_event.setter
+    def on_event(self, function: OnEvent) -> None:
+        self._events.on_event = function
+
+    def allow(self, keys: Sequence[bytes]) -> None:
+        """Let only the nodes with these public keys (PEM) join; others are cut off."""
+        if not self._closed:
+            raise RunError("the link was opened without keys, so any site may join; restart it with --keys")
+        revoked = (self._verifier.keys or frozenset()) - frozenset(keys)
+        self._create_nodes(keys)
+        self._verifier.keys = frozenset(keys)
+        for key in revoked:
+            node = self._state.get_node_id_by_public_key(key)
+            if node is not None:
+                self._state.exclude(node, "the site's key may not join any more")
+        self._server.call(self._connections.drop_keys, revoked)
+
+    def reload_certificate(self) -> None:
+        """Use the certificate's files as they are now, for new connections; open ones keep theirs.
+
+        Raises:
+            RunError: They cannot be used; the old certificate stays.
+        """
+        self._server.reload_certificate()
+
+    def _create_nodes(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if self._state.get_node_id_by_public_key(key) is None:
+                self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
 
     def limit(self, most_bytes: int) -> None:
         """Set the most bytes that the vectors of a message may have."""
         self._state.most_bytes = most_bytes
 
     def get_nodes(self) -> list[NodeInfo]:
-        """The nodes seen within the last ALIVE seconds."""
-        state = self._state
+        """The nodes seen within the last ALIVE seconds whose keys may join."""
+        state, keys = self._state, self._verifier.keys
         with state.lock:
-            return [state.nodes[node] for node, seen in list(state.last_seen.items()) if state.clock - seen < ALIVE]
+            seen = [state.nodes[node] for node, when in state.last_seen.items() if state.clock - when < ALIVE]
+        return [node for node in seen if keys is None or node.public_key in keys]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, and return their ids."""
@@ -129,8 +182,7 @@ class SuperLink:
         """Stop the server."""
         self._state.closing = True
         self._state.wake()
-        self._server.should_exit = True
-        self._thread.join(5)
+        self._server.close()
 
     def _whole(self, answer: str, name: str) -> Message | None:
         state = self._state
@@ -153,28 +205,6 @@ class SuperLink:
             return make_message(asked, error=Error(0, f"{INVALID}it cannot be decoded: {error}"[:200]))
 
 
-def _server(app: HttpApi, host: str, port: int, tls: Tls | None) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="critical",
-        access_log=False,
-        ws="none",
-        lifespan="off",
-        timeout_keep_alive=75,
-        ssl_certfile=None if tls is None else str(tls.certificate),
-        ssl_keyfile=None if tls is None else str(tls.key),
-    )
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise RunError(f"the certificate {tls and tls.certificate} cannot be used: {error}") from None
-    if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
-    return uvicorn.Server(config)
-
-
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -186,8 +216,3 @@ def _bound(host: str, port: int) -> socket.socket:
         why = getattr(error, "strerror", None) or error
         raise RunError(f"cannot listen on {host}:{port}: {why}; choose another --port") from None
     return made
-
-
-def identity(public_key: bytes) -> str:
-    """Return a node's identity: the hash of its public key, as in `transport`."""
-    return hashlib.sha256(public_key).hexdigest()[:16]

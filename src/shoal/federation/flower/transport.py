@@ -103,6 +103,10 @@ class Transport:
         return Reply(message_id, node, payload, size=size)
 
 
+def key_identity(public_key: bytes) -> str:
+    """Return a node's identity: the hash of its public key (PEM)."""
+    return hashlib.sha256(public_key).hexdigest()[:16] if public_key else ""
+
+
 def _identity(node: Node) -> str:
-    key = getattr(node, "public_key", b"")
-    return hashlib.sha256(key).hexdigest()[:16] if key else f"node {node.node_id}"
+    return key_identity(getattr(node, "public_key", b"")) or f"node {node.node_id}"
