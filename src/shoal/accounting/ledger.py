@@ -176,6 +176,11 @@ class Ledger(Record):
             self.close()
             raise
 
+    @property
+    def failed(self) -> bool:
+        """Whether a write has failed: nothing more can be appended until the ledger is opened again."""
+        return self._failed
+
     def begin(
         self,
         run: str,

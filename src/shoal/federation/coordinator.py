@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ CHECK_SITES = 0.2  # seconds between checks for connected sites
 JOINING = 600.0  # seconds for a site to load its data and agree
 LINGER = 10.0  # seconds at the end of a run for sites that are reconnecting
 SPARE = 30.0  # seconds that a message outlives its deadline, so that a late answer is recognised
+AFTER_TERMS = 30.0  # seconds, at least, until a site that did not agree is sent the terms again
+LONGEST_PAUSE = 600.0  # seconds, at most, until a site that refuses again and again is sent the terms again
 
 
 @dataclass
@@ -104,7 +107,8 @@ class RemoteCohort(Cohort):
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
-        self._rejected: set[int] = set()
+        self._refusals: Counter[int] = Counter()  # of each connected node, in a row
+        self._greet_at: dict[int, float] = {}  # when a node that refused is sent the terms again
 
     @property
     def layout(self) -> Layout:
@@ -271,11 +275,11 @@ class RemoteCohort(Cohort):
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
                 self._report(replies, member, "refused", reply.payload.text("refused"))
-                if request.kind == ROUND:
-                    member.agreed = False  # it is sent the terms again
-                    self._rejected.add(member.node or 0)
+                member.agreed = False
+                self._greet_later(reply.node)
                 return
             take(request, reply.payload)
+            self._refusals.pop(reply.node, None)
             replies.sites.add((member.name, member.node))
         except InvalidMessage as problem:
             self._roster.strike(member)
@@ -299,12 +303,22 @@ class RemoteCohort(Cohort):
         known = {member.node for member in self._roster.members.values() if member.agreed}
         busy = set(self._terms_sent.values())
         self._identities |= connected
-        self._rejected &= set(connected)
-        messages = {}
+        for node in self._greet_at.keys() - connected.keys():
+            del self._greet_at[node], self._refusals[node]
+        messages, now = {}, time.monotonic()
         for node in connected:
-            if node not in known and node not in busy and node not in self._rejected:
+            if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
                 messages[node] = Payload({"terms": self._terms.text, "round": self._done})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
+
+    def _greet_later(self, node: int, least: float = 0.0) -> None:
+        """Send a site that refused the terms again: its disk may have been full, or its folder may be new.
+
+        At once after its first refusal of a round, then after pauses that double.
+        """
+        pause = min(max(least, 2.0 ** self._refusals[node] - 1), LONGEST_PAUSE)
+        self._refusals[node] = min(self._refusals[node] + 1, 10)
+        self._greet_at[node] = time.monotonic() + pause
 
     def _admit(self, reply: Reply) -> None:
         """Admit a site that agreed to the terms, or log why it does not take part."""
@@ -325,7 +339,7 @@ class RemoteCohort(Cohort):
                 raise InvalidMessage(f"all {self._roster.places} places (data.clients) are taken")
             self._log(f"site {name} (node {reply.node}) has joined")
         except InvalidMessage as problem:
-            self._rejected.add(reply.node)
+            self._greet_later(reply.node, AFTER_TERMS)
             self._log(f"site {name or identity} (node {reply.node}) does not take part: {problem}")
 
     def _sum(
