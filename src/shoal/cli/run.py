@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,13 +99,7 @@ class Watch:
         )
         self.progress.start()
 
-        def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            trainer.stop()
-            self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
-
-        with contextlib.suppress(ValueError):  # outside the main thread there is no Ctrl-C to handle
-            self._before = signal.signal(signal.SIGINT, interrupt)
+        self._before = stop_on_interrupt(trainer, self._console.print)
 
     def round(self, line: dict[str, Any]) -> None:
         """Show a round's headline figure and epsilon."""
@@ -125,6 +120,18 @@ class Watch:
             self.progress.stop()
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+
+
+def stop_on_interrupt(trainer: Trainer[Any], say: Callable[[str], None]) -> Any:
+    """Let Ctrl-C stop the run at its next checkpoint; returns the handler that was there before."""
+
+    def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        trainer.stop()
+        say("stopping at the next checkpoint (Ctrl-C again: at once)")
+
+    with contextlib.suppress(ValueError):  # outside the main thread there is no Ctrl-C to handle
+        return signal.signal(signal.SIGINT, interrupt)
 
 
 def _clients(trainer: Trainer[Any]) -> str:
@@ -148,6 +155,8 @@ def show(result: Result, console: Console) -> None:
         table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget is spent")
+    if result.stopped == "sites":
+        table.add_row("stopped", "too few sites are left")
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
     table.add_row("time", f"{result.seconds:.1f} s, {rounds}")
     table.add_row("random", _RANDOM[result.random])

@@ -15,9 +15,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # read when flwr is imported
 
@@ -53,14 +54,18 @@ class Tls:
 
 
 class SuperLink:
-    """A running link; the coordinator uses it as its grid."""
+    """A running link; the coordinator uses it as its grid.
+
+    `on_event` is called with the kind of an event and its facts.
+    """
+
+    on_event: Callable[[str, dict[str, Any]], None] | None = None
 
     def __init__(self, host: str, port: int, tls: Tls | None, keys: Sequence[bytes]) -> None:
         """Start the server; with `keys` (PEM) only these nodes may join, without any node may."""
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         self._state = LinkState()
-        for key in keys:
-            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        self.allow(keys)
         self._run = self._state.open_run()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run, 1, 1
         self._server = _server(HttpApi(self._state, closed=bool(keys)), host, port, tls)
@@ -72,6 +77,13 @@ class SuperLink:
             if not self._thread.is_alive():
                 raise RunError(f"the server on {host}:{port} did not start; see the messages above")
             time.sleep(0.01)
+
+    def allow(self, keys: Sequence[bytes]) -> None:
+        """Let the nodes with these keys (PEM) join."""
+        with self._state.lock:
+            for key in keys:
+                if self._state.get_node_id_by_public_key(key) is None:
+                    self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
 
     def limit(self, most_bytes: int) -> None:
         """Set the most bytes that the vectors of a message may have."""
