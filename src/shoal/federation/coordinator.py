@@ -53,11 +53,12 @@ LONGEST_PAUSE = 600.0  # seconds, at most, until a site that refuses again and a
 
 @dataclass
 class Replies:
-    """The answers and problem reports of one round."""
+    """The answers and problem reports of one round; `counted` are the numbers of the sites in its sum."""
 
     answers: list[SiteUpdate] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     sites: set[tuple[str, int | None]] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
     received: int = 0
 
 
@@ -302,12 +303,15 @@ class RemoteCohort(Cohort):
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
                 self._report(replies, member, "refused", reply.payload.text("refused"))
-                member.agreed = False
-                self._greet_later(reply.node)
+                if request.number not in replies.counted:  # else it knows the terms
+                    member.agreed = False
+                    self._greet_later(reply.node)
                 return
             take(request, reply.payload)
-            self._refusals.pop(reply.node, None)
             replies.sites.add((member.name, member.node))
+            if request.kind == ROUND:
+                replies.counted.add(request.number)
+                self._refusals.pop(reply.node, None)
         except InvalidMessage as problem:
             self._roster.strike(member)
             out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
@@ -317,6 +321,9 @@ class RemoteCohort(Cohort):
         number = self._done + 1
         replies.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})
         words = f"round {number}: site {member.name} (node {member.node}): {what}: {why}"
+        if what != "bad" and member.number in replies.counted and self.algorithm.clients.secret:
+            self._event("answered", words, logging.DEBUG)  # it is in the sum, which sampling must hide
+            return
         kind = "strike" if what == "bad" else what
         self._event(kind, words, logging.WARNING, site=member.name, round=number, why=why, strikes=member.strikes)
         identity = next((key for key, each in self._roster.members.items() if each is member), "")
@@ -400,10 +407,10 @@ class RemoteCohort(Cohort):
         if reply.lost:
             return
         identity = self._identities[reply.node]
+        if self._commands.is_dropped(identity):
+            return
         name, kind = self._names.get(identity, ""), "not-admitted"
         try:
-            if self._commands.is_dropped(identity):
-                return
             if reply.payload is None:
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
@@ -415,11 +422,10 @@ class RemoteCohort(Cohort):
             name = name or reply.payload.text("name")[:64]
             if self._roster.admit(identity, name, reply.node) is None:
                 raise InvalidMessage(f"all {self._roster.places} places (data.clients) are taken")
-            self._problems.pop(identity, None)
             self._event("joined", f"site {name} (node {reply.node}) has joined", site=name, key=identity)
         except InvalidMessage as problem:
             self._greet_later(reply.node, AFTER_TERMS)
-            self._problems[identity] = str(problem)
+            self._problems[identity] = f"round {self._done + 1}: did not take part: {problem}"
             words = f"site {name or identity} (node {reply.node}) does not take part: {problem}"
             self._event(kind, words, logging.WARNING, site=name or identity, key=identity, why=str(problem))
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -15,7 +16,9 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.cli.main import main
 from shoal.errors import ConfigError
-from shoal.federation.flower.transport import key_identity
+from shoal.federation.flower.node import Endpoint, Link
+from shoal.federation.flower.superlink import SuperLink
+from shoal.federation.flower.transport import Transport, key_identity
 from shoal.federation.keys import make_site, public_pem, read_site_key, read_sites
 from shoal.federation.operations import control
 from shoal.federation.operations.control import ControlSocket, ask, running
@@ -113,6 +116,26 @@ def test_the_command(listening, monkeypatch, capsys):
     code, said = shoal("list")
     assert code == 2
     assert "give --run: one coordinator must be running" in said.err
+
+
+def test_a_running_link_lets_an_invited_key_in(tmp_path):
+    """With the same keys and one more, as `invite` passes them on."""
+    sites = {name: make_site(tmp_path, name) for name in ("one", "two")}
+    keys = {name: public_pem(read_site_key(private).public_key()) for name, (private, _) in sites.items()}
+    link = SuperLink("127.0.0.1", 0, None, [keys["one"]])
+    transport = Transport(link, 2**20)
+    try:
+        address = f"127.0.0.1:{link.port}"
+        one, two = (Endpoint(address, read_site_key(private), None, registers=False) for private, _ in sites.values())
+        with pytest.raises(httpx.HTTPStatusError), Link(two):
+            pass
+        with Link(one) as first:
+            assert transport.allow(list(keys.values()))
+            with Link(two) as second:
+                expected = {first.node: key_identity(keys["one"]), second.node: key_identity(keys["two"])}
+                assert transport.connected() == expected
+    finally:
+        link.close()
 
 
 # ---------------------------------------------------------------- what the commands do to a federation

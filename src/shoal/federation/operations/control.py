@@ -70,11 +70,12 @@ class ControlSocket:
                 connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
-        if (user := peer(connection)) not in (None, os.geteuid()):
-            self._monitor.on_event("control-refused", {"user": user})
-            return {"error": f"only the user who started the coordinator may do this (uid {os.geteuid()})"}
         try:
-            request = json.loads(_line(connection))
+            line = _line(connection)  # first, so that who sent it can read the answer
+            if (user := peer(connection)) not in (None, os.geteuid()):
+                self._monitor.on_event("control-refused", {"user": user})
+                return {"error": f"only the user who started the coordinator may do this (uid {os.geteuid()})"}
+            request = json.loads(line)
             command = str(request.pop("command"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {"error": "malformed request"}

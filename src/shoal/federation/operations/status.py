@@ -1,7 +1,7 @@
 """The federation at one moment, as metrics, page and `shoal sites list` show it.
 
 It says who is connected and what went wrong, never who was sampled or answered well: sampling must hide that. A site
-of which a problem is told was not in that round's sum.
+of which a problem is told was not in that round's sum, unless it broke the protocol.
 """
 
 from __future__ import annotations
