@@ -1,4 +1,4 @@
-"""The live page of a federation in a real Chromium: it refreshes itself, fetches nothing from outside, escapes text."""
+"""The live page of a federation in a real Chromium: it refreshes itself, escapes text, fetches nothing else."""
 
 import time
 from dataclasses import replace

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.run import stop_on_interrupt
+from shoal.cli.run import stop_on_signal
 
 if TYPE_CHECKING:
     from shoal.config import Config
@@ -19,17 +20,18 @@ class RoundLog:
     """Logs what `run.Watch` shows."""
 
     def __init__(self, log: Log) -> None:
-        self._log, self._before = log, None
+        self._log = log
+        self._restore: Callable[[], None] = lambda: None
 
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
-        """Log what is run; let Ctrl-C stop it."""
+        """Log what is run; let Ctrl-C or SIGTERM, as a service manager sends it, stop it at its next checkpoint."""
         words = f"{config.algorithm.name} on {config.data.name}: {trainer.setting.clients} sites, {run}"
         self._log.write(logging.INFO, words, {"kind": "start", "run": str(run), "rounds": trainer.rounds})
         for note in trainer.notes:
             self._log(f"note: {note}")
         self._budget, self._rounds = config.budget, trainer.rounds
         self._headline = trainer.evaluation.dataset.task.headline
-        self._before = stop_on_interrupt(trainer, self._log)
+        self._restore = stop_on_signal(trainer, self._log, signal.SIGINT, signal.SIGTERM)
 
     def round(self, line: dict[str, Any]) -> None:
         """Log a round's headline figure and epsilon, but not how many sites took part, which sampling may hide."""
@@ -48,6 +50,5 @@ class RoundLog:
         self._log.write(logging.INFO, words, facts)
 
     def end(self) -> None:
-        """Restore the signal handler."""
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        """Restore the signal handlers."""
+        self._restore()

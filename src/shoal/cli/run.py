@@ -72,7 +72,7 @@ class Watch:
             console=console,
         )
         self._console = console
-        self._before: Any = None
+        self._restore: Callable[[], None] = lambda: None
         self._task: Any = None
         self._budget: Any = None
         self._headline = ""
@@ -99,7 +99,7 @@ class Watch:
         )
         self.progress.start()
 
-        self._before = stop_on_interrupt(trainer, self._console.print)
+        self._restore = stop_on_signal(trainer, self._console.print, signal.SIGINT)
 
     def round(self, line: dict[str, Any]) -> None:
         """Show a round's headline figure and epsilon."""
@@ -118,20 +118,27 @@ class Watch:
         """Stop the bar and restore the signal handler."""
         if self._task is not None:
             self.progress.stop()
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        self._restore()
 
 
-def stop_on_interrupt(trainer: Trainer[Any], say: Callable[[str], None]) -> Any:
-    """Let Ctrl-C stop the run at its next checkpoint; returns the handler that was there before."""
+def stop_on_signal(trainer: Trainer[Any], say: Callable[[str], None], *signals: int) -> Callable[[], None]:
+    """Let Ctrl-C, or another signal, stop the run at its next checkpoint; returns what restores the handlers."""
+    before: dict[int, Any] = {}
 
-    def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def stop(number: int, _frame: types.FrameType | None) -> None:
+        interrupted = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if interrupted else signal.SIG_DFL)
         trainer.stop()
-        say("stopping at the next checkpoint (Ctrl-C again: at once)")
+        say(f"stopping at the next checkpoint ({'Ctrl-C' if interrupted else 'the signal'} again: at once)")
 
-    with contextlib.suppress(ValueError):  # outside the main thread there is no Ctrl-C to handle
-        return signal.signal(signal.SIGINT, interrupt)
+    with contextlib.suppress(ValueError):  # outside the main thread there is no signal to handle
+        before |= {number: signal.signal(number, stop) for number in signals}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
 
 
 def _clients(trainer: Trainer[Any]) -> str:

@@ -36,7 +36,7 @@ def body(monitor: Monitor) -> str:
         claims=claims,
         main=main,
         states=STATES,
-        recent=[(at.replace("T", " ")[:19], kind, message) for at, kind, message in list(monitor.recent)],
+        recent=[(at.replace("T", " ")[:19], kind, message) for at, kind, message in monitor.events()[1]],
     )
 
 

@@ -35,7 +35,7 @@ class _Federation(Collector):
             "shoal_seen_timestamp_seconds", "When the coordinator last looked after its sites.", monitor.seen
         )
         events = CounterMetricFamily("shoal_events", "Joins, refusals, strikes and so on.", labels=["kind"])
-        for kind, count in sorted(monitor.counts.items()):
+        for kind, count in sorted(monitor.events()[0].items()):
             events.add_metric([kind], count)
         yield events
         epsilon = GaugeMetricFamily(

@@ -110,6 +110,11 @@ class Monitor:
                 self._write({"time": at, "kind": kind, "message": message, **shown})
         self._report(level, message, {"kind": kind, **shown})
 
+    def events(self) -> tuple[dict[str, int], list[tuple[str, str, str]]]:
+        """How many events of each kind there were, and the last ones: time, kind, message."""
+        with self._lock:
+            return dict(self.counts), list(self.recent)
+
     def publish(self, status: Status) -> None:
         """Replace the status."""
         self.status, self.seen = status, self._clock()
