@@ -18,11 +18,11 @@ from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
-from shoal.accounting.ledger import Charge, Ledger, verify
+from shoal.accounting.ledger import Charge, Ledger
 from shoal.accounting.rdp import Running
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import charges, event
-from shoal.errors import ConfigError, LedgerError, ShoalError
+from shoal.errors import ConfigError, ShoalError
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.setting import Setting
@@ -81,13 +81,10 @@ class SiteLedger:
 
     def __init__(self, path: Path, site: str, requirements: Requirements, unit: Unit) -> None:
         self.requirements, self._pair = requirements, (requirements.unit or unit, requirements.observer)
-        self._seeded, self._site = False, site
-        self._read(path)
-
-    def _read(self, path: Path) -> None:
+        self._seeded = False
         self._ledger = Ledger(path)
         try:
-            self._ledger.begin(self._site, "every run that this site took part in", "", note=release.SITE)
+            self._ledger.begin(site, "every run that this site took part in", "", note=release.SITE)
         except BaseException:
             self._ledger.close()
             raise
@@ -148,11 +145,9 @@ class SiteLedger:
 
         Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
         so a million of them take no more space than one. Record-level charges use this site's own number of records,
-        `records`, which replacing one record does not change. After a failed write, as on a full disk, the ledger is
-        read again first, as a restart of the site would.
+        `records`, which replacing one record does not change.
         """
-        if self._ledger.failed:
-            self._read_again()
+        self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
             pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
@@ -161,13 +156,6 @@ class SiteLedger:
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1)
             self._count(charged)
-
-    def _read_again(self) -> None:
-        path, head = self._ledger.path, self._ledger.head
-        self._ledger.close()
-        self._read(path)
-        if not verify(path, head).whole:
-            raise LedgerError(f"the ledger {path} has lost lines since they were written; restore the latest one")
 
     def close(self) -> None:
         """Close the ledger's file."""

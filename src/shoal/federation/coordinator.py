@@ -87,7 +87,8 @@ class RemoteCohort(Cohort):
             layout: The position of each layer in the model's parameters, without personal layers.
             dataset: Held-out rows, and the shape and classes that all sites share.
             transport: Makes the transport, given the most bytes that the vectors of an answer may have.
-            names: The names of sites with known keys, by identity; if there are any, only these may join.
+            names: The names of sites with known keys, by identity; if there are any, only these may join. It may
+                change during the run.
             log: Called with one line for each event, unless there is a `monitor`.
             frozen: The digest of the model's frozen part, which sites build themselves.
             monitor: Receives events and the status, and has the operators' commands.
@@ -111,7 +112,7 @@ class RemoteCohort(Cohort):
         self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
         self._schema = schema_digest(config)
         self._validator = Validator(config.algorithm, layout.size, section.max_update_norm, section.max_records)
-        self._transport, self._names = transport(self._most_bytes), dict(names)
+        self._transport, self._names = transport(self._most_bytes), names
         self._monitor = monitor or Monitor(lambda level, words, _: log(words) if level >= logging.INFO else None)
         self._doing, self._problems = "starting", dict[str, str]()
         self._dismissed: set[int] = set()  # connected nodes of dropped sites

@@ -46,7 +46,7 @@ def test_a_federation_is_watched_asked_and_stopped(tmp_path):
     started = [coordinator]
     for name in ("north", "south"):
         words = ["join", f"127.0.0.1:{port}", "--data", "digits", "--part", "0", "--name", name, "--folder", name]
-        started.append(start(tmp_path, f"{name}.log", [*words, *as_json]))
+        started.append(start(tmp_path, f"{name}.log", [*words, "--against", "release", *as_json]))
     end = time.monotonic() + PATIENCE
 
     def until(fact):
