@@ -35,6 +35,7 @@ def test_a_line_has_time_and_level_where_there_is_no_terminal(capsys):
 def test_on_a_terminal_it_is_words(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     log = Log("info", "text")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)  # as while a progress bar stands in its place
     log("north has joined")
     logs.show_error("no such file")
     assert capsys.readouterr().err == "north has joined\nshoal: no such file\n"

@@ -26,12 +26,17 @@ class _StandardError(logging.Handler):
 
 
 class _Words(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z INFO words`; on a terminal the words alone."""
+    """`2026-01-31T12:00:00.000Z INFO words`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{_time(record)} {record.levelname} {one_line(record.getMessage())}"
+
+
+class _BareWords(logging.Formatter):
+    """For a terminal: the words alone."""
 
     def format(self, record: logging.LogRecord) -> str:
         words = one_line(record.getMessage())
-        if not sys.stderr.isatty():
-            return f"{_time(record)} {record.levelname} {words}"
         return f"shoal: {words}" if record.levelno >= logging.ERROR else words
 
 
@@ -61,7 +66,7 @@ class Log:
                 raise ConfigError(f"{option} must be one of {', '.join(choices)}, got {value!r}")
         self.on_terminal = format == "text" and sys.stderr.isatty()
         handler = _StandardError()
-        handler.setFormatter(_Json() if format == "json" else _Words())
+        handler.setFormatter(_BareWords() if self.on_terminal else _Json() if format == "json" else _Words())
         self._logger = logging.getLogger(LOGGER)
         self._logger.handlers, self._logger.propagate = [handler], False
         self._logger.setLevel(LEVELS[level])
