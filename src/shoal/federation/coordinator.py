@@ -41,6 +41,7 @@ from shoal.training.round_index import RoundIndex
 Log = Callable[[str], None]
 Take = Callable[[Request, Payload], None]
 MOST_NAMES = 12  # site names in one log line
+LONGEST_REASON = 500  # characters of a refusal
 LISTEN = 0.01  # seconds between checks for answers
 CHECK_SITES = 0.2  # seconds between checks for connected sites
 JOINING = 600.0  # seconds for a site to load its data and agree
@@ -303,7 +304,7 @@ class RemoteCohort(Cohort):
             if reply.payload is None:
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
-                self._report(replies, member, "refused", reply.payload.text("refused"))
+                self._report(replies, member, "refused", reply.payload.text("refused")[:LONGEST_REASON])
                 if request.number not in replies.counted:  # else it knows the terms
                     member.agreed = False
                     self._greet_later(reply.node)
@@ -416,7 +417,7 @@ class RemoteCohort(Cohort):
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
                 kind = "refused"
-                raise InvalidMessage(f"it refused: {reply.payload.text('refused')}")
+                raise InvalidMessage(f"it refused: {reply.payload.text('refused')[:LONGEST_REASON]}")
             reply.payload.require({"agreed", "name"}, {})
             if reply.payload.text("agreed") != self._terms.digest:
                 raise InvalidMessage("it agreed to other terms")

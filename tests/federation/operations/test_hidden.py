@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.federation.keys import public_pem
+from shoal.federation.messages import Payload
 from shoal.federation.operations.live_page import body
 from shoal.federation.operations.metrics import metrics_text
 from shoal.federation.operations.monitor import Monitor
@@ -70,6 +71,15 @@ def test_a_site_that_breaks_off_when_its_numbers_are_in_the_sum_is_not_named(tmp
     assert ("site-01", "late") in [(r["site"], r["what"]) for m in result.metrics for r in m.get("reports", ())]
     assert told_of("site-01", result, monitor, lines) == []
     assert "late" not in body(monitor) + metrics_text(monitor).decode()
+
+
+def test_a_site_cannot_flood_logs_and_page_with_its_reasons(tmp_path):
+    grid = with_sites(tmp_path, 4)
+    grid.changes[BAD] = lambda kind, answer: Payload({"refused": 10**6 * "x"}) if kind == ROUND else answer
+    result, monitor, lines = watched(tmp_path, full_cohort(), grid)
+    assert max(len(words) for _, words in lines) < 1000
+    assert len(body(monitor)) < 20_000
+    assert (result.run / "metrics.jsonl").stat().st_size < 20_000
 
 
 def test_a_site_that_is_not_in_the_sum_is_named(tmp_path):

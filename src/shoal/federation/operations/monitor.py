@@ -33,7 +33,7 @@ LOG_ONLY = {"log", "waiting", "answered"}
 UNAUDITED = LOG_ONLY | {"late", "gone"}
 """Events that are not in the audit log; all others are, those of the link too."""
 MOST_OF_STRANGERS = 20  # events a minute, of each kind, that are written down although no site is behind them
-LONGEST = 200  # characters of a fact
+LONGEST, LONGEST_MESSAGE = 200, 1000  # characters of a fact, and of a message
 RECENT = 30  # events on the page
 EARLY = 1000  # events kept until there is a run's folder
 PATIENCE = 60.0  # seconds for the coordinator to carry out a command
@@ -93,16 +93,14 @@ class Monitor:
         """
         shown = {key: _shown(value) for key, value in facts.items() if key not in ("level", "message")}
         said = ", ".join(f"{key} {value}" for key, value in shown.items())
-        message = one_line(str(facts.get("message") or f"{kind}: {said}"))
+        message = one_line(str(facts.get("message") or f"{kind}: {said}")[:LONGEST_MESSAGE])
         level, now = int(facts.get("level", logging.WARNING)), self._clock()
         with self._lock:
             if kind not in LOG_ONLY:
                 self.counts[kind] += int(facts.get("times", 1))
-            if kind in UNAUDITED:
-                pass
-            elif "site" not in shown and not self._room(kind, now):
-                return
-            else:
+            if kind not in UNAUDITED:
+                if "site" not in shown and not self._room(kind, now):
+                    return
                 if left_out := self._left_out.pop(kind, 0):
                     shown["left_out"] = left_out
                 at = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
