@@ -44,7 +44,7 @@ class Result:
 
     Attributes:
         run: Its folder.
-        stopped: Why it ended: `rounds` or `budget`.
+        stopped: Why it ended: `rounds`, `budget`, or `sites` (too few were left in a federation).
         baseline: The headline figure of the same training without clip and noise, where that was asked for.
         headline: The figure that says how good the model is: `score` is its value.
         figures: All figures on the held-out records.

@@ -410,6 +410,46 @@ def test_an_intent_that_cannot_be_written_is_an_error_before_any_release(
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_ledger_recovers_from_a_full_disk_and_from_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Also where half a line was left, which could not be cut off while the disk was full."""
+    path = tmp_path / "ledger.jsonl"
+    write = os.write
+    with Ledger(path) as ledger:
+        ledger.begin("runs/1", "a", "b")
+        before = path.read_bytes()
+        with monkeypatch.context() as patched:
+
+            def half(file: int, raw: bytes) -> int:
+                write(file, bytes(raw)[:20])
+                raise OSError(number, os.strerror(number))
+
+            def stuck(*_: object) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            patched.setattr(os, "write", half)
+            patched.setattr(os, "ftruncate", stuck)
+            with pytest.raises(LedgerError, match="Nothing was released by this round"):
+                ledger.intend(1, CHARGES)
+            if number == errno.ENOSPC:
+                with pytest.raises(LedgerError, match="cannot be written"):
+                    ledger.recover()
+        assert path.read_bytes() != before
+        ledger.recover()
+        if number != errno.ENOSPC:
+            with pytest.raises(LedgerError, match="in doubt after a failed write"):
+                ledger.intend(1, CHARGES)
+            return
+        ledger.intend(1, CHARGES)
+        ledger.recover()
+        ledger.intend(2, CHARGES)
+    assert path.read_bytes().startswith(before)
+    assert verify(path).whole
+    assert [intent.round for intent in Ledger.read(path)[1].charged] == [1, 2]
+
+
 def test_a_full_disk_in_the_middle_of_a_line_leaves_the_ledger_whole(tmp_path: Path) -> None:
     """The kernel really refuses here: the file may not grow past a limit that lies inside the second intent."""
     path = tmp_path / "ledger.jsonl"

@@ -121,8 +121,12 @@ class Page:
 
     def go(self, path: Path) -> float:
         """Open a file; the seconds until it is loaded and its scripts have run."""
+        return self.visit(path.resolve().as_uri())
+
+    def visit(self, address: str) -> float:
+        """Open a page; the seconds until it is loaded and its scripts have run."""
         started = time.monotonic()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=address)
         self._browser.wait_for("Page.loadEventFired", self._session)
         return time.monotonic() - started
 

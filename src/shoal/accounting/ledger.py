@@ -33,6 +33,7 @@ from shoal.renamed import current
 __all__ = ["Charge", "Commit", "Intent", "Ledger", "Record", "Verification", "verify"]
 
 FILE = "ledger.jsonl"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MOST_ROUNDS = 10**6  # in one intent
 
 
@@ -168,13 +169,26 @@ class Ledger(Record):
         """Open or create the ledger, check its chain, and drop a last line that a crash left half written."""
         super().__init__(path)
         self._size = 0
-        self._failed = False
+        self._failed = self._full = False
         self._file: int | None = _open_locked(self.path)
         try:
             self._load()
         except BaseException:
             self.close()
             raise
+
+    def recover(self) -> None:
+        """After a write that failed on a full disk, cut off what it left, so that lines can be appended again.
+
+        After any other failure the ledger stays in doubt until it is opened again.
+        """
+        if self._full and self._file is not None:
+            try:
+                os.ftruncate(self._file, self._size)
+                os.fsync(self._file)
+            except OSError as error:
+                raise self._unwritable(error) from error
+            self._failed = self._full = False
 
     def begin(
         self,
@@ -280,7 +294,7 @@ class Ledger(Record):
             _write_all(self._file, raw)
             os.fsync(self._file)
         except OSError as error:
-            self._failed = True
+            self._failed, self._full = True, error.errno in FULL
             self._forget_half_a_line()
             raise self._unwritable(error, released=kind in ("commit", "close")) from error
         self._size += len(raw)
@@ -292,7 +306,7 @@ class Ledger(Record):
             os.ftruncate(self._file or -1, self._size)
 
     def _unwritable(self, error: OSError, released: bool = False) -> LedgerError:
-        mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
+        mend = "free some space" if error.errno in FULL else "make it writable"
         done = "The round's model is written, and its charge" if released else "Nothing was released by this round"
         return LedgerError(
             f"the ledger {self.path} cannot be written: {error.strerror or error}. "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from shoal.cli.options import LogFormat, LogLevel
 from shoal.cli.serve import INSECURE, loopback
 from shoal.errors import ConfigError
 
@@ -72,6 +73,8 @@ def command(
         ),
     ] = None,
     patience: Annotated[float, typer.Option(help="Seconds to retry while the coordinator is unreachable.")] = 600.0,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
 ) -> None:
     """Join a federation: train on your own data, send protected updates, keep your own ledger."""
     from shoal.federation.missing import require_flower
@@ -79,10 +82,12 @@ def command(
     require_flower()
     from shoal.federation.consent import Requirements
     from shoal.federation.flower.node import Endpoint, run_site
+    from shoal.federation.operations.logs import Log
     from shoal.federation.policy import Bounds
     from shoal.federation.site import Owner, Site
     from shoal.federation.site_records import reader
 
+    Log(log_level, log_format)
     _choice("--unit", unit, (None, "client", "record"))
     _choice("--against", against, ("release", "server", "client-process"))
     address = _address(host, ca, insecure)
@@ -107,8 +112,9 @@ def command(
 
 
 def report(words: str) -> None:
-    """Print a message to standard error."""
-    print(words, file=sys.stderr, flush=True)
+    """Log a message; what the site refuses is a warning."""
+    level = logging.WARNING if words.startswith("refused:") else logging.INFO
+    logging.getLogger("shoal").log(level, "%s", words)
 
 
 def _address(host: str, ca: Path | None, insecure: bool) -> str:

@@ -28,9 +28,11 @@ from shoal.cli import (
     run,
     runs,
     serve,
+    sites,
     sweep,
 )
 from shoal.errors import ConfigError, ShoalError
+from shoal.federation.operations import logs
 
 app = typer.Typer(
     name="shoal",
@@ -49,6 +51,7 @@ app.command("attack")(attack.command)
 app.command("audit")(audit.command)
 app.command("serve")(serve.command)
 app.command("join")(join.command)
+app.add_typer(sites.app, name="sites")
 app.add_typer(keys.app, name="keys")
 app.add_typer(account.app, name="account")
 app.add_typer(runs.app, name="runs")
@@ -87,19 +90,21 @@ def main() -> None:
         app()
     except ShoalError as error:
         if not getattr(error, "silent", False):
-            print(f"shoal: {error}", file=sys.stderr)
+            logs.show_error(str(error))
         sys.exit(getattr(error, "exit_code", 2))
     except KeyboardInterrupt:
-        print("shoal: stopped", file=sys.stderr)
+        logs.show_error("stopped")
         sys.exit(130)
     except SystemExit as ended:
         # Typer turns Ctrl-C into a silent exit.
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
-            print("shoal: stopped", file=sys.stderr)
+            logs.show_error("stopped")
         raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    finally:
+        logs.close()
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

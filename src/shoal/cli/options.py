@@ -21,6 +21,8 @@ JsonWithProgress = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output; progress on standard error.")
 ]
 NoGuarantee = Annotated[bool, typer.Option("--no-guarantee", help="Allow methods that claim privacy but prove none.")]
+LogLevel = Annotated[str, typer.Option(help="The least level to log: debug, info, warning or error.")]
+LogFormat = Annotated[str, typer.Option(help="The format of the log on standard error: text or json.")]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import the code that model.json names, such as a network of your own.")
 ]

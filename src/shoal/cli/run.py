@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +99,7 @@ class Watch:
             console=console,
         )
         self._console = console
-        self._before: Any = None
+        self._restore: Callable[[], None] = lambda: None
         self._task: Any = None
         self._budget: Any = None
         self._headline = ""
@@ -127,13 +128,7 @@ class Watch:
         )
         self.progress.start()
 
-        def interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            trainer.stop()
-            self._console.print("stopping at the next checkpoint (Ctrl-C again: at once)")
-
-        with contextlib.suppress(ValueError):  # outside the main thread there is no Ctrl-C to handle
-            self._before = signal.signal(signal.SIGINT, interrupt)
+        self._restore = stop_on_signal(trainer, self._console.print, signal.SIGINT)
 
     def round(self, line: dict[str, Any]) -> None:
         """Show a round's headline figure and epsilon."""
@@ -152,8 +147,27 @@ class Watch:
         """Stop the bar and restore the signal handler."""
         if self._task is not None:
             self.progress.stop()
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        self._restore()
+
+
+def stop_on_signal(trainer: Trainer[Any], say: Callable[[str], None], *signals: int) -> Callable[[], None]:
+    """Let Ctrl-C, or another signal, stop the run at its next checkpoint; returns what restores the handlers."""
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _frame: types.FrameType | None) -> None:
+        interrupted = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if interrupted else signal.SIG_DFL)
+        trainer.stop()
+        say(f"stopping at the next checkpoint ({'Ctrl-C' if interrupted else 'the signal'} again: at once)")
+
+    with contextlib.suppress(ValueError):  # outside the main thread there is no signal to handle
+        before |= {number: signal.signal(number, stop) for number in signals}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
 
 
 def _about_ranks(device: torch.device) -> str:
@@ -189,6 +203,8 @@ def show(result: Result, console: Console) -> None:
         table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget is spent")
+    if result.stopped == "sites":
+        table.add_row("stopped", "too few sites are left")
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
     table.add_row("time", f"{result.seconds:.1f} s, {rounds}")
     table.add_row("random", _RANDOM[result.random])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
+from shoal.cli.options import Change, JsonWithProgress, LogFormat, LogLevel, NoGuarantee, print_json
+from shoal.cli.round_log import RoundLog
 from shoal.cli.run import Watch, show
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from shoal.config import Config
@@ -36,6 +39,15 @@ def command(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys, even beyond loopback.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /health, /metrics (Prometheus) and a live page here; on loopback where no host is given.",
+        ),
+    ] = None,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
     no_guarantee: NoGuarantee = False,
     as_json: JsonWithProgress = False,
 ) -> None:
@@ -44,46 +56,65 @@ def command(
     from shoal.federation.missing import require_flower
 
     require_flower()
+    from shoal.federation.operations.control import ControlSocket
+    from shoal.federation.operations.http_server import OperationsServer
+    from shoal.federation.operations.logs import Log
+    from shoal.federation.operations.monitor import Monitor
     from shoal.federation.serve import serve
 
-    console = Console(stderr=as_json)
-    watch = Watch(console)
+    log = Log(log_level, log_format)
+    watch = Watch(Console(stderr=True)) if log.on_terminal else RoundLog(log)
+    monitor = Monitor(log.write, keys)
+    with ExitStack() as open_things:
+        link, names = open_link(host, port, keys, insecure, log)
+        open_things.callback(link.close)
+        link.on_event = monitor.on_event
+        if metrics is not None:
+            server = OperationsServer(metrics, monitor)
+            open_things.callback(server.close)
+            report_metrics(server.host, server.port, log)
 
-    def report(words: str) -> None:
-        console.print(words, highlight=False, markup=False, soft_wrap=True)
+        def start(settings: Config, coordinator: Any, run: Path) -> None:
+            if settings.federation.seeded:
+                log("federation.seeded: the seed determines all noise; for tests only")
+            try:
+                open_things.callback(ControlSocket(run, monitor).close)
+            except RunError as error:  # not every file system has sockets
+                log.write(logging.WARNING, f"{error}; `shoal sites` will not work for this run")
+            watch.start(settings, coordinator, run)
 
-    link, names = open_link(host, port, keys, insecure, report)
-
-    def start(settings: Config, coordinator: Any, run: Path) -> None:
-        if settings.federation.seeded:
-            report("federation.seeded: the seed determines all noise; for tests only")
-        watch.start(settings, coordinator, run)
-
-    try:
-        result = serve(
-            link,
-            config,
-            names=names,
-            log=report,
-            overrides=change or [],
-            resume=resume,
-            runs=runs,
-            no_guarantee=no_guarantee,
-            on_start=start,
-            on_round=watch.round,
-        )
-    except Interrupted as stopped:
-        again = ["shoal", "serve", "--resume", str(stopped.run), "--host", host, "--port", str(link.port)]
-        again += ["--keys", str(keys)] if keys else ["--insecure"] if insecure else []
-        report(f"stopped after round {stopped.done}; resume with: {shlex.join(again)}")
-        raise typer.Exit(stopped.exit_code) from None
-    finally:
-        watch.end()
-        link.close()
+        open_things.callback(watch.end)
+        try:
+            result = serve(
+                link,
+                config,
+                names=names,
+                overrides=change or [],
+                resume=resume,
+                runs=runs,
+                no_guarantee=no_guarantee,
+                on_start=start,
+                on_round=watch.round,
+                monitor=monitor,
+            )
+        except Interrupted as stopped:
+            again = ["shoal", "serve", "--resume", str(stopped.run), "--host", host, "--port", str(link.port)]
+            again += ["--keys", str(keys)] if keys else ["--insecure"] if insecure else []
+            again += ["--metrics", metrics] if metrics else []
+            log(f"stopped after round {stopped.done}; resume with: {shlex.join(again)}")
+            raise typer.Exit(stopped.exit_code) from None
     if as_json:
         print_json(result.to_json())
     else:
-        show(result, console)
+        show(result, Console())
+
+
+def report_metrics(host: str, port: int, report: Callable[[str], None]) -> None:
+    """Report where metrics are, and who can read them."""
+    shown = f"[{host}]" if ":" in host else host
+    report(f"metrics and live page on http://{shown}:{port}")
+    if not loopback(host):
+        report("--metrics: anyone who reaches this address can see which sites take part; it has no password")
 
 
 def open_link(

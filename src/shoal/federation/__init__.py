@@ -8,5 +8,6 @@ roster, site_records   the sites of a run; a site's own data
 serve, keys            the coordinator's entry point; certificates and site keys
 flower/                messages over any Flower grid; Flower's SuperLink inside `shoal serve`, its client inside
                        `shoal join`; the same as a plain Flower app
+operations/            what operators need: logs, metrics, a live page, an audit log, commands
 secagg/                secure aggregation: the coordinator learns only a sum
 """

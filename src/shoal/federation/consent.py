@@ -147,6 +147,7 @@ class SiteLedger:
         so a million of them take no more space than one. Record-level charges use this site's own number of records,
         `records`, which replacing one record does not change.
         """
+        self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
             pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))

@@ -7,8 +7,10 @@ contributes zero. The coordinator is a trainer with this cohort.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,10 @@ from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError
 from shoal.federation.flower.transport import Reply, Transport
-from shoal.federation.messages import InvalidMessage, Payload, Value, printable
+from shoal.federation.messages import InvalidMessage, Payload, Value
+from shoal.federation.operations.monitor import Monitor
+from shoal.federation.operations.site_commands import SiteCommands
+from shoal.federation.operations.status import Status, site_statuses
 from shoal.federation.roster import Member, Roster
 from shoal.federation.terms import END, ROUND, TERMS, Terms, schema_digest
 from shoal.federation.validation import Request, SiteUpdate, Validator, stacked
@@ -36,20 +41,25 @@ from shoal.training.round_index import RoundIndex
 Log = Callable[[str], None]
 Take = Callable[[Request, Payload], None]
 MOST_NAMES = 12  # site names in one log line
+LONGEST_REASON = 500  # characters of a refusal
 LISTEN = 0.01  # seconds between checks for answers
 CHECK_SITES = 0.2  # seconds between checks for connected sites
 JOINING = 600.0  # seconds for a site to load its data and agree
 LINGER = 10.0  # seconds at the end of a run for sites that are reconnecting
 SPARE = 30.0  # seconds that a message outlives its deadline, so that a late answer is recognised
+AFTER_TERMS = 30.0  # seconds, at least, until a site that did not agree is sent the terms again
+TOO_FEW = "; too few are left: invite another site, or drop one with --end (shoal sites)"
+LONGEST_PAUSE = 600.0  # seconds, at most, until a site that refuses again and again is sent the terms again
 
 
 @dataclass
 class Replies:
-    """The answers and problem reports of one round."""
+    """The answers and problem reports of one round; `counted` are the numbers of the sites in its sum."""
 
     answers: list[SiteUpdate] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     sites: set[tuple[str, int | None]] = field(default_factory=set)
+    counted: set[int] = field(default_factory=set)
     received: int = 0
 
 
@@ -67,6 +77,7 @@ class RemoteCohort(Cohort):
         names: dict[str, str],
         log: Log,
         frozen: str = "",
+        monitor: Monitor | None = None,
     ) -> None:
         """Check the configuration and create the transport.
 
@@ -77,14 +88,17 @@ class RemoteCohort(Cohort):
             layout: The position of each layer in the model's parameters, without personal layers.
             dataset: Held-out rows, and the shape and classes that all sites share.
             transport: Makes the transport, given the most bytes that the vectors of an answer may have.
-            names: The names of sites with known keys, by identity; if there are any, only these may join.
-            log: Called with one line for each event.
+            names: The names of sites with known keys, by identity; if there are any, only these may join. It may
+                change during the run.
+            log: Called with one line for each event, unless there is a `monitor`.
             frozen: The digest of the model's frozen part, which sites build themselves.
+            monitor: Receives events and the status, and has the operators' commands.
 
         Raises:
             ConfigError: The configuration cannot be run with sites.
         """
-        section = self.section = config.federation
+        section, self._budget = config.federation, config.budget
+        self.section = section
         if config.engine.checkpoint_every != 1:
             raise ConfigError(
                 f"engine.checkpoint_every must be 1 in a federation, got {config.engine.checkpoint_every}: "
@@ -99,12 +113,17 @@ class RemoteCohort(Cohort):
         self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
         self._schema = schema_digest(config)
         self._validator = Validator(config.algorithm, layout.size, section.max_update_norm, section.max_records)
-        self._transport, self._names, self._log = transport(self._most_bytes), names, printable(log)
+        self._transport, self._names = transport(self._most_bytes), names
+        self._monitor = monitor or Monitor(lambda level, words, _: log(words) if level >= logging.INFO else None)
+        self._doing, self._problems = "starting", dict[str, str]()
+        self._dismissed: set[int] = set()  # connected nodes of dropped sites
+        self._over = ""
         self._done = 0
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
-        self._rejected: set[int] = set()
+        self._refusals: Counter[int] = Counter()  # of each connected node, in a row
+        self._greet_at: dict[int, float] = {}  # when a node that refused is sent the terms again
 
     @property
     def layout(self) -> Layout:
@@ -136,30 +155,41 @@ class RemoteCohort(Cohort):
             frozen=self._frozen,
         )
         self._roster = Roster(run, self.population.clients, self.section.strikes)
+        self._monitor.begin(run)
+        self._commands = SiteCommands(
+            self._roster, self._names, self._transport, self._monitor, lambda: (self._done, self._wanted(*self._now))
+        )
         self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)
         self._complete = False
 
     def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
         """Wait for enough sites: `min_sites_to_start` before the first round, `min_sites` later."""
-        status, self._done = "", index.t
-        while not stopped():
+        status, self._done, self._now = "", index.t, (state, index)
+        while not stopped() and not self._over:
             self._listen(Replies(), {}, 0.0)
             present = len(self._roster.connected(self._transport.connected()))
             wanted = self._wanted(state, index)
+            too_few = self._commands.left < wanted
+            if too_few and self._commands.end_if_too_few and index.t:
+                self._over = "sites"
+                return False
             if present >= wanted:
                 self._complete = True
                 self._roster.assign_numbers()
                 return True
             limited = self._resumed and not self._complete
             limit = f", for at most {self.section.deadline:g} s" if limited else ""
-            if status != (status := f"waiting for sites: {present} of {wanted} connected{limit}"):
-                self._log(status)
+            hint = TOO_FEW if too_few and self._names else ""
+            self._doing = f"waiting for sites: {present} of {wanted} connected{limit}{hint}"
+            if status != (status := self._doing):
+                self._event("waiting", status)
             time.sleep(0.05)
         return False
 
     def _wanted(self, state: State, index: RoundIndex) -> int:
         """How many sites to wait for; after a restart, sites have `deadline` seconds to reconnect."""
-        first = min(self.section.min_sites_to_start or self.population.clients, self.population.clients)
+        left = max(self.population.clients - self._roster.dropped, 1)
+        first = min(self.section.min_sites_to_start or left, left)
         waited = time.monotonic() - self._started
         if self._complete or (self._resumed and waited > self.section.deadline):
             return min(self.section.min_sites, first)
@@ -167,7 +197,7 @@ class RemoteCohort(Cohort):
 
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Ask the connected sites among these clients to train, and return the sum of their updates."""
-        replies, asked, self._done = Replies(), self._present(clients), index.t
+        replies, asked, self._done, self._doing = Replies(), self._present(clients), index.t, f"round {index.t + 1}"
         total = self._gather(replies, asked, params, state, index)
         self._log_respondents(replies, len(asked))
         total.metrics = {
@@ -244,7 +274,10 @@ class RemoteCohort(Cohort):
         while True:
             if time.monotonic() >= next_check:
                 connected, next_check = self._transport.connected(), time.monotonic() + CHECK_SITES
+                self._monitor.carry_out(self._commands)
                 self._send_terms(connected)
+                self._dismiss(connected)
+                self._monitor.publish(self._status(connected))
             for reply in self._transport.replies():
                 if reply.message_id in self._terms_sent:
                     self._terms_sent.pop(reply.message_id)
@@ -252,10 +285,11 @@ class RemoteCohort(Cohort):
                 elif reply.message_id in waiting:
                     self._handle(replies, reply, *waiting.pop(reply.message_id), take)
             for message, (_, member) in list(waiting.items()):
-                if member.node not in connected:
+                if member.dropped or member.node not in connected:
                     del waiting[message]
                     self._transport.cancel([message])
-                    self._report(replies, member, "gone", "the site disconnected during the round")
+                    why = "an operator dropped the site" if member.dropped else "the site disconnected"
+                    self._report(replies, member, "gone", f"{why} during the round")
             if not waiting or time.monotonic() >= until:
                 return
             time.sleep(LISTEN)
@@ -270,63 +304,132 @@ class RemoteCohort(Cohort):
             if reply.payload is None:
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
-                self._report(replies, member, "refused", reply.payload.text("refused"))
-                if request.kind == ROUND:
-                    member.agreed = False  # it is sent the terms again
-                    self._rejected.add(member.node or 0)
+                self._report(replies, member, "refused", reply.payload.text("refused")[:LONGEST_REASON])
+                if request.number not in replies.counted:  # else it knows the terms
+                    member.agreed = False
+                    self._greet_later(reply.node)
                 return
             take(request, reply.payload)
             replies.sites.add((member.name, member.node))
+            if request.kind == ROUND:
+                replies.counted.add(request.number)
+                self._refusals.pop(reply.node, None)
         except InvalidMessage as problem:
             self._roster.strike(member)
             out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
             self._report(replies, member, "bad", f"{problem}{out}")
 
     def _report(self, replies: Replies, member: Member, what: str, why: str) -> None:
+        number = self._done + 1
         replies.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})
-        self._log(f"round {self._done + 1}: site {member.name} (node {member.node}): {what}: {why}")
+        words = f"round {number}: site {member.name} (node {member.node}): {what}: {why}"
+        if what != "bad" and member.number in replies.counted and self.algorithm.clients.secret:
+            self._event("answered", words, logging.DEBUG)  # it is in the sum, which sampling must hide
+            return
+        kind = "strike" if what == "bad" else what
+        self._event(kind, words, logging.WARNING, site=member.name, round=number, why=why, strikes=member.strikes)
+        identity = next((key for key, each in self._roster.members.items() if each is member), "")
+        self._problems[identity] = f"round {number}: {what}: {why}"
+
+    def _log(self, words: str) -> None:
+        self._event("log", words)
+
+    def _event(self, kind: str, message: str, level: int = logging.INFO, **facts: Value) -> None:
+        self._monitor.on_event(kind, {"message": message, "level": level, **facts})
+
+    def _status(self, connected: dict[int, str]) -> Status:
+        return Status(
+            run=self._terms.run,
+            algorithm=self.algorithm.name,
+            done=self._done,
+            rounds=self.setting.rounds,
+            places=self._roster.places,
+            doing=self._doing,
+            sites=site_statuses(self._roster, self._names, connected, self._greet_at, self._problems),
+            hidden=self.algorithm.clients.secret,
+            unit=self._budget.unit,
+            observer=self._budget.observer,
+            budget=self._budget.epsilon,
+        )
+
+    @property
+    def over(self) -> str:
+        """`sites` where an operator let the run end because too few sites are left."""
+        return self._over
 
     def _log_respondents(self, replies: Replies, asked: int) -> None:
-        """Log who answered, where that has changed; never saved with the run, as sampling must hide it."""
+        """Log who answered, where that has changed; never saved with the run, as sampling must hide it.
+
+        Where it does, only of level debug: logs are kept and read by others.
+        """
         if replies.sites != self._answered:
             self._answered = replies.sites
             names = sorted(name for name, _ in replies.sites)
             some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-            self._log(f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'none'}")
+            level = logging.DEBUG if self.algorithm.clients.secret else logging.INFO
+            words = f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'none'}"
+            self._event("answered", words, level)
 
     def _send_terms(self, connected: dict[int, str]) -> None:
         """Send the terms to the sites that have not seen them."""
         known = {member.node for member in self._roster.members.values() if member.agreed}
         busy = set(self._terms_sent.values())
         self._identities |= connected
-        self._rejected &= set(connected)
-        messages = {}
-        for node in connected:
-            if node not in known and node not in busy and node not in self._rejected:
+        for node in self._greet_at.keys() - connected.keys():
+            del self._greet_at[node], self._refusals[node]
+        messages, now = {}, time.monotonic()
+        for node, identity in connected.items():
+            if self._commands.is_dropped(identity):
+                continue
+            if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
                 messages[node] = Payload({"terms": self._terms.text, "round": self._done})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
+
+    def _dismiss(self, connected: dict[int, str]) -> None:
+        """Notify dropped sites that the run is over for them."""
+        dropped = {node for node, identity in connected.items() if self._commands.is_dropped(identity)}
+        values = self._ended("dropped by the coordinator's operator", self._done)
+        self._transport.send({node: Payload(values) for node in dropped - self._dismissed}, END, SPARE)
+        self._dismissed = dropped
+
+    def _ended(self, why: str, done: int) -> dict[str, Value]:
+        return {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
+
+    def _greet_later(self, node: int, least: float = 0.0) -> None:
+        """Send a site that refused the terms again: its disk may have been full, or its folder may be new.
+
+        At once after its first refusal of a round, then after pauses that double.
+        """
+        pause = min(max(least, 2.0 ** self._refusals[node] - 1), LONGEST_PAUSE)
+        self._refusals[node] = min(self._refusals[node] + 1, 10)
+        self._greet_at[node] = time.monotonic() + pause
 
     def _admit(self, reply: Reply) -> None:
         """Admit a site that agreed to the terms, or log why it does not take part."""
         if reply.lost:
             return
         identity = self._identities[reply.node]
-        name = self._names.get(identity, "")
+        if self._commands.is_dropped(identity):
+            return
+        name, kind = self._names.get(identity, ""), "not-admitted"
         try:
             if reply.payload is None:
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
-                raise InvalidMessage(f"it refused: {reply.payload.text('refused')}")
+                kind = "refused"
+                raise InvalidMessage(f"it refused: {reply.payload.text('refused')[:LONGEST_REASON]}")
             reply.payload.require({"agreed", "name"}, {})
             if reply.payload.text("agreed") != self._terms.digest:
                 raise InvalidMessage("it agreed to other terms")
             name = name or reply.payload.text("name")[:64]
             if self._roster.admit(identity, name, reply.node) is None:
                 raise InvalidMessage(f"all {self._roster.places} places (data.clients) are taken")
-            self._log(f"site {name} (node {reply.node}) has joined")
+            self._event("joined", f"site {name} (node {reply.node}) has joined", site=name, key=identity)
         except InvalidMessage as problem:
-            self._rejected.add(reply.node)
-            self._log(f"site {name or identity} (node {reply.node}) does not take part: {problem}")
+            self._greet_later(reply.node, AFTER_TERMS)
+            self._problems[identity] = f"round {self._done + 1}: did not take part: {problem}"
+            words = f"site {name or identity} (node {reply.node}) does not take part: {problem}"
+            self._event(kind, words, logging.WARNING, site=name or identity, key=identity, why=str(problem))
 
     def _sum(
         self, answers: list[SiteUpdate], params: Tensor, state: State, clip_norm: float, index: RoundIndex
@@ -356,16 +459,17 @@ class RemoteCohort(Cohort):
         """Notify the sites that the run is over; those that are away have LINGER seconds to reconnect."""
         waiting: dict[str, int] = {}
         notified: set[int] = set()
-        values: dict[str, Value] = {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
+        values, self._done, self._doing = self._ended(why, done), done, f"ended: {why}"
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
             connected = self._transport.connected()
-            messages = {node: Payload(values) for node in connected if node not in notified}
+            messages = {node: Payload(values) for node in connected if node not in notified | self._dismissed}
             notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():
                 waiting.pop(reply.message_id, None)
             waiting = {message: node for message, node in waiting.items() if node in connected}
-            if not waiting and len(notified) >= len(self._roster.members):
+            self._monitor.publish(self._status(connected))
+            if not waiting and len(notified) >= self._roster.taken:
                 return
             time.sleep(LISTEN)

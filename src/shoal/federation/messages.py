@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ShoalError
+from shoal.federation.text import one_line
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -75,7 +76,7 @@ def printable(log: Callable[[str], None]) -> Callable[[str], None]:
     """A log whose lines are printable: what another machine wrote can neither end a line nor steer the terminal."""
 
     def write(words: str) -> None:
-        log("".join(letter if letter.isprintable() else "?" for letter in words))
+        log(one_line(words))
 
     return write
 

@@ -19,13 +19,17 @@ FILE = "sites.json"
 
 @dataclass
 class Member:
-    """A site that has agreed at least once; `node` is its current Flower node, None while disconnected."""
+    """A site that has agreed at least once, or that an operator has dropped.
+
+    `node` is its current Flower node, None while disconnected.
+    """
 
     name: str
     number: int | None = None
     strikes: int = 0
     node: int | None = None
     agreed: bool = False
+    dropped: bool = False
 
 
 class Roster:
@@ -48,23 +52,53 @@ class Roster:
         """
         member = self.members.get(identity)
         if member is None:
-            if len(self.members) >= self.places and (vacated := self._vacated()) is not None:
+            if self.taken >= self.places and (vacated := self._vacated()) is not None:
                 del self.members[vacated]
-            if len(self.members) >= self.places:
+            if self.taken >= self.places:
                 return None
             member = self.members[identity] = Member(name)
         member.node, member.agreed = node, True
         return member
 
+    @property
+    def taken(self) -> int:
+        """How many places are taken: those of dropped sites are free."""
+        return len(self.members) - self.dropped
+
+    @property
+    def dropped(self) -> int:
+        """How many sites were dropped."""
+        return sum(member.dropped for member in self.members.values())
+
+    def drop(self, identity: str, name: str) -> Member:
+        """Take a site off the list for good; its number and its place are free for another one."""
+        member = self.members.setdefault(identity, Member(name))
+        member.number, member.agreed, member.dropped = None, False, True
+        self.save()
+        return member
+
+    def readmit(self, identity: str) -> None:
+        """Let a dropped site join again."""
+        if identity in self.members and self.members[identity].dropped:
+            del self.members[identity]
+            self.save()
+
     def _vacated(self) -> str | None:
         """A site that disconnected before it had a number."""
-        return next((key for key, each in self.members.items() if each.number is None and not each.agreed), None)
+        return next(
+            (
+                key
+                for key, each in self.members.items()
+                if each.number is None and not each.agreed and not each.dropped
+            ),
+            None,
+        )
 
     def assign_numbers(self) -> None:
         """Number the sites that have no number yet, in the order of their names, and save the list."""
         taken = {member.number for member in self.members.values()}
         free = iter(number for number in range(self.places) if number not in taken)
-        waiting = [member for member in self.members.values() if member.number is None]
+        waiting = [member for member in self.members.values() if member.number is None and not member.dropped]
         for member in sorted(waiting, key=lambda member: member.name):
             member.number = next(free)
         if waiting:

@@ -14,6 +14,7 @@ from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.federation.coordinator import Log, RemoteCohort
 from shoal.federation.flower.transport import Grid, Transport
+from shoal.federation.operations.monitor import Monitor
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.terms import frozen_digest, population, refuse_cyclic
@@ -40,6 +41,7 @@ def serve(
     on_round: OnRound | None = None,
     data: Any = None,
     model: Any = None,
+    monitor: Monitor | None = None,
 ) -> Result:
     """Coordinate a run over a Flower grid.
 
@@ -49,20 +51,32 @@ def serve(
             `data` and `model`.
         names: The sites' names, by the hashes of their keys.
         log: Called with one line for each event.
+        monitor: Receives events and the federation's status instead of `log`, and has the operators' commands.
 
     Returns:
         The result of the run.
     """
     started = time.perf_counter()
     settings = settings_of(config, data, model, overrides, {}, resume=resume, no_guarantee=no_guarantee)
-    settings, trainer = coordinator(settings, data, model, partial(Transport, grid), names or {}, log)
-    return carry_out(
-        settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round
-    )
+    settings, trainer = coordinator(settings, data, model, partial(Transport, grid), names or {}, log, monitor)
+
+    def report(line: dict[str, Any]) -> None:
+        if monitor is not None:
+            monitor.round(line)
+        if on_round is not None:
+            on_round(line)
+
+    return carry_out(settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=report)
 
 
 def coordinator(
-    config: Config, data: Any, model: Any, transport: Callable[[int], Transport], names: dict[str, str], log: Log
+    config: Config,
+    data: Any,
+    model: Any,
+    transport: Callable[[int], Transport],
+    names: dict[str, str],
+    log: Log,
+    monitor: Monitor | None = None,
 ) -> tuple[Config, Trainer[RemoteCohort]]:
     """Return the configuration as it is run, and a trainer whose clients are sites."""
     section = config.federation
@@ -97,7 +111,7 @@ def coordinator(
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
     frozen = frozen_digest(module, net.layout)
-    cohort = make(config, sites, setting, shared, dataset, transport, names, log, frozen)
+    cohort = make(config, sites, setting, shared, dataset, transport, names, log, frozen, monitor)
     trainer = Trainer(cohort, evaluation, rounds=config.rounds, settings=engine)
     refuse_unfit(config.algorithm, section, setting, shared.size)
     return config, trainer

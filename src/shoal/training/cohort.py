@@ -133,6 +133,11 @@ class Cohort(ABC):
         """Are there clients to train? Called before a round is charged; may wait until `stopped`."""
         return True
 
+    @property
+    def over(self) -> str:
+        """Why no further round can be run, though more are planned; empty where that is not so."""
+        return ""
+
     def end(self, why: str, done: int) -> None:  # noqa: B027
         """Called when the run has ended."""
 

@@ -79,7 +79,10 @@ class Trainer(Generic[AnyCohort]):
         self._stopped = True
 
     def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
-        """Run the remaining rounds that the budget pays for; returns why it ended: rounds, budget or stopped."""
+        """Run the remaining rounds that the budget pays for; returns why it ended.
+
+        That is `rounds`, `budget`, `stopped`, or what the cohort says of why no further round can be run (`over`).
+        """
         self.cohort.begin(folder.path, self.done)
         fresh = self.cohort.algorithm.draws_noise
         last_affordable = spending.affordable(self.done)
@@ -93,9 +96,10 @@ class Trainer(Generic[AnyCohort]):
                     on_round(lines[-1])
             folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a crash
             spending.commit(last, self._save(folder, spending.head))
-        if self.done < last_affordable:
+        over = self.cohort.over
+        if self.done < last_affordable and not over:
             return "stopped"
-        why = "rounds" if self.done == self.rounds else "budget"
+        why = "rounds" if self.done == self.rounds else over or "budget"
         self.cohort.end(why, self.done)
         return why
 

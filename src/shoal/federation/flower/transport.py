@@ -84,6 +84,13 @@ class Transport:
                 found.append(self._read(message_id, node, message))
         return found
 
+    def allow(self, keys: list[bytes]) -> bool:
+        """Replace the public keys (PEM) of the sites that may join; False where the grid does not decide who may."""
+        allow = getattr(self._grid, "allow", None)
+        if allow is not None:
+            allow(keys)
+        return allow is not None
+
     def cancel(self, message_ids: Iterable[str]) -> None:
         """Discard any answer to these messages."""
         ids = [message_id for message_id in message_ids if self._open.pop(message_id, None) is not None]

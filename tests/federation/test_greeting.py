@@ -1,0 +1,122 @@
+"""A site that refused a round is greeted again: a full disk, a lost folder, and one that refuses for good."""
+
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+
+from shoal.accounting import ledger
+from shoal.accounting.ledger import Record
+from shoal.federation import coordinator, site
+from shoal.federation.keys import public_pem
+from shoal.federation.messages import Payload
+from shoal.federation.site import Owner, Site
+from shoal.federation.site_records import reader
+from shoal.federation.terms import ROUND
+from support.federations import BAD, full_cohort, in_rounds, served
+from support.loopback import Loopback, Peer, with_sites
+
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def clients(result):
+    return [line["clients"] for line in result.metrics]
+
+
+def reports(result):
+    found = [(line["round"], report) for line in result.metrics for report in line.get("reports", ())]
+    return [(number, report["site"], report["what"]) for number, report in found]
+
+
+@pytest.fixture
+def full_once(monkeypatch, tmp_path):
+    """The disk of site-01 is full for one write, once it has answered a round."""
+    full = []
+
+    def fill(line):
+        if line["round"] == 1:
+            full.append(True)
+
+    def check(path):
+        if full and tmp_path / "site-1" in path.parents:
+            full.clear()
+            raise NO_SPACE
+
+    write_line, write_file = ledger._write_all, site.write_whole
+
+    def line_written(file, raw):
+        check(tmp_path / os.readlink(f"/proc/self/fd/{file}"))
+        write_line(file, raw)
+
+    def file_written(path, content):
+        check(path)
+        write_file(path, content)
+
+    def at(place):
+        if place == "ledger":
+            monkeypatch.setattr(ledger, "_write_all", line_written)
+        else:
+            monkeypatch.setattr(site, "write_whole", file_written)
+        return fill
+
+    return at
+
+
+@pytest.mark.parametrize("place", ["ledger", "progress"])
+def test_a_site_whose_disk_was_full_once_takes_part_again(tmp_path, full_once, place):
+    """It refuses that round, and no charge is missing: a round whose progress was not written is charged twice."""
+    grid = with_sites(tmp_path, 4)
+    result, _ = served(tmp_path, full_cohort() | {"rounds": 4}, grid, on_round=full_once(place))
+    assert clients(result) == [4, 3, 4, 4]
+    assert reports(result) == [(2, "site-01", "refused")]
+    found, own = Record.read(tmp_path / "site-1" / "ledger.jsonl")
+    assert found.whole
+    assert own.charged[-1].round == {"ledger": 4, "progress": 5}[place]
+
+
+class Keyed(Loopback):
+    """Sites known by their keys."""
+
+    def get_nodes(self):
+        return [Peer(node, public_pem(each.owner.key.public_key())) for node, each in self.sites.items()]
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_a_site_restarted_without_its_folder_takes_part_again(tmp_path, aggregation):
+    """It is back before anybody missed it; the first round that it is asked for is of terms that it does not know."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(4)]
+
+    def started(number, folder):
+        return Site(Owner(f"site-{number:02}", folder, reader("digits", part=number), key=keys[number]))
+
+    grid = Keyed({100 + number: started(number, tmp_path / f"site-{number}") for number in range(4)})
+
+    def restart(line):
+        if line["round"] == 1:
+            grid.sites[BAD].close()
+            grid.sites[BAD] = started(1, tmp_path / "new")
+
+    given = full_cohort() | {"rounds": 3, "federation.aggregation": aggregation}
+    result, _ = served(tmp_path, given, grid, on_round=restart)
+    assert clients(result) == [4, 3, 4]
+    assert reports(result) == [(2, "site-01", "refused")]
+    assert "not the terms that this site agreed to" in result.metrics[1]["reports"][0]["why"]
+
+
+def test_a_site_that_refuses_every_round_is_asked_ever_more_rarely(tmp_path, monkeypatch):
+    """A round takes half a second of this test's clock: pauses of 0, 1, 3, 7 seconds are 0, 2, 6, 14 rounds."""
+    clock = [0.0]
+    time = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(coordinator, "time", time)
+    grid = with_sites(tmp_path, 4)
+    grid.changes[BAD] = in_rounds(lambda _kind, _answer: Payload({"refused": "not today"}))
+    given = full_cohort() | {"rounds": 20}
+    result, _ = served(tmp_path, given, grid, on_round=lambda _line: time.sleep(0.5))
+    messages = [payload for *about, payload in grid.wire if about == ["to", BAD, ROUND]]
+    asked = [message.values["round"] for message in messages]
+    assert asked == [0, 1, 3, 9]
+    assert [number for number, _, _ in reports(result)] == [1, 2, 4, 10]
