@@ -23,6 +23,7 @@ from shoal.cli import (
     ledger,
     models,
     papers,
+    policy,
     predict,
     report,
     run,
@@ -50,6 +51,7 @@ app.command("audit")(audit.command)
 app.command("serve")(serve.command)
 app.command("join")(join.command)
 app.add_typer(keys.app, name="keys")
+app.add_typer(policy.app, name="policy")
 app.add_typer(account.app, name="account")
 app.add_typer(runs.app, name="runs")
 app.add_typer(ledger.app, name="ledger")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 import shlex
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, print_json
+from shoal.cli.options import Change, JsonWithProgress, NoGuarantee, PasswordFile, password_of, print_json
 from shoal.cli.run import Watch, show
 from shoal.errors import ConfigError
 
@@ -33,6 +34,7 @@ def command(
     keys: Annotated[
         Path | None, typer.Option(help="The folder of `shoal keys coordinator`: TLS, and the sites that may join.")
     ] = None,
+    password_file: PasswordFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys, even beyond loopback.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
@@ -52,7 +54,7 @@ def command(
     def report(words: str) -> None:
         console.print(words, highlight=False, markup=False, soft_wrap=True)
 
-    link, names = open_link(host, port, keys, insecure, report)
+    link, names = open_link(host, port, keys, insecure, report, password_file)
 
     def start(settings: Config, coordinator: Any, run: Path) -> None:
         if settings.federation.seeded:
@@ -60,21 +62,23 @@ def command(
         watch.start(settings, coordinator, run)
 
     try:
-        result = serve(
-            link,
-            config,
-            names=names,
-            log=report,
-            overrides=change or [],
-            resume=resume,
-            runs=runs,
-            no_guarantee=no_guarantee,
-            on_start=start,
-            on_round=watch.round,
-        )
+        with watching_keys(keys, link, names, report):
+            result = serve(
+                link,
+                config,
+                names=names,
+                log=report,
+                overrides=change or [],
+                resume=resume,
+                runs=runs,
+                no_guarantee=no_guarantee,
+                on_start=start,
+                on_round=watch.round,
+            )
     except Interrupted as stopped:
         again = ["shoal", "serve", "--resume", str(stopped.run), "--host", host, "--port", str(link.port)]
         again += ["--keys", str(keys)] if keys else ["--insecure"] if insecure else []
+        again += ["--password-file", str(password_file)] if password_file else []
         report(f"stopped after round {stopped.done}; resume with: {shlex.join(again)}")
         raise typer.Exit(stopped.exit_code) from None
     finally:
@@ -87,7 +91,12 @@ def command(
 
 
 def open_link(
-    host: str, port: int, keys: Path | None, insecure: bool, report: Callable[[str], None]
+    host: str,
+    port: int,
+    keys: Path | None,
+    insecure: bool,
+    report: Callable[[str], None],
+    password_file: Path | None = None,
 ) -> tuple[SuperLink, dict[str, str]]:
     """Listen for sites.
 
@@ -97,15 +106,17 @@ def open_link(
         keys: The folder of `shoal keys coordinator`; None for no TLS.
         insecure: Whether no TLS is allowed beyond loopback.
         report: Called with messages.
+        password_file: The password of the coordinator's private key, where it has one.
 
     Returns:
         The link, and the sites' names by the hashes of their keys.
 
     Raises:
-        ConfigError: Without TLS beyond loopback, unless `insecure`; or where no site could join.
+        ConfigError: Without TLS beyond loopback, unless `insecure`; where no site could join; or where a certificate
+            has expired.
     """
     from shoal.federation.flower.superlink import SuperLink, Tls, identity
-    from shoal.federation.keys import read_sites
+    from shoal.federation.keys import CA, SERVER, SERVER_KEY, read_site_key, read_sites, warn_of_end
 
     if keys is None:
         if insecure:
@@ -121,9 +132,24 @@ def open_link(
         sites = read_sites(keys)
         if not sites:
             raise ConfigError(f"no site could join: there is no public key (NAME.pub) in {keys / 'sites'}")
-        link = SuperLink(host, port, Tls(keys / "server.pem", keys / "server.key"), list(sites.values()))
+        for name in (SERVER, CA):
+            warn_of_end(keys / name, report)
+        password = password_of(keys / SERVER_KEY, password_file)
+        read_site_key(keys / SERVER_KEY, password)
+        tls = Tls(keys / SERVER, keys / SERVER_KEY, password.decode() if password else None)
+        link = SuperLink(host, port, tls, list(sites.values()))
     report(f"listening on {host}:{link.port}, {f'TLS, {len(sites)} sites may join' if keys else 'without TLS'}")
     return link, {identity(key): name for name, key in sites.items()}
+
+
+def watching_keys(
+    keys: Path | None, link: SuperLink, names: dict[str, str], report: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """Follow the folder of keys while the federation runs."""
+    from shoal.federation.flower.superlink import identity
+    from shoal.federation.key_watch import KeyWatch, watching
+
+    return nullcontext() if keys is None else watching(KeyWatch(keys, link, names, identity, report))
 
 
 def loopback(host: str) -> bool:

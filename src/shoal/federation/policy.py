@@ -1,6 +1,10 @@
-"""The bounds that a site's owner sets on a federation's terms, checked before the terms are used for anything.
+"""A data owner's policy, `site-policy.toml`: who may ask, for what, when, and for how much privacy.
 
-A check takes the same time whatever the terms say: a schedule is evaluated at its minimum and maximum, not in every
+    shoal join HOST --policy site-policy.toml           refuse whatever is outside
+    shoal policy check site-policy.toml terms.toml      tell before
+
+Terms are checked before they are used for anything. A refusal names the line of the policy that forbids them. A check
+takes the same time whatever the terms say: a schedule is evaluated at its minimum and maximum, not in every
 round. Bounds on clip norm and learning rate keep away from the limits of float32, where norms and noise underflow;
 the others keep a coordinator from demanding more work or memory than a site has.
 """
@@ -8,49 +12,73 @@ the others keep a coordinator from demanding more work or memory than a site has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+import re
+import tomllib
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, time
 from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import Tensor
 
+from shoal.accounting.claims import Observer, Unit
 from shoal.algorithms.base import Algorithm
+from shoal.checked import checked
+from shoal.config import MOST_ROUNDS
 from shoal.errors import ConfigError, nearest
-from shoal.federation.consent import Refused
+from shoal.federation.consent import Refused, Requirements
 from shoal.federation.terms import Terms
 from shoal.mechanisms.schedules import parse
+from shoal.mechanisms.setting import Setting
 
 Range = tuple[float, float]
+Period = tuple[time, time]
+RENAMED = {"clip": "clip_norm"}
+UNASKED = (
+    "the default without --policy; to trust the coordinator: --against release; to accept anything: --no-guarantee"
+)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The smallest and largest value that this site accepts for each term.
+    """The smallest and largest value that this site accepts for each term, the methods, and the hours.
 
     Attributes:
-        clip: Clip norms of gradients and updates, including adaptive ones.
+        clip_norm: Clip norms of gradients and updates, including adaptive ones.
         lr: The learning rate.
         steps: Local steps a round.
         rounds: Rounds of the run.
         batch: Records in a batch, each counted as often as it has views.
         clients: Sites in the federation.
+        cohort: Sites that are expected to take part in a round.
         parameters: Parameters of the model.
         weight: The largest absolute value of a parameter.
+        methods: The algorithms that may be used; None accepts any.
+        hours: When the site trains, by its own clock; empty: at any time.
+        sources: Where the owner set each of these, for refusals.
     """
 
-    clip: Range = (1e-6, 1e6)
+    clip_norm: Range = (1e-6, 1e6)
     lr: Range = (1e-9, 1e4)
     steps: Range = (1, 10_000)
     rounds: Range = (1, 10_000)
     batch: Range = (1, 100_000)
     clients: Range = (1, 1_000_000)
+    cohort: Range = (0, 1_000_000)
     parameters: Range = (1, 500_000_000)
     weight: Range = (0, 1e9)
+    methods: tuple[str, ...] | None = None
+    hours: tuple[Period, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name, (low, high) in self._ranges.items():
             if not 0 <= low <= high:
-                raise ConfigError(f"--bound {name} must be LOW:HIGH with 0 <= LOW <= HIGH, got {low:g}:{high:g}")
+                where = self.sources.get(name, f"--bound {name}")
+                raise ConfigError(f"{where}: it must be LOW:HIGH with 0 <= LOW <= HIGH, got {low:g}:{high:g}")
 
     @classmethod
     def read(cls, words: Iterable[str]) -> Bounds:
@@ -58,6 +86,9 @@ class Bounds:
         found = cls()._ranges
         for word in words:
             name, equals, text = word.partition("=")
+            if name in RENAMED:
+                warnings.warn(f"--bound {name} is now called {RENAMED[name]}", FutureWarning, 2)
+                name = RENAMED[name]
             if name not in found:
                 raise ConfigError(f"--bound {word}: there is no bound '{name}'{nearest(name, found)}")
             low, colon, high = text.partition(":")
@@ -69,16 +100,31 @@ class Bounds:
                 found[name] = (float(low or found[name][0]), float(high or found[name][1]))
             except ValueError:
                 raise ConfigError(f"--bound {word}: LOW and HIGH must be numbers") from None
-        return cls(**found)
+        return cls(**found)  # type: ignore[arg-type]
 
     def refuse(self, terms: Terms) -> None:
         """Raise Refused where a term is out of bounds in any round."""
-        self.refuse_value("rounds", "rounds", terms.setting.rounds)  # before schedules are evaluated
-        self.refuse_value("clients", "data.clients", terms.setting.clients)
-        self.refuse_value("parameters", "the model's number of parameters", terms.charged.parameters)
-        algorithm, rounds = terms.settings.algorithm, terms.setting.rounds
-        for name, key, value in chain(_asked(algorithm, rounds), _clips(algorithm, rounds, terms.charged.parameters)):
-            self.refuse_value(name, key, value)
+        for problem in self.problems(terms):
+            raise Refused(problem)
+
+    def problems(self, terms: Terms) -> Iterator[str]:
+        """Each term that is out of bounds, in words."""
+        first: list[tuple[str, str, float]] = [
+            ("rounds", "rounds", terms.setting.rounds),
+            ("clients", "data.clients", terms.setting.clients),
+            ("parameters", "the model's number of parameters", terms.charged.parameters),
+        ]
+        for name, key, value in first:
+            yield from self._outside(name, key, value)
+        if terms.setting.rounds > MOST_ROUNDS:  # schedules of so many are not evaluated
+            return
+        algorithm, setting = terms.settings.algorithm, terms.setting
+        if self.methods is not None and algorithm.name not in self.methods:
+            accepted = ", ".join(self.methods) or "none"
+            yield f"the method is {algorithm.name}, this site accepts {accepted} ({self.sources['methods']})"
+        asked = _asked(algorithm, setting.rounds), _clips(algorithm, setting.rounds, terms.charged.parameters)
+        for name, key, value in chain(*asked, _cohorts(algorithm, setting)):
+            yield from self._outside(name, key, value)
 
     def refuse_model(self, model: Tensor) -> None:
         """Raise Refused where a parameter of the model is too large."""
@@ -86,14 +132,155 @@ class Bounds:
 
     def refuse_value(self, name: str, key: str, value: float) -> None:
         """Raise Refused where the value of `key` is outside bound `name`."""
+        for problem in self._outside(name, key, value):
+            raise Refused(problem)
+
+    def refuse_hour(self, at: datetime) -> None:
+        """Raise Refused outside the hours in which the site trains."""
+        moment = at.time()
+        if self.hours and not any(_within(period, moment) for period in self.hours):
+            accepted = " and ".join(f"{start:%H:%M} to {end:%H:%M}" for start, end in self.hours)
+            raise Refused(f"it is {moment:%H:%M} here, this site trains from {accepted} ({self.sources['hours']})")
+
+    def _outside(self, name: str, key: str, value: float) -> Iterator[str]:
+        if not self._inside(name, value):
+            accepted = " to ".join(map(_shown, self._ranges[name]))
+            source = self.sources.get(name, f"its --bound {name}=LOW:HIGH")
+            yield f"{key} is {_shown(value)}, this site accepts {accepted} ({source})"
+
+    def _inside(self, name: str, value: float) -> bool:
         low, high = self._ranges[name]
-        if not low <= value <= high:
-            accepted = f"{_shown(low)} to {_shown(high)}"
-            raise Refused(f"{key} is {_shown(value)}, this site accepts {accepted} (its --bound {name}=LOW:HIGH)")
+        return low <= value <= high
 
     @property
     def _ranges(self) -> dict[str, Range]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in RANGES}
+
+
+RANGES = tuple(each.name for each in fields(Bounds) if each.name not in ("methods", "hours", "sources"))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site's owner accepts.
+
+    Attributes:
+        requirements: The privacy that must be proven.
+        bounds: The values, methods and hours.
+        coordinators: The fingerprints of the authorities (ca.pem) whose coordinators may ask; None: any.
+        sources: Where the owner set each of these, for refusals.
+    """
+
+    requirements: Requirements
+    bounds: Bounds
+    coordinators: frozenset[str] | None = None
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def refuse_coordinator(self, authorities: Collection[str]) -> None:
+        """Raise Refused unless each authority by which the coordinator may prove itself (--ca) is known."""
+        if self.coordinators is None:
+            return
+        where = self.sources["coordinators"]
+        if not authorities:
+            raise Refused(f"without TLS anyone could be the coordinator: give --ca ({where})")
+        for each in authorities:
+            if each not in self.coordinators:
+                raise Refused(f"the authority {each} of --ca may not ask ({where})")
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy; a key that it leaves out has its default, and the observer is the server."""
+    given, sources = _written(path)
+    kinds: dict[str, Any] = dict.fromkeys(RANGES, Range) | PRIVACY | REST
+    for key in given:
+        if key not in kinds:
+            raise ConfigError(f"{sources[key]}: there is no key '{key}'{nearest(key, kinds)}")
+    try:
+        found = {key: checked(key, value, kinds[key]) for key, value in given.items()}
+        hours = tuple(_period(word) for word in found.get("hours", ()))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    observer = found.get("observer", "server")
+    names = {"epsilon_total": "epsilon", "noise_multiplier": "noise"}
+    privacy = {names.get(key, key): found[key] for key in PRIVACY if key in found and key != "observer"}
+    unset = {"observer": f"{path.name} names no observer, so it is the server"} | sources
+    requirements = Requirements(
+        **privacy,
+        observer="release" if observer == "none" else observer,
+        guarantee=observer != "none",
+        sources={names.get(key, key): words for key, words in unset.items()},
+    )
+    ranges = {name: found[name] for name in RANGES if name in found}
+    bounds = Bounds(**ranges, methods=found.get("methods"), hours=hours, sources=sources)
+    coordinators = frozenset(found["coordinators"]) if "coordinators" in found else None
+    return Policy(requirements, bounds, coordinators, sources)
+
+
+def policy_of(
+    *,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    noise: float | None = None,
+    unit: Unit | None = None,
+    against: Observer | None = None,
+    bounds: Iterable[str] = (),
+    no_guarantee: bool = False,
+) -> Policy:
+    """The policy that the options of `shoal join` state: without any, a guarantee against the server is required."""
+    if no_guarantee and any(given is not None for given in (epsilon, noise, against)):
+        raise ConfigError("--no-guarantee and --against or --require-... contradict each other: leave one out")
+    observer = against or ("release" if no_guarantee else "server")
+    sources = {} if against else {"observer": UNASKED}
+    requirements = Requirements(epsilon, delta, noise, unit, observer, guarantee=not no_guarantee, sources=sources)
+    return Policy(requirements, Bounds.read(bounds))
+
+
+PRIVACY: dict[str, Any] = {
+    "epsilon_per_run": float,
+    "epsilon_per_month": float,
+    "epsilon_total": float,
+    "delta": float,
+    "noise_multiplier": float,
+    "unit": Literal["client", "record"],
+    "observer": Literal["release", "server", "client-process", "none"],
+}
+REST: dict[str, Any] = {
+    "methods": tuple[str, ...],
+    "hours": tuple[str, ...],
+    "coordinators": tuple[str, ...],
+}
+
+
+def _written(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys of a policy with their values, and with the lines that set them."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        given = tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the policy {path} cannot be read: {error}") from None
+    sources = dict.fromkeys(given, path.name)
+    for number, line in enumerate(text.splitlines(), 1):
+        key, equals, _ = line.partition("=")
+        if equals and sources.get(key := key.strip().strip("\"'")) == path.name:
+            shown = re.sub(r"\s+", " ", line.partition(" #")[0].strip())
+            sources[key] = f"{path.name}, line {number}: {shown[:80]}"
+    return given, sources
+
+
+def _period(word: str) -> Period:
+    """`20:00-06:00`; the end may be on the next day."""
+    try:
+        start, end = (time.fromisoformat(each) for each in word.split("-"))
+    except ValueError:
+        raise ConfigError(f"hours cannot be {word!r}: write HH:MM-HH:MM, for example 20:00-06:00") from None
+    if start == end or start.tzinfo or end.tzinfo:
+        raise ConfigError(f"hours cannot be {word!r}: start and end must differ, without a time zone")
+    return start, end
+
+
+def _within(period: Period, moment: time) -> bool:
+    start, end = period
+    return start <= moment < end if start < end else moment >= start or moment < end
 
 
 def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]]:
@@ -102,7 +289,7 @@ def _asked(algorithm: Algorithm, rounds: int) -> Iterator[tuple[str, str, float]
     views = f" x {records.augmentations} records.augmentations" if records.augmentations else ""
     yield "batch", f"records.batch{views}", records.batch * max(1, records.augmentations)
     yield "steps", *(("local.epochs", local.epochs) if local.steps is None else ("local.steps", local.steps))
-    clips = [("clip", key, text) for each in algorithm.mechanisms for key, text in each.scales().items()]
+    clips = [("clip_norm", key, text) for each in algorithm.mechanisms for key, text in each.scales().items()]
     for name, key, text in (*clips, ("lr", "local.lr", local.lr)):
         schedule = parse(text)
         for t in schedule.extremes(rounds):
@@ -116,10 +303,16 @@ def _clips(algorithm: Algorithm, rounds: int, parameters: int) -> Iterator[tuple
     for t in algorithm.extreme_rounds(rounds):
         where = f" in round {t + 1} of {rounds}"
         if per_record is not None:
-            yield "clip", f"the clip of per_record{where}", per_record.least({}, t, rounds, parameters)
+            yield "clip_norm", f"the clip of per_record{where}", per_record.least({}, t, rounds, parameters)
         bound = per_update.public_bound(t, rounds) if per_update is not None else None
         if bound is not None and bound < math.inf:
-            yield "clip", f"the clip of per_update{where}", bound
+            yield "clip_norm", f"the clip of per_update{where}", bound
+
+
+def _cohorts(algorithm: Algorithm, setting: Setting) -> Iterator[tuple[str, str, float]]:
+    for t in algorithm.extreme_rounds(setting.rounds):
+        expected = algorithm.clients.expected(t, setting.rounds, setting.clients)
+        yield "cohort", f"the expected cohort in round {t + 1} of {setting.rounds}", expected
 
 
 def _shown(value: float) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 
 from flwr.app import Message
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_FLWR_AID
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
@@ -99,6 +100,22 @@ class LinkState(InMemoryLinkState):
             for message_id, message in self.message_ins_store.items():
                 if message.metadata.dst_node_id == node_id and message.metadata.delivered_at:
                     self.lost.setdefault(message_id, why)
+
+    def allow(self, keys: Collection[bytes]) -> None:
+        """Let only the nodes with these public keys (PEM) in; others are out at once, held requests included."""
+        with self.lock:
+            for key in set(self.node_public_key_to_node_id) - set(keys):
+                node = self.node_public_key_to_node_id.pop(key)
+                self.deactivate_node(node)
+                self.starts[node] += 1  # ends a held request
+                self.lose(node, "the site's key may not join any more")
+            for key in set(keys) - set(self.node_public_key_to_node_id):
+                self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        self.wake()
+
+    def allowed(self, node_id: int) -> bool:
+        """Whether the key of a node may still join."""
+        return self.node_public_key_to_node_id.get(self.nodes[node_id].public_key) == node_id
 
     def deactivate_node(self, node_id: int) -> bool:
         """Deactivate a node."""

@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}  # read when flwr is imported
@@ -25,7 +25,6 @@ import uvicorn
 from flwr.app import Message
 from flwr.app.error import Error
 from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -46,10 +45,11 @@ ALIVE = 12.0  # seconds of silence after which a site counts as disconnected
 
 @dataclass(frozen=True)
 class Tls:
-    """The files of the coordinator's certificate and its private key."""
+    """The files of the coordinator's certificate and its private key, and the key's password."""
 
     certificate: Path
     key: Path
+    password: str | None = field(default=None, repr=False)
 
 
 class SuperLink:
@@ -58,9 +58,8 @@ class SuperLink:
     def __init__(self, host: str, port: int, tls: Tls | None, keys: Sequence[bytes]) -> None:
         """Start the server; with `keys` (PEM) only these nodes may join, without any node may."""
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
-        self._state = LinkState()
-        for key in keys:
-            self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+        self._state, self._tls = LinkState(), tls
+        self._state.allow(keys)
         self._run = self._state.open_run()
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self._run, 1, 1
         self._server = _server(HttpApi(self._state, closed=bool(keys)), host, port, tls)
@@ -77,11 +76,30 @@ class SuperLink:
         """Set the most bytes that the vectors of a message may have."""
         self._state.most_bytes = most_bytes
 
+    def allow(self, keys: list[bytes]) -> None:
+        """Let only the nodes with these keys (PEM) join; others are disconnected at once."""
+        self._state.allow(keys)
+
+    def reload_certificate(self) -> None:
+        """Use the certificate's files as they are now, for new connections.
+
+        Raises:
+            RunError: They cannot be used; the old certificate stays.
+        """
+        used = self._server.config.ssl
+        if self._tls is not None and used is not None:
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), used):  # a failure must not spoil the one in use
+                try:
+                    context.load_cert_chain(self._tls.certificate, self._tls.key, self._tls.password)
+                except (OSError, ssl.SSLError) as error:
+                    raise RunError(f"the certificate {self._tls.certificate} cannot be used: {error}") from None
+
     def get_nodes(self) -> list[NodeInfo]:
-        """The nodes seen within the last ALIVE seconds."""
+        """The nodes seen within the last ALIVE seconds whose keys may join."""
         state = self._state
         with state.lock:
-            return [state.nodes[node] for node, seen in list(state.last_seen.items()) if state.clock - seen < ALIVE]
+            seen = [node for node, when in state.last_seen.items() if state.clock - when < ALIVE]
+            return [state.nodes[node] for node in seen if state.allowed(node)]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, and return their ids."""
@@ -165,6 +183,7 @@ def _server(app: HttpApi, host: str, port: int, tls: Tls | None) -> uvicorn.Serv
         timeout_keep_alive=75,
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
+        ssl_keyfile_password=None if tls is None else tls.password,
     )
     try:
         config.load()
