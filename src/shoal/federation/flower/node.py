@@ -115,6 +115,12 @@ def run_site(site: Site, endpoint: Endpoint, patience: float, log: Callable[[str
 def _refuse_permanent(error: Exception, endpoint: Endpoint, connected: bool) -> None:
     """Raise a JoinError for errors that a retry cannot fix."""
     reason = _reason(error)
+    if "certificate has expired" in reason:
+        if connected:  # it may be renewed any moment
+            return
+        raise JoinError(
+            f"the certificate of {endpoint.address} has expired: its operator must run `shoal keys renew`"
+        ) from None
     if "CERTIFICATE_VERIFY_FAILED" in reason or "certificate verify failed" in reason:
         raise JoinError(
             f"{endpoint.address} presented a certificate that --ca did not sign, or one for another address: {reason}"
