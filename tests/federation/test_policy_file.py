@@ -21,8 +21,8 @@ from shoal.federation.consent import Refused, Requirements, SiteLedger
 from shoal.federation.flower.apps import owner
 from shoal.federation.keys import authorities, make_authority
 from shoal.federation.messages import Payload
-from shoal.federation.policy import policy_of, read_policy
 from shoal.federation.policy_check import refusals
+from shoal.federation.policy_file import policy_of, read_policy
 from shoal.federation.secagg.encoding import KEYS
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
@@ -105,7 +105,7 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize(("line", "words"), FORBIDDEN, ids=[line.split()[0] for line, _ in FORBIDDEN])
 def test_a_refusal_names_the_line_and_reads_no_record(tmp_path, line, words):
-    policy = read_policy(written(tmp_path, "", f"{line}  # since May"))
+    policy = read_policy(written(tmp_path, "", f"{line}  # since May", 'unit = "client"'))
     here = site(tmp_path, policy)
     refused = answer(here, terms())["refused"]
     here.close()
@@ -149,6 +149,9 @@ def test_a_check_tells_all_that_is_forbidden(tmp_path):
         ('hours = ["8-18"]', "hours cannot be '8-18': write HH:MM-HH:MM"),
         ('hours = ["08:00-08:00"]', "start and end must differ"),
         ("methods = 3", "methods cannot be 3"),
+        ("epsilon_per_run = 3", 'line 2: epsilon_per_run = 3: for whom? Add unit = "record" or unit = "client"'),
+        ('noise_multiplier = 1\nunit = "client"\nobserver = "none"', 'It contradicts site-policy.toml, line 4'),
+        ("[privacy]\ndelta = 1e-6", "site-policy.toml: there is no key 'privacy'"),
         ("rounds = ", "cannot be read: Invalid value (at line 2"),
     ],
 )  # fmt: skip
@@ -264,7 +267,7 @@ def test_a_plan_is_judged_by_its_cheapest_round_and_by_how_often_a_site_is_sampl
 
 
 def test_a_check_counts_what_the_sites_ledger_has_charged(tmp_path):
-    policy = read_policy(written(tmp_path, "epsilon_total = 0.2", 'observer = "release"'))
+    policy = read_policy(written(tmp_path, "epsilon_total = 0.2", 'observer = "release"', 'unit = "client"'))
     offered = terms(CURATOR | {"per_round.noise_multiplier": 60.0})
     assert refusals(policy, offered) == []
     (tmp_path / "own").mkdir()
@@ -373,7 +376,7 @@ def test_flowers_own_nodes_have_the_same_defaults(tmp_path):
     given = {"data": "digits", "folder": str(tmp_path)}
     assert owner(given).requirements == policy_of().requirements
     assert not owner(given | {"no-guarantee": True}).requirements.any
-    path = written(tmp_path, "epsilon_total = 3.5", "lr = [0, 1]")
+    path = written(tmp_path, "epsilon_total = 3.5", "lr = [0, 1]", 'unit = "record"')
     found = owner(given | {"policy": str(path)})
     assert (found.requirements.epsilon, found.bounds.lr) == (3.5, (0, 1))
 

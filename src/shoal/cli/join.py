@@ -89,7 +89,7 @@ def command(
     require_flower()
     from shoal.federation.flower.node import Endpoint, run_site
     from shoal.federation.keys import authorities
-    from shoal.federation.policy import policy_of, read_policy
+    from shoal.federation.policy_file import policy_of, read_policy
     from shoal.federation.site import Owner, Site
     from shoal.federation.site_records import reader
 

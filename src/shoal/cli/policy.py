@@ -48,8 +48,8 @@ def check(
 ) -> None:
     """Say what a policy forbids of a federation's terms: one line each, and exit code 1 where there is any."""
     from shoal.federation.keys import authorities
-    from shoal.federation.policy import read_policy
     from shoal.federation.policy_check import refusals
+    from shoal.federation.policy_file import read_policy
     from shoal.federation.terms import Terms
 
     accepted = read_policy(policy)

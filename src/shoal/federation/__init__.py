@@ -2,7 +2,8 @@
 
 messages, terms        what they exchange, as plain values and vectors
 validation             the coordinator's checks on every answer
-consent, policy        a site's checks on the terms: its own ledger, and its owner's site-policy.toml
+consent, policy        a site's checks on the terms: its own ledger, and bounds on their values
+policy_file            both, as the owner writes them in site-policy.toml
 policy_check           what a policy would refuse, before anybody joins
 coordinator, site      the two halves of a round (training/round.py)
 roster, site_records   the sites of a run; a site's own data

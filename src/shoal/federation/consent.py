@@ -33,6 +33,7 @@ from shoal.training.budget import repeated
 
 SEEDED = "its noise follows from a seed that every site receives, so it hides nothing"
 MONTH = timedelta(days=30)
+LONGEST_NAME = 64  # of a run, in every line of the ledger
 WITHOUT_PLD = 3.0  # by RDP, so many times the cap is refused without PLD, which takes seconds
 
 CAPS = {
@@ -135,7 +136,7 @@ class SiteLedger:
         clock: Callable[[], datetime] = now,
     ) -> None:
         self.requirements, self._pair = requirements, (requirements.unit or unit, requirements.observer)
-        self._run, self._clock = run, clock
+        self._run, self._clock = run[:LONGEST_NAME], clock
         self._seeded = False
         self._ledger = Ledger(path)
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from shoal.accounting.ledger import FILE, Record
 from shoal.errors import ConfigError, ShoalError
 from shoal.federation.consent import Refused, SiteLedger
-from shoal.federation.policy import Policy
+from shoal.federation.policy_file import Policy
 from shoal.federation.terms import Terms
 
 
