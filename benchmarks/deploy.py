@@ -91,7 +91,17 @@ def free_port() -> int:
 
 def join(folder: Path, number: int, port: int) -> Any:
     name = f"site-{number:02}"
-    options = ["--key", f"{name}.key", "--ca", "keys/ca.pem", "--peers", "keys/sites", "--folder", f"own-{number}"]
+    options = [
+        "--key",
+        f"{name}.key",
+        "--ca",
+        "keys/ca.pem",
+        "--peers",
+        "keys/sites",
+        "--folder",
+        f"own-{number}",
+        "--no-guarantee",
+    ]
     return start(folder, f"{name}.log", "join", f"127.0.0.1:{port}", "--data", f"data-{number}.npz", *options)
 
 

@@ -67,7 +67,7 @@ def some(_terms):
 STRICT = Requirements(epsilon=50.0, noise=1.0, unit="record", observer="server")
 
 
-WIDE = Bounds.read(["clip=0:1e30", "lr=0:1e30"])
+WIDE = Bounds.read(["clip_norm=0:1e30", "lr=0:1e30"])
 
 
 def answers(folder, agreed, model, times, requirements=STRICT):

@@ -127,9 +127,16 @@ def record_read(update, given):
 @pytest.mark.slow
 def test_what_the_attack_reads_where_nothing_is_clipped(tmp_path):
     """Without clip and noise, for which a site that insists on nothing may be asked, one round shows one record."""
-    refused, update, charged, code = attacked(tmp_path, OPEN | {"local.lr": 0.1})
+    refused, update, charged, code = attacked(tmp_path, OPEN | {"local.lr": 0.1}, "--no-guarantee")
     assert (refused, charged, code) == (None, 1, 0)
     assert record_read(update, OPEN | {"local.lr": 0.1}) is not None
+
+
+@pytest.mark.slow
+def test_unless_its_owner_says_so_a_site_does_not_take_part_in_that(tmp_path):
+    refused, update, charged, code = attacked(tmp_path, OPEN | {"local.lr": 0.1})
+    assert refused.startswith("nothing is proven for a client against the server: no noise is added (the default")
+    assert (update, charged, code) == (None, 0, 2)
 
 
 @pytest.mark.parametrize(

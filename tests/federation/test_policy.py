@@ -49,7 +49,7 @@ STRICT = Requirements(epsilon=50.0, noise=1.0, unit="record", observer="server")
 
 RECORDS = {key: value for key, value in SAID.items() if not key.startswith("per_update")} | {"algorithm": "dp-sgd"}
 ADAPTIVE = RECORDS | {"algorithm": "geyer-private", "per_update.count_noise_multiplier": 3.0}
-TINY = "is 1e-09, this site accepts 1e-06 to 1e+06 (its --bound clip=LOW:HIGH)"
+TINY = "is 1e-09, this site accepts 1e-06 to 1e+06 (its --bound clip_norm=LOW:HIGH)"
 
 
 def terms(given, rounds=None):
@@ -70,7 +70,7 @@ def test_a_clip_is_bounded_whatever_settings_it_follows_from(monkeypatch):
     monkeypatch.setattr(type(other.settings.algorithm.per_update), "scales", lambda self: {})
     Bounds().refuse(other)
     with pytest.raises(Refused, match="the clip of per_update in round 1 of 100 is 4, this site accepts 5 to 6"):
-        Bounds(clip=(5, 6)).refuse(other)
+        Bounds(clip_norm=(5, 6)).refuse(other)
 
 
 def test_terms_cannot_ask_for_more_threads_than_a_site_has_cores():
@@ -313,9 +313,9 @@ def test_a_lone_record_cannot_be_read_off_the_signs_of_a_step(tmp_path, clip, lr
 @pytest.mark.parametrize(
     ("word", "words"),
     [
-        ("clip", "write clip=LOW:HIGH, for example clip=1e-06:1e+06"),
-        ("clip=3", "write clip=LOW:HIGH"),
-        ("clipp=1:2", "there is no bound 'clipp'; did you mean 'clip'"),
+        ("clip_norm", "write clip_norm=LOW:HIGH, for example clip_norm=1e-06:1e+06"),
+        ("clip_norm=3", "write clip_norm=LOW:HIGH"),
+        ("clipp=1:2", "there is no bound 'clipp'; did you mean 'clip_norm'"),
         ("rounds=a:b", "LOW and HIGH must be numbers"),
         ("lr=2:1", "got 2:1"),
         ("lr=nan:1", "got nan:1"),
@@ -339,11 +339,11 @@ def test_a_site_looks_at_its_machine_first(tmp_path):
 
 def test_bounds_are_the_owners(tmp_path):
     assert Bounds.read([]) == Bounds()
-    assert Bounds.read(["clip=0.1:10", "rounds=:500"]) == Bounds(clip=(0.1, 10), rounds=(1, 500))
+    assert Bounds.read(["clip_norm=0.1:10", "rounds=:500"]) == Bounds(clip_norm=(0.1, 10), rounds=(1, 500))
     here = site(tmp_path, "rounds=:99")
     assert "rounds is 100, this site accepts 1 to 99" in agreed(here, terms(SAID))["refused"]
     here.close()
-    assert owner({"data": "digits", "folder": str(tmp_path), "bound": "clip=1:2 lr=:3"}).bounds.lr == (1e-9, 3)
+    assert owner({"data": "digits", "folder": str(tmp_path), "bound": "clip_norm=1:2 lr=:3"}).bounds.lr == (1e-9, 3)
 
 
 @pytest.mark.parametrize("total", [1, 2, 7, 100])

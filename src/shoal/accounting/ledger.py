@@ -60,7 +60,8 @@ class Charge:
 class Intent:
     """Rounds `first` to `round` are about to draw noise: charged from now on, whether committed or not.
 
-    `hash` is that of the line in the ledger, which a checkpoint of these rounds keeps.
+    `hash` is that of the line in the ledger, which a checkpoint of these rounds keeps. `at` is when they were charged
+    (ISO 8601, UTC), `run` the run that they belong to, where a ledger covers several.
     """
 
     round: int
@@ -68,6 +69,8 @@ class Intent:
     charges: tuple[Charge, ...]
     first: int
     hash: str
+    at: str = ""
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ class Record:
                     last, attempt = line.body["round"], line.body["attempt"]
                     first = line.body.get("first", last)
                     _require_rounds(first, last, attempt)
-                    self.charged.append(Intent(last, attempt, charges, first, line.hash))
+                    at, run = (str(line.body.get(key, "")) for key in ("at", "run"))
+                    self.charged.append(Intent(last, attempt, charges, first, line.hash, at, run))
                     for each in range(first, last + 1):
                         self._attempts[each] = max(self._attempts[each], attempt)
                     self.closed = None
@@ -219,14 +223,15 @@ class Ledger(Record):
                 f"charged is not what these data cost; resume with the data of that run, or start a new one"
             )
 
-    def intend(self, round: int, charges: Sequence[Charge], first: int | None = None) -> Intent:
+    def intend(self, round: int, charges: Sequence[Charge], first: int | None = None, run: str = "") -> Intent:
         """Charge a round, or those from `first` to it, on disk, before any noise; repeated rounds are charged again.
 
-        The attempt number is new for each of these rounds, however they were grouped before.
+        The attempt number is new for each of these rounds, however they were grouped before. `run` names the run, in
+        a ledger that covers several.
         """
         first = round if first is None else first
         attempt = 1 + max(self._attempts[each] for each in range(first, round + 1))
-        body = {"round": round, "first": first, "attempt": attempt}
+        body = {"round": round, "first": first, "attempt": attempt} | ({"run": run} if run else {})
         self._append("intent", {**body, "charges": [charge.to_json() for charge in charges]})
         return self.charged[-1]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from shoal.cli.options import LogFormat, LogLevel
+from shoal.cli.options import LogFormat, LogLevel, PasswordFile, password_of
 from shoal.cli.serve import INSECURE, loopback
 from shoal.errors import ConfigError
 
@@ -39,29 +39,41 @@ def command(
     peers: Annotated[
         Path | None, typer.Option(help="A folder with the other sites' NAME.pub: secure sums only with these.")
     ] = None,
+    password_file: PasswordFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, even beyond loopback.")] = False,
     flower_superlink: Annotated[
         bool, typer.Option("--flower-superlink", help="HOST runs Flower's own SuperLink, not `shoal serve`.")
     ] = False,
     folder: Annotated[Path, typer.Option(help="Where this site keeps its own ledger.")] = Path("site"),
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="What you accept, site-policy.toml: instead of --require-..., --bound, --unit, --against."),
+    ] = None,
     require_epsilon: Annotated[
         float | None, typer.Option(help="The most epsilon to spend, over all runs; refuse rounds that exceed it.")
     ] = None,
-    require_delta: Annotated[float, typer.Option(help="The delta of that epsilon.")] = 1e-5,
+    require_delta: Annotated[float | None, typer.Option(help="The delta of that epsilon; 1e-5 if not given.")] = None,
     require_noise: Annotated[
         float | None, typer.Option(help="Refuse a federation with a smaller noise multiplier.")
     ] = None,
     bound: Annotated[
         list[str] | None,
         typer.Option(
-            help="Refuse terms outside NAME=LOW:HIGH, such as clip=0.1:10 or rounds=:500; may be repeated. "
-            "NAME: clip, lr, steps (a round), rounds, batch, clients, parameters, weight (the model's largest)."
+            help="Refuse terms outside NAME=LOW:HIGH, such as clip_norm=0.1:10 or rounds=:500; may be repeated. "
+            "NAME: clip_norm, lr, steps (a round), rounds, batch, clients, cohort, parameters, weight (the model's "
+            "largest)."
         ),
     ] = None,
     unit: Annotated[str | None, typer.Option(help="The unit to protect: client (this site) or record.")] = None,
     against: Annotated[
-        str, typer.Option(help="The observer: release (released models) or server (the coordinator too).")
-    ] = "release",
+        str | None,
+        typer.Option(
+            help="The observer: server (the coordinator; the default), release (released models) or client-process."
+        ),
+    ] = None,
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Take part even if nothing is proven against anybody.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option(help="A module of your own (package.module:Class) that may be used.")
     ] = None,
@@ -80,30 +92,48 @@ def command(
     from shoal.federation.missing import require_flower
 
     require_flower()
-    from shoal.federation.consent import Requirements
     from shoal.federation.flower.node import Endpoint, run_site
+    from shoal.federation.keys import authorities
     from shoal.federation.operations.logs import Log
-    from shoal.federation.policy import Bounds
+    from shoal.federation.policy_file import policy_of, read_policy
     from shoal.federation.site import Owner, Site
     from shoal.federation.site_records import reader
 
     Log(log_level, log_format)
     _choice("--unit", unit, (None, "client", "record"))
-    _choice("--against", against, ("release", "server", "client-process"))
+    _choice("--against", against, (None, "release", "server", "client-process"))
     address = _address(host, ca, insecure)
     site_name = name or (key.stem if key else socket.gethostname())
-    requirements = Requirements(
-        require_epsilon,
-        require_delta,
-        require_noise,
-        cast(Literal["client", "record"] | None, unit),
-        cast(Literal["release", "server", "client-process"], against),
-    )
-    bounds = Bounds.read(bound or ())
-    own = _key(key, folder)
+    options = {
+        "--require-epsilon": require_epsilon,
+        "--require-delta": require_delta,
+        "--require-noise": require_noise,
+        "--bound": bound,
+        "--unit": unit,
+        "--against": against,
+        "--no-guarantee": no_guarantee or None,
+    }
+    if policy is not None:
+        if twice := [option for option, value in options.items() if value is not None]:
+            raise ConfigError(f"--policy and {twice[0]} contradict each other: write it into {policy}")
+        accepted = read_policy(policy)
+    else:
+        accepted = policy_of(
+            epsilon=require_epsilon,
+            delta=1e-5 if require_delta is None else require_delta,
+            noise=require_noise,
+            unit=cast(Literal["client", "record"] | None, unit),
+            against=cast(Literal["release", "server", "client-process"] | None, against),
+            bounds=bound or (),
+            no_guarantee=no_guarantee,
+        )
+    certificate = _certificate(ca)
+    accepted.refuse_coordinator([] if ca is None else authorities(ca))
+    own = _key(key, folder, password_file)
     read, plugins = reader(data, label, part, _schema(schema)), tuple(allow_plugin or ())
+    requirements, bounds = accepted.requirements, accepted.bounds
     site = Site(Owner(site_name, folder, read, requirements, model, own, _peers(peers), bounds, plugins), report)
-    endpoint = Endpoint(address, own, _certificate(ca), registers=key is None, flower=flower_superlink)
+    endpoint = Endpoint(address, own, certificate, registers=key is None, flower=flower_superlink)
     try:
         ended = run_site(site, endpoint, patience, report)
     finally:
@@ -132,7 +162,7 @@ def _address(host: str, ca: Path | None, insecure: bool) -> str:
     return f"{name}:{port}"
 
 
-def _key(path: Path | None, folder: Path) -> EllipticCurvePrivateKey:
+def _key(path: Path | None, folder: Path, password_file: Path | None) -> EllipticCurvePrivateKey:
     """The site's key; without one, a new key that is kept in the site's folder."""
     from shoal.federation.keys import make_site, read_site_key
 
@@ -140,7 +170,7 @@ def _key(path: Path | None, folder: Path) -> EllipticCurvePrivateKey:
         path = folder / "own.key"
         if not path.exists():
             make_site(folder, "own")
-    return read_site_key(path)
+    return read_site_key(path, password_of(path, password_file))
 
 
 def _peers(folder: Path | None) -> frozenset[bytes] | None:
@@ -165,10 +195,13 @@ def _schema(path: Path | None) -> Schema | None:
 
 
 def _certificate(ca: Path | None) -> bytes | None:
-    try:
-        return None if ca is None else ca.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"the certificate {ca} cannot be read: {error.strerror}") from None
+    """The authority's certificate, which must not have expired."""
+    from shoal.federation.keys import warn_of_end
+
+    if ca is None:
+        return None
+    warn_of_end(ca, report, "ask the coordinator for its new ca.pem")
+    return ca.read_bytes()
 
 
 def _choice(option: str, value: str | None, choices: tuple[str | None, ...]) -> None:

@@ -23,6 +23,7 @@ from shoal.cli import (
     ledger,
     models,
     papers,
+    policy,
     predict,
     report,
     run,
@@ -53,6 +54,7 @@ app.command("serve")(serve.command)
 app.command("join")(join.command)
 app.add_typer(sites.app, name="sites")
 app.add_typer(keys.app, name="keys")
+app.add_typer(policy.app, name="policy")
 app.add_typer(account.app, name="account")
 app.add_typer(runs.app, name="runs")
 app.add_typer(ledger.app, name="ledger")

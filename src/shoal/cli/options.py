@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -26,7 +28,35 @@ LogFormat = Annotated[str, typer.Option(help="The format of the log on standard 
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import the code that model.json names, such as a network of your own.")
 ]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(help="A file with the password of the private key; else SHOAL_KEY_PASSWORD, or a terminal asks."),
+]
 OutputFolder = Annotated[Path, typer.Option(help="Where the folder with table, figure and page is made.")]
+
+
+def given_password(file: Path | None) -> bytes | None:
+    """The password in a file, or in SHOAL_KEY_PASSWORD; None where neither is given."""
+    if file is None:
+        word = os.environ.get("SHOAL_KEY_PASSWORD")
+        return word.encode() if word else None
+    try:
+        found = file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--password-file {file} cannot be read: {error}") from None
+    if not found:
+        raise ConfigError(f"--password-file {file} is empty")
+    return found.encode()
+
+
+def password_of(key: Path, file: Path | None) -> bytes | None:
+    """The password of a private key: as given, or as typed in a terminal where the key has one."""
+    from shoal.federation.keys import has_password
+
+    given = given_password(file)
+    if given is None and key.is_file() and sys.stdin.isatty() and has_password(key):
+        given = getpass.getpass(f"Password of {key}: ").encode()
+    return given
 
 
 def print_json(value: Any) -> None:

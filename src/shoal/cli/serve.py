@@ -6,14 +6,23 @@ import ipaddress
 import logging
 import shlex
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from shoal.cli.options import Change, JsonWithProgress, LogFormat, LogLevel, NoGuarantee, print_json
+from shoal.cli.options import (
+    Change,
+    JsonWithProgress,
+    LogFormat,
+    LogLevel,
+    NoGuarantee,
+    PasswordFile,
+    password_of,
+    print_json,
+)
 from shoal.cli.round_log import RoundLog
 from shoal.cli.run import Watch, show
 from shoal.errors import ConfigError, RunError
@@ -36,6 +45,7 @@ def command(
     keys: Annotated[
         Path | None, typer.Option(help="The folder of `shoal keys coordinator`: TLS, and the sites that may join.")
     ] = None,
+    password_file: PasswordFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys, even beyond loopback.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
@@ -66,7 +76,7 @@ def command(
     watch = Watch(Console(stderr=True)) if log.on_terminal else RoundLog(log)
     monitor = Monitor(log.write, keys)
     with ExitStack() as open_things:
-        link, names = open_link(host, port, keys, insecure, log)
+        link, names = open_link(host, port, keys, insecure, log, password_file)
         open_things.callback(link.close)
         link.on_event = monitor.on_event
         if metrics is not None:
@@ -84,6 +94,7 @@ def command(
             watch.start(settings, coordinator, run)
 
         open_things.callback(watch.end)
+        open_things.enter_context(watching_keys(keys, link, names, log))
         try:
             result = serve(
                 link,
@@ -100,6 +111,7 @@ def command(
         except Interrupted as stopped:
             again = ["shoal", "serve", "--resume", str(stopped.run), "--host", host, "--port", str(link.port)]
             again += ["--keys", str(keys)] if keys else ["--insecure"] if insecure else []
+            again += ["--password-file", str(password_file)] if password_file else []
             again += ["--metrics", metrics] if metrics else []
             log(f"stopped after round {stopped.done}; resume with: {shlex.join(again)}")
             raise typer.Exit(stopped.exit_code) from None
@@ -118,7 +130,12 @@ def report_metrics(host: str, port: int, report: Callable[[str], None]) -> None:
 
 
 def open_link(
-    host: str, port: int, keys: Path | None, insecure: bool, report: Callable[[str], None]
+    host: str,
+    port: int,
+    keys: Path | None,
+    insecure: bool,
+    report: Callable[[str], None],
+    password_file: Path | None = None,
 ) -> tuple[SuperLink, dict[str, str]]:
     """Listen for sites.
 
@@ -128,15 +145,17 @@ def open_link(
         keys: The folder of `shoal keys coordinator`; None for no TLS.
         insecure: Whether no TLS is allowed beyond loopback.
         report: Called with messages.
+        password_file: The password of the coordinator's private key, where it has one.
 
     Returns:
         The link, and the sites' names by the hashes of their keys.
 
     Raises:
-        ConfigError: Without TLS beyond loopback, unless `insecure`; or where no site could join.
+        ConfigError: Without TLS beyond loopback, unless `insecure`; where no site could join; or where a certificate
+            has expired.
     """
     from shoal.federation.flower.superlink import SuperLink, Tls, identity
-    from shoal.federation.keys import read_sites
+    from shoal.federation.keys import CA, SERVER, SERVER_KEY, read_site_key, read_sites, warn_of_end
 
     if keys is None:
         if insecure:
@@ -152,9 +171,24 @@ def open_link(
         sites = read_sites(keys)
         if not sites:
             raise ConfigError(f"no site could join: there is no public key (NAME.pub) in {keys / 'sites'}")
-        link = SuperLink(host, port, Tls(keys / "server.pem", keys / "server.key"), list(sites.values()))
+        for name in (SERVER, CA):
+            warn_of_end(keys / name, report)
+        password = password_of(keys / SERVER_KEY, password_file)
+        read_site_key(keys / SERVER_KEY, password)
+        tls = Tls(keys / SERVER, keys / SERVER_KEY, password.decode() if password else None)
+        link = SuperLink(host, port, tls, list(sites.values()))
     report(f"listening on {host}:{link.port}, {f'TLS, {len(sites)} sites may join' if keys else 'without TLS'}")
     return link, {identity(key): name for name, key in sites.items()}
+
+
+def watching_keys(
+    keys: Path | None, link: SuperLink, names: dict[str, str], report: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """Follow the folder of keys while the federation runs."""
+    from shoal.federation.flower.superlink import identity
+    from shoal.federation.key_watch import KeyWatch, watching
+
+    return nullcontext() if keys is None else watching(KeyWatch(keys, link, names, identity, report))
 
 
 def loopback(host: str) -> bool:

@@ -10,16 +10,19 @@ as much as without sampling, and the other rounds cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
-from shoal.accounting.ledger import Charge, Ledger
+from shoal.accounting.ledger import Charge, Intent, Ledger
 from shoal.accounting.rdp import Running
+from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import charges, event
 from shoal.errors import ConfigError, ShoalError
@@ -29,6 +32,21 @@ from shoal.mechanisms.setting import Setting
 from shoal.training.budget import repeated
 
 SEEDED = "its noise follows from a seed that every site receives, so it hides nothing"
+MONTH = timedelta(days=30)
+LONGEST_NAME = 64  # of a run, in every line of the ledger
+WITHOUT_PLD = 3.0  # by RDP, so many times the cap is refused without PLD, which takes seconds
+
+CAPS = {
+    "epsilon_per_run": "the run's epsilon",
+    "epsilon_per_month": "the epsilon of 30 days",
+    "epsilon": "the total epsilon",
+}
+"""The caps on epsilon, and what each bounds."""
+
+
+def now() -> datetime:
+    """The time, in the site's own zone."""
+    return datetime.now().astimezone()
 
 
 class Refused(ShoalError):
@@ -41,26 +59,55 @@ class Unfit(Refused):
 
 @dataclass(frozen=True)
 class Requirements:
-    """The owner's requirements; `epsilon` is the budget of the site's data over all runs, at `delta`."""
+    """The privacy that the owner requires for `unit` against `observer`.
+
+    Attributes:
+        epsilon: The budget of the site's data over all runs.
+        delta: The delta of every epsilon.
+        noise: The least noise multiplier.
+        unit: The unit to protect; None takes the one that the terms name.
+        observer: Against whom. A guarantee against the server also holds against released models.
+        epsilon_per_run: The budget of one run; a run that plans more is refused.
+        epsilon_per_month: The budget of any 30 days.
+        guarantee: Whether something must be proven even where no epsilon or noise is required.
+        sources: Where the owner set each of these, for refusals.
+    """
 
     epsilon: float | None = None
     delta: float = 1e-5
     noise: float | None = None
     unit: Unit | None = None
     observer: Observer = "release"
+    epsilon_per_run: float | None = None
+    epsilon_per_month: float | None = None
+    guarantee: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and not self.epsilon > 0:
-            raise ConfigError(f"--require-epsilon must be > 0, got {self.epsilon}")
+        for cap in CAPS:
+            if (most := getattr(self, cap)) is not None and not most > 0:
+                raise ConfigError(f"{self._name(cap)} must be > 0, got {most}")
         if self.noise is not None and not self.noise >= 0:
-            raise ConfigError(f"--require-noise must be >= 0, got {self.noise}")
+            raise ConfigError(f"{self._name('noise')} must be >= 0, got {self.noise}")
         if not 0 < self.delta < 1:
-            raise ConfigError(f"--require-delta must be in (0, 1), got {self.delta}")
+            raise ConfigError(f"{self._name('delta')} must be in (0, 1), got {self.delta}")
+
+    @property
+    def caps(self) -> dict[str, float]:
+        """The caps on epsilon that are set."""
+        return {cap: most for cap in CAPS if (most := getattr(self, cap)) is not None}
 
     @property
     def any(self) -> bool:
         """Whether the owner requires anything."""
-        return self.epsilon is not None or self.noise is not None or self.observer != "release"
+        return bool(self.caps) or self.noise is not None or self.observer != "release" or self.guarantee
+
+    def source(self, name: str) -> str:
+        """Where a requirement was set, as the end of a refusal."""
+        return f" ({self.sources[name]})" if name in self.sources else ""
+
+    def _name(self, name: str) -> str:
+        return self.sources.get(name, f"--require-{name}")
 
 
 def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
@@ -77,10 +124,19 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
 
 
 class SiteLedger:
-    """The site's ledger, and its owner's privacy budget."""
+    """The site's ledger, and its owner's privacy budget, in one run; `clock` says when a month is over."""
 
-    def __init__(self, path: Path, site: str, requirements: Requirements, unit: Unit) -> None:
+    def __init__(
+        self,
+        path: Path,
+        site: str,
+        requirements: Requirements,
+        unit: Unit,
+        run: str = "",
+        clock: Callable[[], datetime] = now,
+    ) -> None:
         self.requirements, self._pair = requirements, (requirements.unit or unit, requirements.observer)
+        self._run, self._clock = run[:LONGEST_NAME], clock
         self._seeded = False
         self._ledger = Ledger(path)
         try:
@@ -88,9 +144,7 @@ class SiteLedger:
         except BaseException:
             self._ledger.close()
             raise
-        self._running = Running(ADJACENCIES[self._pair[0]])
-        for intent in self._ledger.charged:
-            self._count(intent.charges)
+        self._accounts: dict[str, tuple[int, Running]] = {}
 
     @property
     def rounds(self) -> int:
@@ -103,13 +157,13 @@ class SiteLedger:
         return self._ledger.head
 
     @property
-    def adjacency(self) -> str:
+    def adjacency(self) -> Adjacency:
         """The adjacency of the unit that this ledger protects."""
         return ADJACENCIES[self._pair[0]]
 
     def epsilon(self) -> float | None:
         """The epsilon spent for the owner's unit and observer, by RDP; None where nothing is proven."""
-        return self._running.epsilon(self.requirements.delta)
+        return self._account("epsilon").epsilon(self.requirements.delta)
 
     def agree(self, algorithm: Algorithm, setting: Setting, seeded: bool) -> None:
         """Raise Refused where the planned run violates a requirement of the owner."""
@@ -121,7 +175,7 @@ class SiteLedger:
             if found < self.requirements.noise:
                 raise Refused(
                     f"its least noise multiplier for a {unit} is {found:g}, "
-                    f"the owner requires {self.requirements.noise:g}"
+                    f"the owner requires {self.requirements.noise:g}{self.requirements.source('noise')}"
                 )
         self._seeded = seeded
         if not self.requirements.any:
@@ -129,9 +183,14 @@ class SiteLedger:
         for t in algorithm.extreme_rounds(setting.rounds):
             planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
             if isinstance(planned, Unbounded):
-                raise Refused(f"nothing is proven for a {unit} against the {observer}: {planned.because}")
-            if t == 0 and self.requirements.epsilon is not None:
+                raise Refused(
+                    f"nothing is proven for a {unit} against the {observer}: {planned.because}"
+                    f"{self.requirements.source('observer')}"
+                )
+            if t == 0:
                 self._refuse_over_budget(planned)
+        if self.requirements.epsilon_per_run is not None:
+            self._refuse_long(algorithm, setting, self.requirements.epsilon_per_run)
 
     def charge(
         self,
@@ -151,11 +210,11 @@ class SiteLedger:
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
             pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
-        if self.requirements.epsilon is not None:
-            self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
+        self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
         for count, charged in pending:
-            self._ledger.intend(self.rounds + count, charged, self.rounds + 1)
-            self._count(charged)
+            self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
+            for _, account in self._accounts.values():
+                self._add(account, charged)
 
     def close(self) -> None:
         """Close the ledger's file."""
@@ -183,26 +242,74 @@ class SiteLedger:
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
+    def _refuse_long(self, algorithm: Algorithm, setting: Setting, most: float) -> None:
+        """Refuse a run whose planned rounds would certainly exceed the run's cap.
+
+        With a schedule each round is taken for the cheapest one, and a site that is sampled in sight of the observer
+        for one that takes part as often as expected. Every round is checked again when it is charged.
+        """
+
+        def planned(t: int) -> Event:
+            (charge,) = (each for each in self._charged(algorithm, setting, t, asked=True) if _of(each, self._pair))
+            rate = 1.0 if _hidden(charge) else algorithm.clients.rate(t, setting.rounds, setting.clients)
+            return repeated(charge.event, max(1, round(rate * setting.rounds)))
+
+        fresh = Running(self.adjacency)
+        if all(self._exceeds(fresh, [], planned(t), most) for t in algorithm.extreme_rounds(setting.rounds)):
+            self._refuse_cap("epsilon_per_run", most)
+
     def _refuse_over_budget(self, event: Event) -> None:
-        """Check the budget with RDP, which is quick and never too low, then with PLD where RDP exceeds it."""
-        most, delta = self.requirements.epsilon, self.requirements.delta
-        assert most is not None
+        """Raise Refused where this event would exceed a cap."""
+        for cap, most in self.requirements.caps.items():
+            if self._exceeds(self._account(cap), self._counted(cap), event, most):
+                self._refuse_cap(cap, most)
+
+    def _refuse_cap(self, cap: str, most: float) -> None:
+        # how much it would be depends on how many records are here
+        words = f"{CAPS[cap]} would exceed the owner's {most:g} (delta {self.requirements.delta:g})"
+        raise Refused(words + self.requirements.source(cap))
+
+    def _exceeds(self, account: Running, counted: list[Intent], event: Event, most: float) -> bool:
+        """Whether this costs too much, by RDP, which is quick and never too low, or else by PLD.
+
+        `counted` is what was charged before, and `account` the same by RDP.
+        """
+        delta = self.requirements.delta
         try:
-            quick = self._running.epsilon_with(event, delta)
+            quick = account.epsilon_with(event, delta)
         except ConfigError:  # RDP does not support this event
             quick = None
-        if quick is not None and quick <= most:
-            return
-        budget = Budget(most, delta, adjacency=ADJACENCIES[self._pair[0]])
-        exact = budget.cost(Compose((self._ledger.charged_event(*self._pair), event))).epsilon
-        if exact is None or exact > most:  # how much it would be depends on how many records are here
-            raise Refused(f"the total epsilon would exceed the owner's {most:g} (delta {delta:g})")
+        if quick is not None and (quick <= most or WITHOUT_PLD * most < quick < math.inf):
+            return quick > most
+        spent = (_wanted(intent.charges, self._pair) for intent in counted)
+        exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*spent, event))).epsilon
+        return exact is None or exact > most
 
-    def _count(self, charged: tuple[Charge, ...]) -> None:
+    def _account(self, cap: str) -> Running:
+        """What is spent of a cap, by RDP: kept from round to round until something leaves the window."""
+        counted = self._counted(cap)
+        outside = len(self._ledger.charged) - len(counted)
+        if self._accounts.get(cap, (None,))[0] != outside:
+            account = Running(self.adjacency)
+            for intent in counted:
+                self._add(account, intent.charges)
+            self._accounts[cap] = outside, account
+        return self._accounts[cap][1]
+
+    def _counted(self, cap: str) -> list[Intent]:
+        """The charges in the ledger that count for a cap."""
+        if cap == "epsilon_per_run":
+            return [intent for intent in self._ledger.charged if intent.run == self._run]
+        if cap == "epsilon_per_month":
+            since = self._clock() - MONTH
+            return [each for each in self._ledger.charged if not each.at or datetime.fromisoformat(each.at) > since]
+        return self._ledger.charged
+
+    def _add(self, account: Running, charged: tuple[Charge, ...]) -> None:
         try:
-            self._running.add(_wanted(charged, self._pair))
+            account.add(_wanted(charged, self._pair))
         except ConfigError as error:
-            self._running.because = str(error)
+            account.because = str(error)
 
 
 def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
@@ -227,6 +334,10 @@ def _hidden(charge: Charge) -> bool:
 
 def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:
     for charge in charged:
-        if (charge.unit, charge.observer) == pair:
+        if _of(charge, pair):
             return charge.event
     return Unbounded(f"the algorithm makes no claim for a {pair[0]} against the {pair[1]}")
+
+
+def _of(charge: Charge, pair: tuple[Unit, Observer]) -> bool:
+    return (charge.unit, charge.observer) == pair

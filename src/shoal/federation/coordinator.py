@@ -142,9 +142,21 @@ class RemoteCohort(Cohort):
 
     def begin(self, run: Path, done: int) -> None:
         """Set up the terms and the roster of a run with `done` rounds behind it."""
-        self._terms = Terms(
-            run=run.resolve().name,
-            config=(run / "config.toml").read_text(encoding="utf-8"),  # the same text after a resume
+        config = (run / "config.toml").read_text(encoding="utf-8")  # the same text after a resume
+        self._terms = self.terms(run.resolve().name, config)
+        self._roster = Roster(run, self.population.clients, self.section.strikes)
+        self._monitor.begin(run)
+        self._commands = SiteCommands(
+            self._roster, self._names, self._transport, self._monitor, lambda: (self._done, self._wanted(*self._now))
+        )
+        self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)
+        self._complete = False
+
+    def terms(self, run: str, config: str) -> Terms:
+        """The terms of a run with this name and configuration (TOML)."""
+        return Terms(
+            run=run,
+            config=config,
             setting=self.setting,
             classes=self._dataset.classes,
             shape=self._dataset.input_shape,
@@ -154,13 +166,6 @@ class RemoteCohort(Cohort):
             schema=self._schema,
             frozen=self._frozen,
         )
-        self._roster = Roster(run, self.population.clients, self.section.strikes)
-        self._monitor.begin(run)
-        self._commands = SiteCommands(
-            self._roster, self._names, self._transport, self._monitor, lambda: (self._done, self._wanted(*self._now))
-        )
-        self._started, self._resumed = time.monotonic(), done > 0 or bool(self._roster.members)
-        self._complete = False
 
     def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
         """Wait for enough sites: `min_sites_to_start` before the first round, `min_sites` later."""
@@ -421,8 +426,8 @@ class RemoteCohort(Cohort):
             reply.payload.require({"agreed", "name"}, {})
             if reply.payload.text("agreed") != self._terms.digest:
                 raise InvalidMessage("it agreed to other terms")
-            name = name or reply.payload.text("name")[:64]
-            if self._roster.admit(identity, name, reply.node) is None:
+            known, name = bool(name), name or reply.payload.text("name")[:64]
+            if self._roster.admit(identity, name, reply.node, rotated=known) is None:
                 raise InvalidMessage(f"all {self._roster.places} places (data.clients) are taken")
             self._event("joined", f"site {name} (node {reply.node}) has joined", site=name, key=identity)
         except InvalidMessage as problem:

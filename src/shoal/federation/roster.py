@@ -45,11 +45,16 @@ class Roster:
             except (ValueError, TypeError) as error:
                 raise RunError(f"{self._path} cannot be read: {error}; restore it from a backup") from None
 
-    def admit(self, identity: str, name: str, node: int) -> Member | None:
+    def admit(self, identity: str, name: str, node: int, rotated: bool = False) -> Member | None:
         """Add a site that has agreed; return None where all places are taken.
 
-        A site that disconnects before it has a number frees its place.
+        A site that disconnects before it has a number frees its place. With `rotated`, because the coordinator itself
+        knows the key by this name, a site of the same name has changed its key, and keeps its place and strikes.
         """
+        if rotated and identity not in self.members:
+            for old in [key for key, each in self.members.items() if each.name == name]:
+                self.members[identity] = self.members.pop(old)
+                self.save()
         member = self.members.get(identity)
         if member is None:
             if self.taken >= self.places and (vacated := self._vacated()) is not None:

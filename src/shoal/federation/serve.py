@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from shoal.api import OnRound, OnStart, Result, carry_out, settings_of
-from shoal.config import Config
+from shoal.config import Config, to_toml
 from shoal.errors import ConfigError
 from shoal.federation.coordinator import Log, RemoteCohort
 from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.operations.monitor import Monitor
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.secagg.secure_cohort import SecureCohort
-from shoal.federation.terms import frozen_digest, population, refuse_cyclic
+from shoal.federation.terms import Terms, frozen_digest, population, refuse_cyclic
 from shoal.gradients import network
 from shoal.inputs import count
 from shoal.prepare import dataset_of, with_model, with_way
@@ -67,6 +67,29 @@ def serve(
             on_round(line)
 
     return carry_out(settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=report)
+
+
+def planned_terms(config: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Terms:
+    """Return the terms that `serve` would send to every site, under the name of a run that is only planned."""
+    settings = settings_of(config, None, None, overrides, {}, resume=None, no_guarantee=True)
+    settings, trainer = coordinator(settings, None, None, partial(Transport, _NoSites()), {}, lambda _words: None)
+    try:
+        return trainer.cohort.terms("planned", to_toml(settings))
+    finally:
+        trainer.close()
+
+
+class _NoSites:
+    """A grid to which nobody is connected."""
+
+    def get_nodes(self) -> list[Any]:
+        return []
+
+    def push_messages(self, messages: Any) -> list[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Any) -> list[Any]:
+        return []
 
 
 def coordinator(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, LedgerError, ShoalError
-from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit
+from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit, now
 from shoal.federation.messages import InvalidMessage, Payload, Value, printable
 from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
@@ -66,6 +67,7 @@ class Owner:
             coordinator names.
         bounds: The range of values that the owner accepts for each term.
         plugins: The packages and modules, besides Shoal, from which algorithms may be imported.
+        clock: The time, for the hours and the month of the owner's policy.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Owner:
     peers: frozenset[bytes] | None = None
     bounds: Bounds = field(default_factory=Bounds)
     plugins: tuple[str, ...] = ()
+    clock: Callable[[], datetime] = now
 
 
 class Site:
@@ -185,7 +188,9 @@ class Site:
         self.close()
         path, settings = self.owner.folder / LEDGER, terms.settings
         self._refuse_cut(path)
-        self._site_ledger = SiteLedger(path, self.owner.name, requirements, settings.budget.unit)
+        self._site_ledger = SiteLedger(
+            path, self.owner.name, requirements, settings.budget.unit, terms.run, self.owner.clock
+        )
         self._site_ledger.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
         return self._site_ledger
 
@@ -242,6 +247,8 @@ class Site:
     def _train(self, message: Payload) -> Payload:
         """Charge the round, train, and return what may leave the site."""
         terms = self._agreed(message)
+        if self._secure is None:
+            self.owner.bounds.refuse_hour(self.owner.clock())
         index, number = self._round_index(message, terms)
         message.require(
             {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
@@ -301,6 +308,8 @@ class Site:
         index, number = self._round_index(message, terms)
         if self._secure is None:
             raise InvalidMessage("the terms do not include secure aggregation")
+        if kind == KEYS:  # a round that has begun is not left
+            self.owner.bounds.refuse_hour(self.owner.clock())
         return Payload(_repeated(message) | self._secure.answer(kind, message, index, number))
 
     def _agreed(self, message: Payload) -> Terms:
@@ -326,7 +335,7 @@ class Site:
         if "clip" not in message.values:
             return dict(self._state)
         clip = message.real("clip")
-        self.owner.bounds.refuse_value("clip", "this round's clip norm", clip)
+        self.owner.bounds.refuse_value("clip_norm", "this round's clip norm", clip)
         return self._state | {"clip": torch.tensor(clip, dtype=torch.float64)}
 
     def _learn(

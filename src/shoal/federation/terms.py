@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from functools import cached_property
 
 from torch import nn
 
+from shoal import release
 from shoal.algorithms.base import Algorithm
 from shoal.config import Config, configure
 from shoal.errors import ConfigError, PluginError, ShoalError
@@ -22,6 +24,7 @@ from shoal.federation.messages import InvalidMessage
 from shoal.gradients import Layout
 from shoal.inputs import InputShape, digest, read_shape
 from shoal.mechanisms.setting import Setting
+from shoal.toml_text import toml_word
 from shoal.training.cohort import Population
 
 PROTOCOL = 4
@@ -94,6 +97,22 @@ class Terms:
         for name, count in counts.items():
             if count < 1:
                 raise InvalidMessage(f"the terms' {name} must be >= 1, got {count}")
+
+    def to_toml(self) -> str:
+        """The terms as a file for people, which `from_toml` reads back."""
+        found = {key: value for key, value in json.loads(self.text).items() if value is not None and key != "config"}
+        lines = [f"# {release.KEY}: {release.TERMS}", f"# The terms of a federation, digest {self.digest}."]
+        lines += [f"{key} = {toml_word(value)}" for key, value in found.items()]
+        return "\n".join([*lines, "", "# The whole configuration:", f"config = {_several_lines(self.config)}", ""])
+
+    @classmethod
+    def from_toml(cls, text: str, allowed: Collection[str] = ()) -> Terms:
+        """Read a file that `to_toml` wrote; raise a ConfigError where it is something else."""
+        try:
+            found = dict.fromkeys(("seed", "schema")) | tomllib.loads(text)
+            return cls.read(json.dumps(found, sort_keys=True), allowed)
+        except (ValueError, TypeError, RecursionError, InvalidMessage) as error:
+            raise ConfigError(f"these are not terms of `shoal policy terms`: {error}") from None
 
     @classmethod
     def read(cls, text: str, allowed: Collection[str] = ()) -> Terms:
@@ -192,3 +211,9 @@ def refuse_cyclic(algorithm: Algorithm) -> None:
             f"algorithm {algorithm.name}: cyclic client sampling and correlated noise can only be simulated; "
             f"for a federation use another algorithm, such as geyer-private"
         )
+
+
+def _several_lines(text: str) -> str:
+    """A TOML string of several lines where that is possible: people read it."""
+    plain = "'''" not in text and re.fullmatch(r"[\t\n\x20-\x7e]*", text)
+    return f"'''\n{text}'''" if plain else toml_word(text)

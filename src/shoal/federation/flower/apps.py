@@ -19,10 +19,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.errors import ConfigError
-from shoal.federation.consent import Requirements
 from shoal.federation.flower.node import MOST_BYTES
 from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
-from shoal.federation.policy import Bounds
+from shoal.federation.policy_file import Policy, policy_of, read_policy
 from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
@@ -88,15 +87,28 @@ def owner(given: dict[str, Any]) -> Owner:
     """
     if "data" not in given:
         raise ConfigError('--node-config lacks data="FILE", this site\'s records')
-    requirements = Requirements(
-        epsilon=given.get("require-epsilon"),
-        delta=float(given.get("require-delta", 1e-5)),
-        noise=given.get("require-noise"),
-        unit=given.get("unit"),
-        observer=given.get("against", "release"),
-    )
+    accepted = _policy(given)
     folder = Path(str(given.get("folder", "site")))
     read = reader(str(given["data"]), given.get("label"), given.get("part"))
-    name, bounds = str(given.get("name", folder.resolve().name)), Bounds.read(str(given.get("bound", "")).split())
-    plugins = tuple(str(given.get("allow-plugin", "")).split())
+    name, plugins = str(given.get("name", folder.resolve().name)), tuple(str(given.get("allow-plugin", "")).split())
+    requirements, bounds = accepted.requirements, accepted.bounds
     return Owner(name, folder, read, requirements, given.get("model"), bounds=bounds, plugins=plugins)
+
+
+def _policy(given: dict[str, Any]) -> Policy:
+    if "policy" not in given:
+        return policy_of(
+            epsilon=given.get("require-epsilon"),
+            delta=float(given.get("require-delta", 1e-5)),
+            noise=given.get("require-noise"),
+            unit=given.get("unit"),
+            against=given.get("against"),
+            bounds=str(given.get("bound", "")).split(),
+            no_guarantee=bool(given.get("no-guarantee", False)),
+        )
+    found = read_policy(Path(str(given["policy"])))
+    if found.coordinators is not None:
+        raise ConfigError(
+            f"only `shoal join` checks who the coordinator is: use it, or remove {found.sources['coordinators']}"
+        )
+    return found

@@ -1,0 +1,105 @@
+"""Follows the folder of `shoal keys` while a coordinator runs: no restart for a new, rotated or revoked key.
+
+A site whose key is revoked, removed or replaced is disconnected at once, in the middle of a round too. A site with a
+new key in NAME.pub keeps its place in the run. A renewed certificate is used for new connections.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from shoal.errors import ConfigError, RunError
+from shoal.federation.keys import SERVER, SERVER_KEY, read_sites, warn_of_end
+
+INTERVAL = 1.0  # seconds between looks
+Stamp = dict[Path, tuple[int, int, int]]
+
+
+class Gate(Protocol):
+    """What a watch tells of changes: the SuperLink of `shoal serve`."""
+
+    def allow(self, keys: list[bytes]) -> None:
+        """Let only the nodes with these keys (PEM) join."""
+
+    def reload_certificate(self) -> None:
+        """Use the certificate's files as they are now."""
+
+
+class KeyWatch:
+    """Compares a folder of keys with what it was; `names` (by key) is kept up to date for the coordinator."""
+
+    def __init__(
+        self,
+        folder: Path,
+        gate: Gate,
+        names: dict[str, str],
+        identity: Callable[[bytes], str],
+        log: Callable[[str], None],
+    ) -> None:
+        self._folder, self._gate, self._names, self._identity, self._log = folder, gate, names, identity, log
+        self._stamps = self._sites(), self._certificate()
+
+    def look(self) -> None:
+        """Apply what has changed since the last look."""
+        sites, certificate = self._sites(), self._certificate()
+        before, self._stamps = self._stamps, (sites, certificate)
+        if sites != before[0]:
+            self._apply()
+        if certificate != before[1]:
+            try:
+                self._gate.reload_certificate()
+                self._log(f"certificate {self._folder / SERVER} re-read")
+                warn_of_end(self._folder / SERVER, self._log)
+            except (ConfigError, RunError) as error:
+                self._log(f"the certificate stays as it was: {error}")
+
+    def _apply(self) -> None:
+        keys = read_sites(self._folder, lambda error: self._log(f"key left out: {error}"))
+        self._gate.allow(list(keys.values()))
+        new = {self._identity(key): name for name, key in keys.items()}
+        gone, come = self._names.items() - new.items(), new.items() - self._names.items()
+        self._names |= new
+        for identity, name in gone:
+            del self._names[identity]
+            self._log(f"site {name}: its key {identity} may not join any more; it is disconnected")
+        for identity, name in come:
+            self._log(f"site {name}: its key {identity} may join")
+
+    def _sites(self) -> Stamp:
+        return _stamps([path for name in ("sites", "revoked") for path in (self._folder / name).glob("*.pub")])
+
+    def _certificate(self) -> Stamp:
+        return _stamps([self._folder / SERVER, self._folder / SERVER_KEY])
+
+
+@contextmanager
+def watching(watch: KeyWatch) -> Iterator[None]:
+    """Look every second, in a thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(INTERVAL):
+            watch.look()
+
+    thread = threading.Thread(target=run, daemon=True, name="keys")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _stamps(paths: list[Path]) -> Stamp:
+    found = {}
+    for path in paths:
+        try:
+            facts = path.stat()
+        except OSError:  # removed meanwhile
+            continue
+        found[path] = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+    return found
