@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*", re.ASCII)
+WRITE_POINTS = "write 12.5 for 12,5 and 1234 for 1,234; in Python: pandas.read_csv(FILE, sep=';', decimal=',')"
 
 
 def by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
@@ -58,6 +60,14 @@ def texts_of(
     return texts
 
 
+def has_commas(texts: set[str]) -> bool:
+    """Are these numbers, and do some have a comma?"""
+    written = [DECIMAL_COMMA.fullmatch(text) is not None for text in texts]
+    return any(written) and all(
+        comma or NUMBER.fullmatch(text.strip()) for text, comma in zip(texts, written, strict=True)
+    )
+
+
 def decoded(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """A column of numbers or of text; DataError for anything else."""
     import pyarrow as pa
@@ -88,9 +98,10 @@ def _parsed(texts: np.ndarray, where: str) -> np.ndarray:
     found = np.array([numbers[text] for text in texts], np.float64)
     if np.isinf(found).any():
         row = int(np.isinf(found).argmax())
+        fix = "write one such as 12.5, leave it empty, or give the column another kind"
         raise DataError(
-            f"{where}: data row {row + 1} holds {short(texts[row])}, which is no number; write one such as 12.5, "
-            f"leave it empty, or give the column another kind"
+            f"{where}: data row {row + 1} holds {short(texts[row])}, which is no number; "
+            f"{WRITE_POINTS if DECIMAL_COMMA.fullmatch(texts[row]) else fix}"
         )
     return found
 

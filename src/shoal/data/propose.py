@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.data.cell_values import by_name, numbers_of, texts_of
+from shoal.data.cell_values import WRITE_POINTS, by_name, has_commas, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind
-from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_names, refuse_wide
+from shoal.data.table_files import MANY, column_names, missing_columns, read_columns, refuse_names, refuse_wide
 from shoal.errors import DataError
 
 FEW = 50  # categories, at most
@@ -76,6 +77,7 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
         raise DataError(f"{path}: {lacks}")
     table = by_name(read_columns(path, names))
     inputs = [name for name in names if name not in roles]
+    _refuse_commas(path, {name: column for name, column in table.items() if name != client})
     guesses = {name: _guess(name, table[name], f"{path}: column '{name}'") for name in inputs}
     guesses = _with_text(guesses)
     target = _label(path, table, labels, task)
@@ -87,6 +89,18 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     sizes = _sizes(table[client], f"{path}: column '{client}'") if client else ()
     schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
     return Proposal(schema, why, len(table[labels[0]]), sizes, _hints(table, client, inputs))
+
+
+def _refuse_commas(path: Path, table: Mapping[str, Any]) -> None:
+    """Raise a DataError that names all columns of numbers with decimal commas: as texts they would be lost."""
+    found = []
+    for name, column in table.items():
+        with suppress(DataError):
+            texts = {text.strip() for text in texts_of(column, name) if text is not None} - MISSING_TEXTS
+            found += [name] if len(texts) >= SEEN and has_commas(texts) else []
+    if found:
+        shown = ", ".join(found[:MANY]) + (f" and {len(found) - MANY} more" if found[MANY:] else "")
+        raise DataError(f"{path}: numbers have commas (columns {shown}); {WRITE_POINTS}")
 
 
 def _guess(name: str, column: Any, where: str) -> Guess:

@@ -125,7 +125,7 @@ def _read(path: Path, wanted: list[str] | None) -> pa.Table:
         table.validate(full=True)
         names = table.column_names
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read as a table: {_one_line(error)}") from error
+        raise unreadable(path, error) from error
     if not table.num_rows:
         raise DataError(f"{path}: has no rows")
     refuse_names(path, names)
@@ -173,7 +173,7 @@ def _parquet_names(path: Path) -> list[str]:
     try:
         return list(parquet.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as a table: {_one_line(error)}") from error
+        raise unreadable(path, error) from error
 
 
 def _refuse_missing(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
@@ -181,6 +181,13 @@ def _refuse_missing(path: Path, wanted: Sequence[str], names: Sequence[str]) -> 
     refuse_names(path, [name for name in names if name in held])
     if lacks := missing_columns(wanted, names):
         raise DataError(f"{path}: {lacks}")
+
+
+def unreadable(path: Path, error: BaseException) -> DataError:
+    """What to say of a file that Arrow cannot read."""
+    words = _one_line(error)
+    fix = "; quote values that hold the separator, and write 12.5 for 12,5" if "columns, got" in words else ""
+    return DataError(f"{path}: cannot be read as a table: {words}{fix}")
 
 
 def _not_utf8(path: Path, byte: int) -> DataError:
