@@ -24,6 +24,9 @@ NoGuarantee = Annotated[bool, typer.Option("--no-guarantee", help="Allow methods
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Import the code that model.json names, such as a network of your own.")
 ]
+PersonalClient = Annotated[
+    str | None, typer.Option("--client", help="The client whose personal layers to use, where the run kept them.")
+]
 OutputFolder = Annotated[Path, typer.Option(help="Where the folder with table, figure and page is made.")]
 
 
