@@ -20,9 +20,19 @@ from shoal.data.cell_values import WRITE_POINTS, by_name, has_commas, numbers_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind
-from shoal.data.table_files import MANY, column_names, missing_columns, read_columns, refuse_names, refuse_wide
+from shoal.data.table_files import (
+    MANY,
+    column_names,
+    missing_columns,
+    read_columns,
+    read_some,
+    refuse_names,
+    refuse_wide,
+    row_count,
+)
 from shoal.errors import DataError
 
+CELLS = 50_000_000  # of a table that are looked at; of more, evenly spaced rows
 FEW = 50  # categories, at most
 SEEN = 10  # rows that a category needs to be proposed: a rarer one would point to a few people
 MOST_CLASSES = 20
@@ -75,8 +85,11 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     roles = [*labels, *([client] if client else [])]
     if lacks := missing_columns(roles, names):
         raise DataError(f"{path}: {lacks}")
-    table = by_name(read_columns(path, names))
     inputs = [name for name in names if name not in roles]
+    every = max(1, row_count(path) * len(names) // CELLS)
+    table = by_name(read_columns(path, names if every == 1 else roles))
+    if every > 1:
+        table |= by_name(read_some(path, inputs, every))
     _refuse_commas(path, {name: column for name, column in table.items() if name != client})
     guesses = {name: _guess(name, table[name], f"{path}: column '{name}'") for name in inputs}
     guesses = _with_text(guesses)
@@ -88,7 +101,10 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     columns = {name: guess.column for name, guess in guesses.items()}
     sizes = _sizes(table[client], f"{path}: column '{client}'") if client else ()
     schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
-    return Proposal(schema, why, len(table[labels[0]]), sizes, _hints(table, client, inputs))
+    hints = _hints(table, client, inputs)
+    if every > 1:
+        hints += (f"the table is large: inputs were looked at in one row of {every:,}, label and clients in all",)
+    return Proposal(schema, why, len(table[labels[0]]), sizes, hints)
 
 
 def _refuse_commas(path: Path, table: Mapping[str, Any]) -> None:
