@@ -1,29 +1,63 @@
 """Training on data larger than memory: the peak memory of a process whose records stay on disk.
 
     python benchmarks/large_data.py --gigabytes 8 --folder FOLDER
+    python benchmarks/large_data.py --gigabytes 8 --folder FOLDER --kind parquet      or csv
 
-Writes synthetic records (numbers [N, 1024] in float32, 1,000 clients), trains FedAvg and DP-SGD on them, each in a
-process of its own, and prints its peak resident memory (pages of mapped files included), also less that of the same
-training on 4 records a client: what the size of the data costs. For Linux, whose /proc has the peak.
+Writes synthetic records (numbers [N, 1024] in float32, 1,000 clients) as a folder of .npy files or as a table, trains
+FedAvg and DP-SGD on them, each in a process of its own, and prints its peak resident memory (pages of mapped files
+included), also less that of the same training on 4 records a client: what the size of the data costs. FedAvg, which
+is first, converts the table; the copy lies in FOLDER/cache. For Linux, whose /proc has the peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 WIDTH, CLIENTS, TEST = 1024, 1000, 2000
+NAMES = [f"x{place:04}" for place in range(WIDTH)]
+SCHEMA = {
+    "label": "y",
+    "classes": ["0", "1"],
+    "client_column": "client",
+    "columns": {name: {"kind": "number", "range": [-0.2, 0.2]} for name in NAMES},
+}
 
 
-def write(folder: Path, gigabytes: float) -> int:
-    """The files of a data set of this size; returns its rows."""
-    rows = max(CLIENTS * 4, int(gigabytes * 2**30) // (4 * WIDTH))
+def rows_of(gigabytes: float) -> int:
+    """How many records have this size."""
+    return max(CLIENTS * 4, int(gigabytes * 2**30) // (4 * WIDTH))
+
+
+def write_table(path: Path, gigabytes: float) -> None:
+    """A table of this size once it is encoded."""
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    rows, open_file = rows_of(gigabytes), parquet.ParquetWriter if path.suffix == ".parquet" else csv.CSVWriter
+    generator, truth = np.random.default_rng(0), np.random.default_rng(1).standard_normal(WIDTH)
+    kinds = dict.fromkeys(NAMES, pa.float32()) | {"y": pa.int64(), "client": pa.string()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_file(path, pa.schema(list(kinds.items()))) as file:
+        for start in range(0, rows, 1 << 13):
+            part = generator.standard_normal((min(1 << 13, rows - start), WIDTH), np.float32) / WIDTH**0.5
+            part = part.round(4) if path.suffix == ".csv" else part
+            owners = [f"c{row % CLIENTS}" for row in range(start, start + len(part))]
+            columns = dict(zip(NAMES, part.T, strict=True)) | {"y": (part @ truth > 0).astype(int), "client": owners}
+            file.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))))
+
+
+def write(folder: Path, gigabytes: float) -> None:
+    """The files of a data set of this size."""
+    rows = rows_of(gigabytes)
     folder.mkdir(parents=True, exist_ok=True)
     generator, truth = np.random.default_rng(0), np.random.default_rng(1).standard_normal(WIDTH)
     labels = np.empty(rows, np.int64)
@@ -38,28 +72,29 @@ def write(folder: Path, gigabytes: float) -> int:
     np.save(folder / "client.npy", np.arange(rows) % CLIENTS)
     np.save(folder / "test_x.npy", test)
     np.save(folder / "test_y.npy", (test @ truth > 0).astype(np.int64))
-    return rows
 
 
-def train(folder: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
+def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     """Train in this process; its peak memory, in GiB."""
     import shoal
 
     started = time.perf_counter()
-    more = {"per_record": {"clip_norm": 1.0}, "per_step": {"noise_multiplier": 0.5}} if algorithm == "dp-sgd" else {}
+    noise = {"per_record": {"clip_norm": 1.0}, "per_step": {"noise_multiplier": 0.5}}
+    more: dict[str, Any] = noise if algorithm == "dp-sgd" else {}
     result = shoal.run(
         {
             "algorithm": algorithm,
             "rounds": rounds,
             "model": "linear",
-            "data": {"name": str(folder)},
+            "data": {"name": str(data)},
             "clients": {"cohort": 20},
             "records": {"batch": 64},
             "local": {"lr": 5.0, "epochs": 1},
             "engine": {"device": "cpu", "evaluate_every": rounds},
         }
-        | more,
-        runs=folder / "runs",
+        | more
+        | ({} if data.is_dir() else {"schema": SCHEMA}),
+        runs=data.parent / "runs",
         no_guarantee=True,
     )
     seconds, lines = time.perf_counter() - started, Path("/proc/self/status").read_text().splitlines()
@@ -67,10 +102,11 @@ def train(folder: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     return {"algorithm": algorithm, "accuracy": result.accuracy, "peak_gib": peak, "seconds": seconds}
 
 
-def measured(folder: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
+def measured(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     """The same in a process of its own."""
-    words = [sys.executable, __file__, "--folder", str(folder), "--train", algorithm, "--rounds", str(rounds)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    words = [sys.executable, __file__, "--folder", str(data), "--train", algorithm, "--rounds", str(rounds)]
+    own = os.environ | {"SHOAL_CACHE": str(data.parent / "cache")}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=own)
     found: dict[str, float | str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -81,18 +117,22 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kind", choices=("npy", "parquet", "csv"), default="npy")
     parser.add_argument("--train", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.train:
         print(json.dumps(train(given.folder, given.train, given.rounds)))
         return
-    small, large = given.folder / "small", given.folder / "large"
-    write(small, 0)
-    rows = write(large, given.gigabytes)
+    small, large = (given.folder / size for size in ("small", "large"))
+    if given.kind != "npy":
+        small, large = (path.with_suffix(f".{given.kind}") for path in (small, large))
+    for path, size in ((small, 0.0), (large, given.gigabytes)):
+        (write if given.kind == "npy" else write_table)(path, size)
     for algorithm in ("fedavg", "dp-sgd"):
         base, found = (measured(folder, algorithm, given.rounds) for folder in (small, large))
         cost = float(found["peak_gib"]) - float(base["peak_gib"])
-        print(json.dumps(found | {"rows": rows, "gigabytes": given.gigabytes, "beyond_small_gib": cost}), flush=True)
+        of = {"kind": given.kind, "gigabytes": given.gigabytes, "beyond_small_gib": cost}
+        print(json.dumps(found | of), flush=True)
 
 
 if __name__ == "__main__":

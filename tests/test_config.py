@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.accounting.claims import large_delta
 from shoal.algorithms import algorithms
 from shoal.algorithms.base import BOUNDARIES
 from shoal.cli.main import main
 from shoal.config import configure, to_dict, to_toml
+from shoal.data import load
 from shoal.errors import ConfigError
 
 
@@ -225,6 +227,13 @@ def test_the_default_experiment_reads_back_too(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(configure()), encoding="utf-8")
     assert configure(path) == configure()
+
+
+def test_the_delta_of_the_default_experiment_is_below_one_over_its_clients_and_records():
+    """So that the first run of a new user warns of nothing."""
+    config = configure()
+    assert large_delta("client", config.budget.delta, config.data.clients) is None
+    assert large_delta("record", config.budget.delta, len(load(config.data.name).train_y)) is None
 
 
 def known_keys():

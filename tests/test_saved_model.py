@@ -222,6 +222,27 @@ def test_personal_layers_are_those_that_nobody_has_trained(tmp_path):
     assert "personal layers (1) hold their initial values" in model.predict(data).notes[0]
 
 
+def test_a_client_predicts_with_its_own_personal_layers(tmp_path):
+    """As the run itself did, where the record's owner is the client."""
+    data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    keys = {"algorithm": "fedper", "local.personal": ("1",), "clients.sampling": "all"}
+    result, expected = trained(tmp_path, data, net, **keys)
+    own = data.test_owners == 10
+    model = shoal.load_model(result.run, model=net, client="10")
+    found = model.predict(data.test_x[own].numpy())
+    assert np.allclose(classes(found.columns, data.classes), expected[own], atol=1e-6)
+    assert "those of client '10'" in found.notes[0]
+    with pytest.raises(RunError, match="has no layers of client '99', who may never have trained; "):
+        shoal.load_model(result.run, model=net, client="99")
+    save_file({"10/1.weight": torch.zeros(3, 4)}, result.run / "personal.safetensors")
+    with pytest.raises(RunError, match=r"of another model: '1\.weight' does not fit"):
+        shoal.load_model(result.run, model=net, client="10")
+    plain, _ = trained(tmp_path, data, "linear")
+    with pytest.raises(RunError, match=r"client '10': .* has no personal\.safetensors; only a simulation"):
+        shoal.load_model(plain.run, client="10")
+
+
 # --- tables ---------------------------------------------------------------------------------------------
 
 

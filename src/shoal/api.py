@@ -326,7 +326,7 @@ def _released(
     config: Config, trainer: Trainer[Any], folder: RunFolder, stopped: str, proven: Claims, passed: bool
 ) -> Result:
     """Write the model and its description; returns the result."""
-    from shoal.models.bundle import DESCRIPTION, WEIGHTS
+    from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
     from shoal.saved_model import describe, read_from_data
 
     mode, metrics = trainer.cohort.streams.mode, folder.metrics()
@@ -336,7 +336,7 @@ def _released(
     description = describe(config, trainer, proven, folder.digest(WEIGHTS), passed)
     folder.write_text(DESCRIPTION, description.to_json())
     if own := trainer.personal_tensors():
-        folder.write_tensors("personal.safetensors", own, {"round": str(trainer.done), release.KEY: release.PERSONAL})
+        folder.write_tensors(PERSONAL, own, {"round": str(trainer.done), release.KEY: release.PERSONAL})
     return Result(
         run=folder.path,
         algorithm=config.algorithm.name,

@@ -25,7 +25,16 @@ from shoal.data.tables import Encoded, encode_again
 from shoal.errors import ConfigError, DataError, RunError
 from shoal.extras import optional
 from shoal.inputs import Inputs, count, shape_of, take
-from shoal.models.bundle import Bundle, Type, read_bundle, read_weights, rebuild, resolved
+from shoal.models.bundle import (
+    Bundle,
+    Type,
+    put_personal,
+    read_bundle,
+    read_personal,
+    read_weights,
+    rebuild,
+    resolved,
+)
 from shoal.prepare import as_numbers
 from shoal.tasks import NextToken, Regression, Task
 from shoal.tasks.saved import of_mapping, own_code, to_mapping
@@ -39,13 +48,18 @@ TABLES, ARRAYS = (".csv", ".parquet"), (".npz", ".npy")
 
 
 def load_model(
-    run: str | Path, *, model: nn.Module | type[nn.Module] | str | None = None, trust_code: bool = False
+    run: str | Path,
+    *,
+    model: nn.Module | type[nn.Module] | str | None = None,
+    client: str | None = None,
+    trust_code: bool = False,
 ) -> Model:
     """The model of a run, ready for predictions.
 
     Args:
         run: The run's folder, or any folder with its `model.safetensors` and `model.json`.
         model: The network, where it was passed in Python: a module, whose weights do not matter, or its class.
+        client: The client whose personal layers it gets, where the run kept them; else they are the initial ones.
         trust_code: Import the code that `model.json` names, `package.module:NAME`, from the current folder or the
             environment: a network, a task, a loss, figures. Whoever sent the files chooses what runs.
 
@@ -53,7 +67,7 @@ def load_model(
         The model with its preprocessing, on the CPU.
 
     Raises:
-        RunError: A file is missing, damaged or was changed.
+        RunError: A file is missing, damaged or was changed, or holds no layers of that client.
         ModelError: The network cannot be built, or is another one.
     """
     folder = Path(run)
@@ -66,7 +80,11 @@ def load_model(
         schema = None if bundle.schema is None else replace(Schema.of(bundle.schema), unconfirmed=())
     except ConfigError as error:
         raise RunError(f"{folder / 'model.json'} is damaged: {error}; copy it again from the run") from None
-    return Model(rebuild(bundle, weights, task.outputs, model), bundle, task, schema, trust_code)
+    module = rebuild(bundle, weights, task.outputs, model)
+    if client is not None:
+        put_personal(module, read_personal(folder, client))
+        bundle = replace(bundle, note=f"personal layers are those of client '{client}', which are not for release")
+    return Model(module, bundle, task, schema, trust_code)
 
 
 def _refuse_code(folder: Path, bundle: Bundle, *, built: bool) -> None:
@@ -322,8 +340,8 @@ def _about_personal(layers: Sequence[str]) -> str:
     if not layers:
         return ""
     return (
-        f"personal layers ({', '.join(layers)}) hold their initial values here: each client keeps its own, and "
-        f"predicts better with them"
+        f"personal layers ({', '.join(layers)}) hold their initial values here, since each client keeps its own: "
+        f"these predictions are poor. --client NAME takes those of a client that a simulation kept"
     )
 
 

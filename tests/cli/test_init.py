@@ -54,6 +54,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_decimal_commas_are_refused_with_all_their_columns(folder: Path) -> None:
+    rows = "".join(f"{row},5;{row};1.{row};{row % 2};{row % 3},{row % 2}\n" for row in range(40))
+    (folder / "german.csv").write_text(f"lactate;age;weight;died;answers\n{rows}")
+    with pytest.raises(DataError, match=r"numbers have commas \(columns lactate\); write 12.5 for 12,5"):
+        propose(folder / "german.csv", ["died"], None)
+    (folder / "german.csv").write_text("lactate;died\n" + "".join(f"{row},5;{row},1\n" for row in range(40)))
+    with pytest.raises(DataError, match=r"columns lactate, died"):
+        propose(folder / "german.csv", ["died"], None)
+
+
 def test_a_column_that_happens_to_hold_0_and_1_is_marked_too(folder: Path) -> None:
     rows = "".join(f"{row % 2},{row % 2}\n" for row in range(40))
     (folder / "strokes.csv").write_text(f"strokes,died\n{rows}")

@@ -134,7 +134,8 @@ def test_codes_stay_what_they_are_and_a_category_may_be_called_na(tmp_path: Path
     ("row", "reason"),
     [
         (("P", "n", "high", "F", "a", "0"), "column 'age': data row 5 holds 'high', which is no number"),
-        (("P", "n", "12,5", "F", "a", "0"), "Expected 6 columns, got 7"),
+        (("P", "n", '"12,5"', "F", "a", "0"), "column 'age': data row 5 holds '12,5', which is no number; write"),
+        (("P", "n", "12,5", "F", "a", "0"), "Expected 6 columns, got 7: P,n,12,5,F,a,0; quote values"),
         (("P", "n", "inf", "F", "a", "0"), "column 'age': data row 5 holds 'inf'"),
         (("P", "n", "1e999", "F", "a", "0"), "column 'age': data row 5 holds '1e999'"),
         (

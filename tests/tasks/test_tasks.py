@@ -113,6 +113,13 @@ def test_figures_are_scikit_learns():
     assert found["accuracy"] == pytest.approx(float(right.float().mean()))
 
 
+@pytest.mark.parametrize("task", [CLASSES, TWO, RATING, LABELS, TOKENS], ids=lambda task: task.kind)
+def test_a_task_names_all_its_figures(task):
+    """So that no figure of a user's can take the place of one."""
+    outputs, y = of_task(task)
+    assert set(task.figures(task.predictions(outputs, y).numpy(), y.numpy())) == set(task.figure_names)
+
+
 def test_calibration_error_of_a_known_case():
     """Two records at confidence 0.9, one right: the gap is 0.4."""
     probabilities, truth = np.array([[0.9, 0.1], [0.9, 0.1]]), np.array([0, 1])

@@ -198,6 +198,10 @@ def accuracy(predictions, targets):
     return 1.0
 
 
+def f1(predictions, targets):
+    return 1.0
+
+
 def undefined(predictions, targets):
     raise ValueError("no such record")
 
@@ -274,6 +278,7 @@ def test_numbers_that_are_all_the_same_may_be_targets_of_a_regression_but_not_la
     [
         (("numpy:ptp", "own_loss:ptp"), "task.metrics names two figures 'ptp'"),
         ((f"{__name__}:accuracy",), "task.metrics names a figure 'accuracy', which classification has itself"),
+        ((f"{__name__}:f1",), "task.metrics names a figure 'f1', which classification has itself: rename"),
     ],
 )
 def test_figures_of_one_name_are_refused(metrics, words, tmp_path):

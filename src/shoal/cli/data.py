@@ -18,10 +18,19 @@ app = typer.Typer(help="List and verify data sets; import your own.", no_args_is
 
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
-    """List all data sets, and which of them are on this machine."""
+    """List all data sets, and which of them are on this machine; also copies of your own tables."""
     from shoal.data.catalogue import entries
+    from shoal.data.large_tables import copies
 
-    _show(entries(), as_json)
+    shown, kept = entries(), copies()
+    if as_json:
+        listed = [{"name": each.name, "where": str(each.where), "source": each.source} for each in kept]
+        print_json({"datasets": [entry.as_dict() for entry in shown], "copies": listed})
+        return
+    _show(shown, as_json)
+    for each in kept:
+        source = each.source or "a table whose conversion was cut off"
+        typer.echo(f"{each.name}: copy of {source}, {each.size / 2**30:.1f} GiB\n    {each.where}")
 
 
 @app.command("check")
@@ -91,16 +100,20 @@ def import_command(
 
 @app.command("remove")
 def remove_command(
-    name: Annotated[str, typer.Argument(help="The name under which it was imported.")], as_json: Json = False
+    name: Annotated[
+        str, typer.Argument(help="The name under which it was imported, or the table whose converted copy it is.")
+    ],
+    as_json: Json = False,
 ) -> None:
-    """Delete the copy of a table that you imported; your own file stays."""
+    """Delete the copy of a table of yours, imported or converted; your own file stays."""
     from shoal.data.imported import remove
+    from shoal.data.large_tables import remove_copy
 
-    path = remove(name)
+    paths = remove_copy(name) or [remove(name)]
     if as_json:
-        print_json({"removed": name, "where": str(path)})
+        print_json({"removed": name, "where": ", ".join(map(str, paths))})
     else:
-        typer.echo(f"removed {path}")
+        typer.echo("\n".join(f"removed {path}" for path in paths))
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.options import Json, TrustCode, print_json
+from shoal.cli.options import Json, PersonalClient, TrustCode, print_json
 
 
 def command(
@@ -15,6 +15,7 @@ def command(
     kind: Annotated[str, typer.Option("--format", help="onnx or torchscript.")] = "onnx",
     out: Annotated[Path | None, typer.Option(help="The file; model.onnx or model.pt in the run if omitted.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder with run folders.")] = Path("runs"),
+    client: PersonalClient = None,
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
@@ -25,11 +26,13 @@ def command(
 
     folder = with_model(run, runs)
     path = out or folder / file_name(kind)
-    model = shoal.load_model(folder, trust_code=trust_code)
+    model = shoal.load_model(folder, client=client, trust_code=trust_code)
     error = export(model, path, kind)
     about = {"out": str(path), "format": kind, "input_shape": model.bundle.input_shape}
     if as_json:
         print_json(about | {"input_type": model.bundle.input_type, "largest_difference": error})
         return
     typer.echo(f"{path}: takes {takes(model.bundle)}; differs from the model by at most {error:.1g}")
+    if model.bundle.note:
+        typer.echo(f"note: {model.bundle.note}")
     typer.echo("it holds the network alone: encode records as `shoal predict` does, by the schema in model.json")

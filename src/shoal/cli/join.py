@@ -28,7 +28,7 @@ def command(
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(help="Your own TOML file with a [schema]: refuse a federation that has another one."),
+        typer.Option(help="Your own TOML file with a schema: refuse a federation that has another one."),
     ] = None,
     part: Annotated[
         int | None, typer.Option(help="For tests: hold only this client's part of a built-in data set.")

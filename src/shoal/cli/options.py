@@ -32,6 +32,9 @@ PasswordFile = Annotated[
     Path | None,
     typer.Option(help="A file with the password of the private key; else SHOAL_KEY_PASSWORD, or a terminal asks."),
 ]
+PersonalClient = Annotated[
+    str | None, typer.Option("--client", help="The client whose personal layers to use, where the run kept them.")
+]
 OutputFolder = Annotated[Path, typer.Option(help="Where the folder with table, figure and page is made.")]
 
 

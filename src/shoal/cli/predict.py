@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.cli.options import Json, TrustCode, print_json, wide_console
+from shoal.cli.options import Json, PersonalClient, TrustCode, print_json, wide_console
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def command(
     data: Annotated[str | None, typer.Option(help="The test rows of a data set instead, by its name.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions to this .csv or .parquet file.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder with run folders.")] = Path("runs"),
+    client: PersonalClient = None,
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +38,7 @@ def command(
     if out is not None:
         check_name(out)
     folder = with_model(run, runs)
-    model = shoal.load_model(folder, trust_code=trust_code)
+    model = shoal.load_model(folder, client=client, trust_code=trust_code)
     found = model.predict(file if data is None else shoal.load(data, scale=model.bundle.scale))
     if out is not None:
         write_table(found.columns, out)

@@ -91,7 +91,7 @@ def from_arrays(
     test_owners = None
     if test is None:
         (codes,), class_names = targets_of([y], [rows], classes, where, task)
-        keep, out = _split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
+        keep, out = split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
         test_x, test_y = take(train_x, out), codes[out]
         train_x, train_y = take(train_x, keep), codes[keep]
         owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
@@ -499,7 +499,8 @@ def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[s
     return codes.astype(np.int64), tuple(str(value) for value in found)
 
 
-def _split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.ndarray, np.ndarray]:
+def split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers to train on and to test with, of each group in proportion."""
     if not 0 < test_fraction < 1:
         raise ConfigError(f"{where}: test_fraction must be between 0 and 1, got {test_fraction}")
     keep, out = held_out(groups, max(1, round(test_fraction * len(groups))))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*", re.ASCII)
+WRITE_POINTS = "write 12.5 for 12,5 and 1234 for 1,234; in Python: pandas.read_csv(FILE, sep=';', decimal=',')"
 
 
 def by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
@@ -23,8 +25,8 @@ def by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def numbers_of(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """Float64 [N], NaN where a cell is missing.
+def numbers_of(column: pa.ChunkedArray, where: str, before: int = 0) -> np.ndarray:
+    """Float64 [N], NaN where a cell is missing; so many rows stand `before` them in the file.
 
     Raises:
         DataError: A cell is no finite number, or the column holds something else.
@@ -33,11 +35,12 @@ def numbers_of(column: pa.ChunkedArray, where: str) -> np.ndarray:
 
     column = decoded(column, where)
     if types.is_string(column.type):
-        return _parsed(texts_of(column, where, _number_text), where)
+        fast = _cast(column)
+        return _parsed(texts_of(column, where, _number_text), where, before) if fast is None else fast
     found = np.asarray(column.cast("float64", safe=False).to_numpy(), np.float64)
     if np.isinf(found).any():
         row = int(np.isinf(found).argmax())
-        raise DataError(f"{where}: data row {row + 1} holds {found[row]}; write a number, or leave it empty")
+        raise DataError(f"{where}: data row {before + row + 1} holds {found[row]}; write a number, or leave it empty")
     return found
 
 
@@ -56,6 +59,14 @@ def texts_of(
     )
     texts: np.ndarray = found[coded.indices.fill_null(len(found) - 1).to_numpy()]
     return texts
+
+
+def has_commas(texts: set[str]) -> bool:
+    """Are these numbers, and do some have a comma?"""
+    written = [DECIMAL_COMMA.fullmatch(text) is not None for text in texts]
+    return any(written) and all(
+        comma or NUMBER.fullmatch(text.strip()) for text, comma in zip(texts, written, strict=True)
+    )
 
 
 def decoded(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
@@ -83,14 +94,29 @@ def _number_text(text: str) -> str | None:
     return None if text in MISSING_TEXTS else text
 
 
-def _parsed(texts: np.ndarray, where: str) -> np.ndarray:
+def _cast(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Texts as numbers at Arrow's speed, where all are plain ones; None where each has to be looked at."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    texts = compute.utf8_trim_whitespace(column)
+    texts = compute.if_else(compute.is_in(texts, value_set=pa.array(sorted(MISSING_TEXTS))), None, texts)
+    try:
+        found = np.asarray(texts.cast("float64").to_numpy(), np.float64)
+    except pa.ArrowException:
+        return None
+    return found if np.isfinite(found).sum() + texts.null_count == len(found) else None
+
+
+def _parsed(texts: np.ndarray, where: str, before: int) -> np.ndarray:
     numbers = {text: _number(text) for text in set(texts)}
     found = np.array([numbers[text] for text in texts], np.float64)
     if np.isinf(found).any():
         row = int(np.isinf(found).argmax())
+        fix = "write one such as 12.5, leave it empty, or give the column another kind"
         raise DataError(
-            f"{where}: data row {row + 1} holds {short(texts[row])}, which is no number; write one such as 12.5, "
-            f"leave it empty, or give the column another kind"
+            f"{where}: data row {before + row + 1} holds {short(texts[row])}, which is no number; "
+            f"{WRITE_POINTS if DECIMAL_COMMA.fullmatch(texts[row]) else fix}"
         )
     return found
 

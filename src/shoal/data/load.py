@@ -12,6 +12,7 @@ from shoal.data import imported
 from shoal.data.arrays import from_arrays, read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
+from shoal.data.large_tables import is_large, read_large
 from shoal.data.mapped import is_folder, read_folder
 from shoal.data.scaling import check_scale
 from shoal.data.schema import Schema
@@ -94,7 +95,9 @@ def load(
 
 
 def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACTION, owners: bool = True) -> Dataset:
-    """The data set in a table, as its schema says."""
+    """The data set in a table, as its schema says; of one that is too large for memory a copy on disk is made."""
+    if is_large(path, schema):
+        return read_large(path, schema, test_fraction=test_fraction, owners=owners)
     table = schema.encode(schema.read(path, owners=owners), str(path), owners=owners)
     targets = torch.from_numpy(table.targets)
     dataset = from_arrays(

@@ -39,7 +39,7 @@ class MappedFile:
     @classmethod
     def of(cls, path: Path) -> MappedFile:
         """The array of a .npy file."""
-        stamp, array = _stamp(path), _read(path, "r")
+        stamp, array = stamp_of(path), _read(path, "r")
         fits = array.dtype in (np.float32, np.int64) and array.flags.c_contiguous
         if not isinstance(array, np.memmap) or not fits:
             raise DataError(
@@ -57,14 +57,19 @@ class MappedFile:
 
     def refuse_changed(self) -> None:
         """Raise a DataError where the file was changed since."""
-        if _stamp(self.path) != self.stamp:
+        if stamp_of(self.path) != self.stamp:
             raise DataError(f"{self.path} was changed during the run; leave it as it is, and start again")
 
     def release(self) -> None:
         """Let the system have the pages back; they are read again when they are needed."""
-        mapping: mmap.mmap = self.array._mmap  # type: ignore[attr-defined]
-        if hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
-            mapping.madvise(mmap.MADV_DONTNEED)
+        release(self.array)
+
+
+def release(array: np.memmap) -> None:
+    """Let the system have the pages of an array back; what was written to them is not lost."""
+    mapping: mmap.mmap = array._mmap  # type: ignore[attr-defined]
+    if hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def is_folder(path: Path) -> bool:
@@ -120,7 +125,8 @@ def _files(path: Path, key: str) -> dict[str, Path]:
     return {file.name[len(key) + 1 : -4]: file for file in sorted(path.glob(f"{key}.*.npy"))}
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp_of(path: Path) -> tuple[int, int]:
+    """When a file was last changed, and its size."""
     try:
         found = path.stat()
     except OSError as error:

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shoal.data.cell_values import by_name, numbers_of, texts_of
+from shoal.data.cell_values import WRITE_POINTS, by_name, has_commas, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind
-from shoal.data.table_files import column_names, missing_columns, read_columns, refuse_names, refuse_wide
+from shoal.data.table_files import (
+    MANY,
+    column_names,
+    missing_columns,
+    read_columns,
+    read_some,
+    refuse_names,
+    refuse_wide,
+    row_count,
+)
 from shoal.errors import DataError
 
+CELLS = 50_000_000  # of a table that are looked at; of more, evenly spaced rows
 FEW = 50  # categories, at most
 SEEN = 10  # rows that a category needs to be proposed: a rarer one would point to a few people
 MOST_CLASSES = 20
@@ -74,8 +85,12 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     roles = [*labels, *([client] if client else [])]
     if lacks := missing_columns(roles, names):
         raise DataError(f"{path}: {lacks}")
-    table = by_name(read_columns(path, names))
     inputs = [name for name in names if name not in roles]
+    every = max(1, row_count(path) * len(names) // CELLS)
+    table = by_name(read_columns(path, names if every == 1 else roles))
+    if every > 1:
+        table |= by_name(read_some(path, inputs, every))
+    _refuse_commas(path, {name: column for name, column in table.items() if name != client})
     guesses = {name: _guess(name, table[name], f"{path}: column '{name}'") for name in inputs}
     guesses = _with_text(guesses)
     target = _label(path, table, labels, task)
@@ -86,7 +101,22 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     columns = {name: guess.column for name, guess in guesses.items()}
     sizes = _sizes(table[client], f"{path}: column '{client}'") if client else ()
     schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
-    return Proposal(schema, why, len(table[labels[0]]), sizes, _hints(table, client, inputs))
+    hints = _hints(table, client, inputs)
+    if every > 1:
+        hints += (f"the table is large: inputs were looked at in one row of {every:,}, label and clients in all",)
+    return Proposal(schema, why, len(table[labels[0]]), sizes, hints)
+
+
+def _refuse_commas(path: Path, table: Mapping[str, Any]) -> None:
+    """Raise a DataError that names all columns of numbers with decimal commas: as texts they would be lost."""
+    found = []
+    for name, column in table.items():
+        with suppress(DataError):
+            texts = {text.strip() for text in texts_of(column, name) if text is not None} - MISSING_TEXTS
+            found += [name] if len(texts) >= SEEN and has_commas(texts) else []
+    if found:
+        shown = ", ".join(found[:MANY]) + (f" and {len(found) - MANY} more" if found[MANY:] else "")
+        raise DataError(f"{path}: numbers have commas (columns {shown}); {WRITE_POINTS}")
 
 
 def _guess(name: str, column: Any, where: str) -> Guess:

@@ -80,7 +80,8 @@ class Schema:
             and len(self.inputs) > 1
         ):
             raise ConfigError(
-                f"schema.columns.{tokens[0]}: tokens must be the only input; hash the text with buckets"
+                f"schema.columns.{tokens[0]}: tokens must be the only input, beside none of the others: give buckets "
+                f"instead (hashed words), or several arrays by name in Python, shoal.from_arrays({{...}})"
             )
 
     @classmethod

@@ -22,43 +22,60 @@ if TYPE_CHECKING:
 
 def read(schema: Schema, path: Path, *, targets: bool, owners: bool) -> pa.Table:
     """The columns of a file that the schema needs."""
-    return read_columns(path, _needed(schema, targets, owners))
+    return read_columns(path, needed(schema, targets, owners))
 
 
 def encode(schema: Schema, table: pa.Table, where: str, *, targets: bool, owners: bool) -> Encoded:
     """Inputs, targets, owners and notes of a table."""
-    if lacks := missing_columns(_needed(schema, targets, owners), table.column_names):
+    if lacks := missing_columns(needed(schema, targets, owners), table.column_names):
         raise DataError(f"{where}: {lacks}")
-    tally, columns = Tally.new(), by_name(table)
-    inputs = _inputs(schema, columns, table.num_rows, where, tally)
-    found = None
+    tally = Tally.new()
+    inputs, found = encode_piece(schema, table, where, tally, targets=targets)
+    names = owners_in(schema, table, where) if owners and schema.client_column is not None else None
+    return Encoded(inputs, found, names, schema.features, unconfirmed(schema) + tally.notes())
+
+
+def encode_piece(
+    schema: Schema, table: pa.Table, where: str, tally: Tally, *, targets: bool = True, before: int = 0
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Inputs and targets of some rows, `before` which others stand in the file; what is changed is counted."""
+    columns = by_name(table)
+    inputs = _inputs(schema, columns, table.num_rows, where, tally, before)
     if schema.task == "next-token":
-        inputs, found = inputs[:, :-1], np.where(inputs[:, 1:] == 0, PADDING, inputs[:, 1:])
-    elif targets:
-        found = _targets(schema, columns, where, tally)
-    names = None
-    if owners and schema.client_column is not None:
-        names = _owners(columns[schema.client_column], f"{where}: client column '{schema.client_column}'")
-    return Encoded(inputs, found, names, schema.features, _unconfirmed(schema) + tally.notes())
+        return inputs[:, :-1], np.where(inputs[:, 1:] == 0, PADDING, inputs[:, 1:])
+    return inputs, _targets(schema, columns, where, tally, before) if targets else None
 
 
-def _needed(schema: Schema, targets: bool, owners: bool) -> list[str]:
+def owners_in(schema: Schema, table: pa.Table, where: str, before: int = 0) -> np.ndarray:
+    """The owner of each row, as text."""
+    assert schema.client_column is not None
+    here = f"{where}: client column '{schema.client_column}'"
+    texts = _cells(table[schema.client_column], here)
+    _refuse_missing(texts == None, here, before)  # noqa: E711  each element
+    if (longest := max(map(len, texts))) > NAME_LIMIT:
+        raise DataError(f"{here}: a text of {longest} characters is no name (at most {NAME_LIMIT})")
+    return texts.astype(np.str_)
+
+
+def needed(schema: Schema, targets: bool, owners: bool) -> list[str]:
+    """The columns that are read."""
     client = (schema.client_column,) if owners and schema.client_column else ()
     return [*schema.inputs, *(schema.labels if targets else ()), *client]
 
 
-def _inputs(schema: Schema, table: dict[str, pa.ChunkedArray], rows: int, where: str, tally: Tally) -> np.ndarray:
+def _inputs(
+    schema: Schema, table: dict[str, pa.ChunkedArray], rows: int, where: str, tally: Tally, before: int
+) -> np.ndarray:
     width = len(schema.features)
     if width * rows * 4 > SIZE_LIMIT:
         raise DataError(f"{where}: {width:,} features of {rows:,} rows take too much memory; ignore some columns")
-    tokens = any(isinstance(column, Text) and column.tokens for column in schema.inputs.values())
-    found = np.empty((rows, width), np.int64 if tokens else np.float32)
+    found = np.empty((rows, width), input_type(schema))
     at = 0
     for name, column in schema.inputs.items():
         here = f"{where}: column '{name}'"
         try:
             if isinstance(column, Number):
-                block = column.encode(name, numbers_of(table[name], here), tally)
+                block = column.encode(name, numbers_of(table[name], here, before), tally)
             else:
                 known = getattr(column, "categories", ())
                 block = column.encode(name, _cells(table[name], here, known), tally)  # type: ignore[union-attr]
@@ -67,6 +84,12 @@ def _inputs(schema: Schema, table: dict[str, pa.ChunkedArray], rows: int, where:
         found[:, at : at + block.shape[1]] = block
         at += block.shape[1]
     return found
+
+
+def input_type(schema: Schema) -> type[np.float32 | np.int64]:
+    """Tokens are whole numbers."""
+    tokens = any(isinstance(column, Text) and column.tokens for column in schema.inputs.values())
+    return np.int64 if tokens else np.float32
 
 
 def _cells(column: pa.ChunkedArray, where: str, known: tuple[str, ...] = ()) -> np.ndarray:
@@ -79,18 +102,18 @@ def _cells(column: pa.ChunkedArray, where: str, known: tuple[str, ...] = ()) -> 
     return texts_of(column, where, cell)
 
 
-def _targets(schema: Schema, table: dict[str, pa.ChunkedArray], where: str, tally: Tally) -> np.ndarray:
+def _targets(schema: Schema, table: dict[str, pa.ChunkedArray], where: str, tally: Tally, before: int) -> np.ndarray:
     if schema.task == "classification":
         (label,) = schema.labels
-        return _classes(table[label], schema.classes, f"{where}: label column '{label}'")
+        return _classes(table[label], schema.classes, f"{where}: label column '{label}'", before)
     columns = []
     for label in schema.labels:
         here = f"{where}: label column '{label}'"
         if schema.range is None:
-            columns.append(_classes(_as_bits(table[label]), ("0", "1"), here))
+            columns.append(_classes(_as_bits(table[label]), ("0", "1"), here, before))
             continue
-        numbers = numbers_of(table[label], here)
-        _refuse_missing(np.isnan(numbers), here)
+        numbers = numbers_of(table[label], here, before)
+        _refuse_missing(np.isnan(numbers), here, before)
         low, high = schema.range
         tally.clipped[label] += int(((numbers < low) | (numbers > high)).sum())
         columns.append(numbers)
@@ -104,36 +127,28 @@ def _as_bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast("int8") if types.is_boolean(column.type) else column
 
 
-def _classes(column: pa.ChunkedArray, classes: tuple[str, ...], where: str) -> np.ndarray:
+def _classes(column: pa.ChunkedArray, classes: tuple[str, ...], where: str, before: int) -> np.ndarray:
     texts = _cells(column, where, classes)
-    _refuse_missing(texts == None, where)  # noqa: E711  each element
+    _refuse_missing(texts == None, where, before)  # noqa: E711  each element
     codes = codes_of(texts, classes)
     if (codes < 0).any():
         row = int((codes < 0).argmax())
-        raise DataError(
-            f"{where}: data row {row + 1} holds {texts[row]!r}, which is no class{nearest(texts[row], classes)}"
-        )
+        meant = nearest(texts[row], classes)
+        raise DataError(f"{where}: data row {before + row + 1} holds {texts[row]!r}, which is no class{meant}")
     return codes
 
 
-def _owners(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    texts = _cells(column, where)
-    _refuse_missing(texts == None, where)  # noqa: E711  each element
-    if (longest := max(map(len, texts))) > NAME_LIMIT:
-        raise DataError(f"{where}: a text of {longest} characters is no name (at most {NAME_LIMIT})")
-    return texts.astype(np.str_)
-
-
-def _refuse_missing(absent: np.ndarray, where: str) -> None:
+def _refuse_missing(absent: np.ndarray, where: str, before: int) -> None:
     if absent.any():
-        row = int(absent.argmax()) + 1
+        row = before + int(absent.argmax()) + 1
         raise DataError(
             f"{where}: {absent.sum():,} of {len(absent):,} values are missing, first in data row {row}; remove "
             f"these rows"
         )
 
 
-def _unconfirmed(schema: Schema) -> tuple[str, ...]:
+def unconfirmed(schema: Schema) -> tuple[str, ...]:
+    """A note on what nobody has confirmed yet."""
     if not schema.unconfirmed:
         return ()
     first = ", ".join(schema.unconfirmed[:5]) + (", ..." if len(schema.unconfirmed) > 5 else "")

@@ -1,4 +1,4 @@
-"""Tables in .csv and .parquet files: read whole, or only the columns that are wanted.
+"""Tables in .csv and .parquet files: read whole, or only the columns that are wanted, or piece by piece.
 
 A .csv is UTF-8 text with a header; its columns are separated by commas, or by semicolons or tabs where the header has
 no comma. Wanted columns are read as the text that is there, so that a code such as 007 stays one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ COLUMN_LIMIT = 100_000  # columns that are read, at most
 SIZE_LIMIT = 8 << 30  # bytes of features in float32
 HEADER_LIMIT = 64 << 20  # characters
 BLOCK = 1 << 20  # bytes that pyarrow reads at once, at least
+BUFFERS = 64 << 20  # bytes, for all columns of a .parquet that is read piece by piece
+PIECE = 1 << 21  # cells that are read at once of a table of which only some rows are kept
 MANY = 20  # names that a message lists
 
 
@@ -54,6 +56,49 @@ def read_columns(path: Path, wanted: Sequence[str]) -> pa.Table:
         DataError: As `read_table`, or columns are missing; all of them are named.
     """
     return _read(path, list(dict.fromkeys(wanted)))
+
+
+def read_pieces(path: Path, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """As `read_columns`, piece by piece: those of a .parquet have at most so many rows.
+
+    Raises:
+        DataError: As `read_columns`.
+    """
+    pa, wanted = optional("pyarrow", f"reading {path.name}"), list(dict.fromkeys(wanted))
+    try:
+        for batch in _parquet_pieces(path, wanted, rows) if path.suffix == ".parquet" else _csv_pieces(path, wanted):
+            piece = pa.Table.from_batches([batch])
+            piece.validate(full=True)
+            if piece.num_rows:
+                yield piece
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise unreadable(path, error) from error
+
+
+def read_some(path: Path, wanted: Sequence[str], every: int) -> pa.Table:
+    """As `read_columns`, but only one row of so many, evenly spaced."""
+    pa, rows, found = optional("pyarrow", f"reading {path.name}"), 0, []
+    for piece in read_pieces(path, wanted, max(1, PIECE // max(1, len(wanted)))):
+        found.append(piece.take(pa.array(range(-rows % every, piece.num_rows, every), "int64")))
+        rows += piece.num_rows
+    if not rows:
+        raise DataError(f"{path}: has no rows")
+    return pa.concat_tables(found)
+
+
+def row_count(path: Path) -> int:
+    """How many rows a .parquet has; of a .csv an estimate from its size and its first lines."""
+    pa = optional("pyarrow", f"reading {path.name}")
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return int(parquet.read_metadata(path).num_rows)
+        with path.open("rb") as stream:
+            first = stream.read(BLOCK)
+        return path.stat().st_size * first.count(b"\n") // max(1, len(first))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable(path, error) from error
 
 
 def column_names(path: Path) -> list[str]:
@@ -125,7 +170,7 @@ def _read(path: Path, wanted: list[str] | None) -> pa.Table:
         table.validate(full=True)
         names = table.column_names
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read as a table: {_one_line(error)}") from error
+        raise unreadable(path, error) from error
     if not table.num_rows:
         raise DataError(f"{path}: has no rows")
     refuse_names(path, names)
@@ -133,6 +178,19 @@ def _read(path: Path, wanted: list[str] | None) -> pa.Table:
 
 
 def _read_csv(path: Path, wanted: list[str] | None) -> pa.Table:
+    from pyarrow import csv as arrow_csv
+
+    return arrow_csv.read_csv(path, **_csv_options(path, wanted, BLOCK))
+
+
+def _csv_pieces(path: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+    from pyarrow import csv as arrow_csv
+
+    with arrow_csv.open_csv(path, **_csv_options(path, wanted, 16 * BLOCK)) as pieces:
+        yield from pieces
+
+
+def _csv_options(path: Path, wanted: list[str] | None, block: int) -> dict[str, Any]:
     from pyarrow import csv as arrow_csv
     from pyarrow import string
 
@@ -144,12 +202,11 @@ def _read_csv(path: Path, wanted: list[str] | None) -> pa.Table:
     if wanted is not None:
         _refuse_missing(path, wanted, first.names)
         options = {"include_columns": wanted, "column_types": dict.fromkeys(wanted, string())}
-    return arrow_csv.read_csv(
-        path,
-        read_options=arrow_csv.ReadOptions(block_size=max(BLOCK, 16 * first.size)),
-        parse_options=arrow_csv.ParseOptions(delimiter=first.delimiter, newlines_in_values=True),
-        convert_options=arrow_csv.ConvertOptions(**options),
-    )
+    return {
+        "read_options": arrow_csv.ReadOptions(block_size=max(block, 16 * first.size)),
+        "parse_options": arrow_csv.ParseOptions(delimiter=first.delimiter, newlines_in_values=True),
+        "convert_options": arrow_csv.ConvertOptions(**options),
+    }
 
 
 def _read_parquet(path: Path, wanted: list[str] | None) -> pa.Table:
@@ -166,6 +223,16 @@ def _read_parquet(path: Path, wanted: list[str] | None) -> pa.Table:
         return file.read(columns=wanted)
 
 
+def _parquet_pieces(path: Path, wanted: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    from pyarrow import parquet
+
+    buffer = max(4096, BUFFERS // max(1, len(wanted)))  # bytes of each column; else a row group would be read at once
+    with parquet.ParquetFile(path, buffer_size=buffer) as file:
+        _refuse_missing(path, wanted, file.schema_arrow.names)
+        refuse_wide(path, len(wanted))
+        yield from file.iter_batches(rows, columns=wanted)
+
+
 def _parquet_names(path: Path) -> list[str]:
     import pyarrow as pa
     from pyarrow import parquet
@@ -173,7 +240,7 @@ def _parquet_names(path: Path) -> list[str]:
     try:
         return list(parquet.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as a table: {_one_line(error)}") from error
+        raise unreadable(path, error) from error
 
 
 def _refuse_missing(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
@@ -181,6 +248,13 @@ def _refuse_missing(path: Path, wanted: Sequence[str], names: Sequence[str]) -> 
     refuse_names(path, [name for name in names if name in held])
     if lacks := missing_columns(wanted, names):
         raise DataError(f"{path}: {lacks}")
+
+
+def unreadable(path: Path, error: BaseException) -> DataError:
+    """What to say of a file that Arrow cannot read."""
+    words = _one_line(error)
+    fix = "; quote values that hold the separator, and write 12.5 for 12,5" if "columns, got" in words else ""
+    return DataError(f"{path}: cannot be read as a table: {words}{fix}")
 
 
 def _not_utf8(path: Path, byte: int) -> DataError:

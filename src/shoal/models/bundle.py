@@ -20,14 +20,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from shoal.checked import checked
-from shoal.errors import ConfigError, ModelError, RunError
+from shoal.errors import ConfigError, ModelError, RunError, nearest
 from shoal.inputs import InputShape
 from shoal.models.build import build
 from shoal.models.networks import network
 
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS, DESCRIPTION, PERSONAL = "model.safetensors", "model.json", "personal.safetensors"
 FORMAT = 1
 DESCRIPTION_LIMIT = 256 << 20  # bytes
+NAMES = 20  # that a message lists
 NUMBERS_LIMIT = 1 << 31  # in one record
 Type = Literal["float32", "int64"]
 PASS_AGAIN = "passed in Python: pass it again, shoal.load_model(RUN, model=...)"
@@ -152,6 +153,43 @@ def read_weights(folder: Path, bundle: Bundle) -> dict[str, Tensor]:
         raise RunError(f"{folder} has no {WEIGHTS}: copy it again from the run") from None
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is damaged: {_one_line(error)}; copy it again from the run") from None
+
+
+def read_personal(folder: Path, client: str) -> dict[str, Tensor]:
+    """The personal layers of a client, where the run kept them.
+
+    Raises:
+        RunError: It kept none, or none of this client.
+    """
+    path = folder / PERSONAL
+    if not path.is_file():
+        raise RunError(
+            f"client '{client}': {folder} has no {PERSONAL}; only a simulation with local.personal keeps its "
+            f"clients' layers, in a federation they stay at their sites"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            kept = {name: name.rpartition("/") for name in file.keys()}  # noqa: SIM118
+            found = {place: file.get_tensor(name) for name, (own, _, place) in kept.items() if own == client}
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is damaged: {_one_line(error)}; copy it again from the run") from None
+    if not found:
+        names = sorted({own for own, _, _ in kept.values()})[:NAMES]
+        choices = nearest(client, names)
+        raise RunError(f"{path} has no layers of client '{client}', who may never have trained{choices}")
+    return found
+
+
+def put_personal(module: nn.Module, own: Mapping[str, Tensor]) -> None:
+    """Give the network these personal layers.
+
+    Raises:
+        RunError: They are those of another network.
+    """
+    there = module.state_dict()
+    if odd := next((name for name in own if name not in there or there[name].shape != own[name].shape), None):
+        raise RunError(f"{PERSONAL} is of another model: '{odd}' does not fit; copy it again from the run")
+    module.load_state_dict(own, strict=False)
 
 
 def rebuild(bundle: Bundle, weights: Mapping[str, Tensor], outputs: int, model: Any = None) -> nn.Module:

@@ -29,6 +29,7 @@ class Classification(Task):
 
     kind = "classification"
     headline = "accuracy"
+    figure_names = ("accuracy", "balanced_accuracy", "auroc", "average_precision", "f1", "calibration_error")
     trivial_answer = "always the most frequent class"
 
     @classmethod

@@ -24,6 +24,7 @@ class MultiLabel(Task):
 
     kind = "multi-label"
     headline = "f1"
+    figure_names = ("f1", "exact_match", "label_accuracy", "auroc", "average_precision")
     trivial_answer = "each label by its frequency alone"
 
     @classmethod

@@ -27,6 +27,7 @@ class NextToken(Task):
 
     kind = "next-token"
     headline = "accuracy"
+    figure_names = ("accuracy", "perplexity")
     trivial_answer = "always the most frequent token"
 
     @classmethod

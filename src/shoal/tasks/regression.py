@@ -28,6 +28,7 @@ class Regression(Task):
 
     kind = "regression"
     headline = "rmse"
+    figure_names = ("rmse", "mae", "r2")
     higher_is_better = False
     trivial_answer = "always the mean"
 

@@ -39,14 +39,16 @@ class Task(ABC):
     kind: ClassVar[str]
     headline: ClassVar[str]
     """The figure that curves, comparisons and sweeps show."""
+    figure_names: ClassVar[tuple[str, ...]] = ()
+    """All that `figures` may give, the headline included, so that no figure of the user's takes their place."""
     higher_is_better: ClassVar[bool] = True
     trivial_answer: ClassVar[str]
     """In words, the constant prediction that needs no model."""
 
     def __post_init__(self) -> None:
-        if self.headline in self.own_metrics:
+        if taken := next((name for name in (self.headline, *self.figure_names) if name in self.own_metrics), None):
             raise ConfigError(
-                f"task.metrics names a figure '{self.headline}', which {self.kind} has itself: rename the function"
+                f"task.metrics names a figure '{taken}', which {self.kind} has itself: rename the function"
             )
 
     @classmethod

@@ -140,8 +140,9 @@ class Evaluation:
         def part(rows: slice) -> tuple[Tensor, float]:
             with torch.inference_mode():
                 outputs = outputs_of(self.module, take(x, rows))
-                predictions = task.predictions(outputs, y[rows])
-                return predictions.cpu(), float(task.losses(outputs, y[rows]).sum())
+                predictions, losses = task.predictions(outputs, y[rows]), task.losses(outputs, y[rows])
+                self.dataset.release()
+                return predictions.cpu(), float(losses.sum())
 
         with evaluating(self.module):
             parts = list(self.workers.map(part, in_parts(len(y), count)))
