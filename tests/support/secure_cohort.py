@@ -38,11 +38,13 @@ class Cohort:
     count: int
     slots: int = 6
     threshold: int | None = None
+    colluding: int = 1
     noise: float = 1.0
     known: bool = True
     wire: list[tuple[str, str, int, Payload]] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     bounds: dict[int, float] = field(default_factory=dict)
+    blamed: list[tuple[int, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         given = {
@@ -53,6 +55,7 @@ class Cohort:
             "per_round.noise_multiplier": self.noise,
             "per_round.at": "shared",
             "federation.aggregation": "secure",
+            "federation.colluding": self.colluding,
         }
         if self.threshold is not None:
             given["federation.threshold"] = self.threshold
@@ -73,7 +76,8 @@ class Cohort:
         )
 
     def aggregator(self, index: RoundIndex = NOW) -> SecureAggregator:
-        return SecureAggregator(self.plan, context(self.terms.run, self.terms.digest, index.t, index.attempt))
+        where = context(self.terms.run, self.terms.digest, index.t, index.attempt)
+        return SecureAggregator(self.plan, where, blame=lambda *told: self.blamed.append(told))
 
     def sum(
         self,

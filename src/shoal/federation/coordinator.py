@@ -278,9 +278,13 @@ class RemoteCohort(Cohort):
             take(request, reply.payload)
             replies.sites.add((member.name, member.node))
         except InvalidMessage as problem:
-            self._roster.strike(member)
-            out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
-            self._report(replies, member, "bad", f"{problem}{out}")
+            self._strike(replies, member, str(problem))
+
+    def _strike(self, replies: Replies, member: Member, why: str) -> None:
+        """Record and report a bad answer."""
+        self._roster.strike(member)
+        out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
+        self._report(replies, member, "bad", why + out)
 
     def _report(self, replies: Replies, member: Member, what: str, why: str) -> None:
         replies.reports.append({"site": member.name, "node": str(member.node), "what": what, "why": why})

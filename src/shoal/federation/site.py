@@ -244,7 +244,7 @@ class Site:
         terms = self._agreed(message)
         index, number = self._round_index(message, terms)
         message.require(
-            {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
+            {*REPEATED, *({"clip"} & set(message.values)), *({"sealed", "commitments"} if self._secure else ())},
             {"model": terms.parameters},
         )
         assert self._cohort is not None

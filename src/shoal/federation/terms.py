@@ -24,7 +24,7 @@ from shoal.inputs import InputShape, digest, read_shape
 from shoal.mechanisms.setting import Setting
 from shoal.training.cohort import Population
 
-PROTOCOL = 4
+PROTOCOL = 5
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 

@@ -18,10 +18,11 @@ from shoal.federation.secagg.encoding import (
     KEYS,
     SHARES,
     bundle_values,
+    dealt_values,
     read_bundles,
     read_bytes,
     read_numbers,
-    write_bytes,
+    write_numbers,
     write_shares,
 )
 from shoal.federation.secagg.masks import as_vector
@@ -62,15 +63,16 @@ class SecureAggregationClient:
             return dict(bundle_values(self._begin(index, number).bundle()))
         party = self._current(index, number)
         if kind == SHARES:
-            return {"sealed": write_bytes(party.deal(read_bundles(message, "cards"), self._plan(index)))}
+            return dealt_values(party.deal(read_bundles(message, "cards"), self._plan(index)))
         if kind == CHECK:
             return {"signature": party.sign_survivors(read_numbers(message, "survivors"))}
-        return {"shares": write_shares(party.open(read_bytes(message, "signatures")))}
+        shares, disputed = party.open(read_bytes(message, "signatures"))
+        return {"shares": write_shares(shares), "disputed": write_numbers(disputed)}
 
     def take(self, message: Payload, index: RoundIndex, number: int, bound: float) -> None:
         """Take the shares sent with the model; raise a ConfigError where the clip norm allows no sound plan."""
         self._plan(index, bound)
-        self._current(index, number).take(read_bytes(message, "sealed"))
+        self._current(index, number).take(read_bytes(message, "sealed"), read_bytes(message, "commitments"))
 
     def send(self, update: Tensor, below: bool, bound: float, index: RoundIndex, streams: Streams) -> Tensor:
         """Return the clipped update with its noise share, masked."""

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal.federation.messages import InvalidMessage, Payload
+from shoal.federation.messages import InvalidMessage, Payload, Value
+from shoal.federation.secagg.commitments import HASH, Dealt
 from shoal.federation.secagg.round_keys import KeyBundle
 from shoal.federation.secagg.shamir import PRIME
 
@@ -63,6 +64,21 @@ def bundle_values(bundle: KeyBundle) -> dict[str, bytes]:
 def read_bundle(message: Payload, number: int) -> KeyBundle:
     """Read the key bundle of one site from a message's values."""
     return KeyBundle(number, *(message.raw(name) for name in BUNDLE))
+
+
+def dealt_values(dealt: Dealt) -> dict[str, Value]:
+    """Return what a dealer sends as the values of a message."""
+    return {"sealed": write_bytes(dealt.sealed), "commitments": write_bytes(dealt.commitments), "seed": dealt.seed}
+
+
+def read_dealt(message: Payload, holders: set[int], others: set[int]) -> Dealt:
+    """Read what a dealer sends: sealed shares for the others, commitments to those of all holders."""
+    dealt = Dealt(read_bytes(message, "sealed"), read_bytes(message, "commitments"), message.raw("seed"))
+    if set(dealt.sealed) != others or set(dealt.commitments) != holders:
+        raise InvalidMessage("it dealt shares to the wrong sites")
+    if len(dealt.seed) != HASH or any(len(each) != 2 * HASH for each in dealt.commitments.values()):
+        raise InvalidMessage("its commitments are not SHA-256 hashes")
+    return dealt
 
 
 def write_bundles(bundles: Mapping[int, KeyBundle]) -> str:

@@ -2,12 +2,14 @@
 
     bundle    send its signed keys for the round
     deal      given all key bundles, send shares of its self-mask seed and its masking key, each sealed for its holder
-    take      receive the sealed shares dealt to it, which fixes the sites with which it shares masks
+              and with a commitment to it
+    take      unseal the shares dealt to it, which fixes the sites with which it shares masks; it will dispute those
+              that do not match their dealer's commitments
     send      send its numbers, masked
-    sign      given the list of survivors (the sites in the sum), unseal the shares and sign the list, once, and only
-              if it meets the threshold
+    sign      given the list of survivors (the sites in the sum), sign it, once, and only if it meets the threshold
     open      given a threshold of signatures on the same list, reveal one share of each site: that of its self-mask
-              if it is in the sum, that of its masking key if not; never both, since it signs only one list
+              if it is in the sum, that of its masking key if not; never both, since it signs only one list; and name
+              the sites whose shares it disputes
 
 Each step happens once, in this order.
 """
@@ -22,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from shoal.federation.messages import InvalidMessage
+from shoal.federation.secagg.commitments import MASKING, SEED, Dealt, Shares, of_seed, of_shares
 from shoal.federation.secagg.masks import Words, masked, quantised
 from shoal.federation.secagg.round_keys import (
     KeyBundle,
@@ -74,31 +77,36 @@ class Party:
         self._done += 1
         return self._bundle
 
-    def deal(self, bundles: Mapping[int, KeyBundle], plan: Plan) -> dict[int, bytes]:
-        """Return the sealed shares for the other sites."""
+    def deal(self, bundles: Mapping[int, KeyBundle], plan: Plan) -> Dealt:
+        """Return the sealed shares for the other sites, and the commitments to all shares."""
         self._require_step("deal")
         self._refuse_bundles(bundles, plan)
         self._bundles, self._threshold, self._digest = dict(bundles), plan.threshold, digest(bundles, self._context)
         holders = [number + 1 for number in bundles]
         masking = split(self._keys.masking.private_bytes_raw(), holders, plan.threshold)
-        own = split(self._own, holders, plan.threshold)
-        self._shares = {self.number: (masking[self.number + 1], own[self.number + 1])}
+        seed = split(self._own, holders, plan.threshold)
+        dealt = {holder - 1: (masking[holder], seed[holder]) for holder in holders}
+        self._shares = {self.number: dealt[self.number]}
         self._done += 1
-        return {
-            other: self._seal(
-                other, masking[other + 1].to_bytes(SHARE, "big") + own[other + 1].to_bytes(SHARE, "big")
-            )
-            for other in bundles
-            if other != self.number
-        }
+        return Dealt(
+            {other: self._seal(other, shares) for other, shares in dealt.items() if other != self.number},
+            {other: of_shares(shares, self._digest, self.number, other) for other, shares in dealt.items()},
+            of_seed(self._own, self._digest, self.number),
+        )
 
-    def take(self, sealed: Mapping[int, bytes]) -> None:
-        """Receive the sealed shares of the sites with which this site shares masks."""
+    def take(self, sealed: Mapping[int, bytes], commitments: Mapping[int, bytes]) -> None:
+        """Receive the sealed shares of the sites with which this site shares masks, and their commitments."""
         self._require_step("take")
         if self.number in sealed or not set(sealed) <= set(self._bundles):
             raise InvalidMessage("it holds shares of sites that are not on the list")
+        if set(commitments) != set(sealed):
+            raise InvalidMessage("it holds commitments of other sites than those that dealt shares")
         self._refuse_few(len(sealed) + 1)
-        self._sealed = dict(sealed)
+        self._agreed = {self.number, *sealed}
+        for dealer, content in sealed.items():
+            shares = self._unsealed(dealer, content)
+            if shares and of_shares(shares, self._digest, dealer, self.number) == commitments[dealer]:
+                self._shares[dealer] = shares
         self._done += 1
 
     def send(self, numbers: Whole, bound: float) -> Words:
@@ -109,24 +117,23 @@ class Party:
             other: mask_seed(
                 self._keys.masking, self._bundles[other].masking, (self.number, other), self._digest, bound
             )
-            for other in self._sealed
+            for other in self._agreed - {self.number}
         }
         return masked(numbers, self.number, self._own, seeds)
 
     def sign_survivors(self, survivors: set[int]) -> bytes:
         """Return the site's signature of the list of survivors, the sites in the sum."""
         self._require_step("sign")
-        if not survivors <= {self.number, *self._sealed} or self.number not in survivors:
+        if not survivors <= self._agreed or self.number not in survivors:
             raise InvalidMessage("the list of survivors does not fit the sites that share masks")
         self._refuse_few(len(survivors))
-        self._shares |= {other: self._unsealed(other, content) for other, content in self._sealed.items()}
         self._survivors = set(survivors)
-        self._signed = survivors_message(self._digest, set(self._shares), self._survivors)
+        self._signed = survivors_message(self._digest, self._agreed, self._survivors)
         self._done += 1
         return sign(self._key, self._signed)
 
-    def open(self, signatures: Mapping[int, bytes]) -> dict[int, int]:
-        """Return one share of each site with which this site shares masks."""
+    def open(self, signatures: Mapping[int, bytes]) -> tuple[dict[int, int], set[int]]:
+        """Return one share of each site with which this site shares masks, and the sites whose shares it disputes."""
         self._require_step("open")
         if not set(signatures) <= self._survivors:
             raise InvalidMessage("it holds signatures of sites that are not in the sum")
@@ -135,7 +142,8 @@ class Party:
             verify(self._bundles[other].identity, signature, self._signed, f"site {other}'s list of survivors")
         self._done += 1
         shares, self._shares = self._shares, {}
-        return {other: own if other in self._survivors else masking for other, (masking, own) in shares.items()}
+        opened = {dealer: both[SEED if dealer in self._survivors else MASKING] for dealer, both in shares.items()}
+        return opened, self._agreed - set(opened)
 
     def _require_step(self, step: str) -> None:
         """Raise InvalidMessage unless this is the next step."""
@@ -161,14 +169,15 @@ class Party:
         if count < self._threshold:
             raise InvalidMessage(f"only {count} sites are left, fewer than the threshold {self._threshold}")
 
-    def _seal(self, other: int, content: bytes) -> bytes:
-        bundle = self._bundles[other]
+    def _seal(self, other: int, shares: Shares) -> bytes:
+        bundle, content = self._bundles[other], b"".join(share.to_bytes(SHARE, "big") for share in shares)
         return seal(self._keys.sealing, bundle.sealing, (self.number, other), self._digest, content)
 
-    def _unsealed(self, other: int, sealed: bytes) -> tuple[int, int]:
-        bundle = self._bundles[other]
-        content = unseal(self._keys.sealing, bundle.sealing, (other, self.number), self._digest, sealed)
-        masking, own = (int.from_bytes(part, "big") for part in (content[:SHARE], content[SHARE:]))
-        if len(content) != 2 * SHARE or max(masking, own) >= PRIME:
-            raise InvalidMessage(f"site {other} dealt a malformed share")
-        return masking, own
+    def _unsealed(self, dealer: int, sealed: bytes) -> Shares | None:
+        """The shares that a dealer sealed for this site; None where they are malformed or were modified."""
+        bundle = self._bundles[dealer]
+        content = unseal(self._keys.sealing, bundle.sealing, (dealer, self.number), self._digest, sealed)
+        if content is None or len(content) != 2 * SHARE:
+            return None
+        masking, seed = (int.from_bytes(part, "big") for part in (content[:SHARE], content[SHARE:]))
+        return (masking, seed) if max(masking, seed) < PRIME else None
