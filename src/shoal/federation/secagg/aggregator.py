@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shoal.errors import ShoalError
 from shoal.federation.messages import InvalidMessage, Payload
+from shoal.federation.secagg.bundle_list import BundleList
 from shoal.federation.secagg.commitments import MASKING, SEED, Dealt, of_seed, opens
 from shoal.federation.secagg.encoding import (
     BUNDLE,
@@ -36,8 +37,15 @@ from shoal.federation.secagg.encoding import (
     write_bytes,
     write_numbers,
 )
-from shoal.federation.secagg.masks import Words, from_vector, unmasked
-from shoal.federation.secagg.round_keys import KeyBundle, digest, mask_seed, survivors_message, verify
+from shoal.federation.secagg.masks import Words, fast_stream, from_vector, stream, unmasked
+from shoal.federation.secagg.round_keys import (
+    KeyBundle,
+    dealers_message,
+    digest,
+    mask_seed,
+    survivors_message,
+    verify,
+)
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.shamir import join
 from shoal.federation.terms import ROUND
@@ -67,6 +75,7 @@ class SecureAggregator:
     blame: Blame = lambda _number, _why, _certain: None
     bundles: dict[int, KeyBundle] = field(default_factory=dict)
     sent: dict[int, Words] = field(default_factory=dict)
+    _agreements: dict[int, bytes] = field(default_factory=dict)
 
     def gather(self, ask: Ask, numbers: Iterable[int], message: Payload) -> Whole:
         """Return the sum of what these sites send in answer to `message` (the model).
@@ -79,7 +88,7 @@ class SecureAggregator:
         dealt = self._collect_shares(ask)
         self._collect_numbers(ask, dealt, message)
         signatures = self._collect_signatures(ask, set(dealt))
-        return self._unmask(self._secrets(dealt, self._collect_openings(ask, dealt, signatures)))
+        return self._unmask(dealt, self._secrets(dealt, self._collect_openings(ask, dealt, signatures)))
 
     def _collect_bundles(self, ask: Ask, numbers: Iterable[int]) -> None:
         def take(number: int, answer: Payload) -> None:
@@ -92,32 +101,53 @@ class SecureAggregator:
 
         ask(KEYS, {number: Payload({}) for number in numbers}, set(BUNDLE), {}, take)
         self._refuse_few(len(self.bundles), "sent their keys")
-        self._digest = digest(self.bundles, self.context)
+        self._listed = BundleList.of(self.bundles)
+        self._digest = (
+            self._listed.digest(self.context) if self.plan.graph.sparse else digest(self.bundles, self.context)
+        )
 
     def _collect_shares(self, ask: Ask) -> dict[int, Dealt]:
         """The sealed shares and their commitments, by dealer."""
         dealt: dict[int, Dealt] = {}
 
         def take(number: int, answer: Payload) -> None:
-            dealt[number] = read_dealt(answer, set(self.bundles), set(self.bundles) - {number})
+            found, others = read_dealt(answer), set(self.bundles) - {number}
+            holders, many = set(found.sealed), min(graph.neighbours or len(others), len(others))
+            itself = set() if graph.sparse else {number}
+            if not holders <= others or len(holders) != many or set(found.commitments) != holders | itself:
+                raise InvalidMessage("it dealt shares to the wrong sites")
+            dealt[number] = found
 
-        bundles = Payload({"cards": write_bundles(self.bundles)})
+        graph = self.plan.graph
+        bundles = Payload({"cards": self._listed.packed if graph.sparse else write_bundles(self.bundles)})
         ask(SHARES, dict.fromkeys(self.bundles, bundles), {"sealed", "commitments", "seed"}, {}, take)
         self._refuse_few(len(dealt), "dealt their shares")
+        self._held: dict[int, set[int]] = {number: set() for number in self.bundles}  # dealers, by holder
+        for dealer, each in dealt.items():
+            for holder in each.commitments:
+                self._held[holder].add(dealer)
         return dealt
 
     def _collect_numbers(self, ask: Ask, dealt: dict[int, Dealt], message: Payload) -> None:
+        sparse = self.plan.graph.sparse
+        agreed, dealers = dealers_message(self._digest, dealt), write_numbers(dealt)
+
         def take(number: int, answer: Payload) -> None:
+            if sparse:
+                verify(self.bundles[number].identity, answer.raw("signature"), agreed, "its list of dealers")
+                self._agreements[number] = answer.raw("signature")
             self.sent[number] = from_vector(answer.vectors["masked"])
 
         messages = {}
         for number in dealt:
-            others = {dealer: each for dealer, each in dealt.items() if dealer != number}
+            others = {dealer: dealt[dealer] for dealer in self._held[number] - {number}}
             sealed = write_bytes({dealer: each.sealed[number] for dealer, each in others.items()})
             commitments = write_bytes({dealer: each.commitments[number] for dealer, each in others.items()})
             values = {**message.values, "sealed": sealed, "commitments": commitments}
+            if sparse:
+                values["dealers"] = dealers
             messages[number] = Payload(values, message.vectors)
-        ask(ROUND, messages, set(), {"masked": self.plan.slots}, take)
+        ask(ROUND, messages, {"signature"} if sparse else set(), {"masked": self.plan.slots}, take)
         self._refuse_few(len(self.sent), "sent their numbers")
 
     def _collect_signatures(self, ask: Ask, agreed: set[int]) -> dict[int, bytes]:
@@ -142,7 +172,7 @@ class SecureAggregator:
 
         def take(number: int, answer: Payload) -> None:
             found, disputed = read_shares(answer, "shares"), read_numbers(answer, "disputed")
-            if found.keys() & disputed or found.keys() | disputed != set(dealt) or number in disputed:
+            if found.keys() & disputed or found.keys() | disputed != self._held[number] or number in disputed:
                 raise InvalidMessage("it revealed shares of the wrong sites")
             if len(disputed) > self.plan.colluding:
                 raise InvalidMessage(f"it disputes the shares of {len(disputed)} sites, which cannot all lie")
@@ -154,15 +184,21 @@ class SecureAggregator:
             for dealer in disputed:
                 disputes.setdefault(dealer, set()).add(number)
 
-        signed = Payload({"signatures": write_bytes(signatures)})
-        ask(UNMASK, dict.fromkeys(signatures, signed), {"shares", "disputed"}, {}, take)
+        messages = {}
+        signed = write_bytes(signatures)
+        for number in signatures:
+            messages[number] = Payload({"signatures": signed})
+            if self.plan.graph.sparse:
+                agreements = {dealer: self._agreements[dealer] for dealer in self._held[number] & set(self.sent)}
+                messages[number] = Payload({"signatures": signed, "agreements": write_bytes(agreements)})
+        ask(UNMASK, messages, {"shares", "disputed"}, {}, take)
         self._judge(disputes)
         self._refuse_few(len(shares), "revealed their shares")
         return shares
 
     def _judge(self, disputes: dict[int, set[int]]) -> None:
         for dealer, holders in disputes.items():
-            if certain := len(holders) > self.plan.colluding:
+            if certain := len(holders) > self.plan.graph.corrupt:
                 why = f"{len(holders)} sites say that the shares it dealt them do not match its commitments"
             else:
                 listed = ", ".join(map(str, sorted(holders)))
@@ -175,10 +211,10 @@ class SecureAggregator:
         missing = []
         for dealer in dealt:
             found = [(holder + 1, each[dealer]) for holder, each in sorted(shares.items()) if dealer in each]
-            if len(found) < self.plan.threshold:
+            if len(found) < self.plan.graph.shares:
                 missing.append(f"only {len(found)} sites opened a share of site {dealer}'s secret")
                 continue
-            secret = join(dict(found[: self.plan.threshold]))
+            secret = join(dict(found[: self.plan.graph.shares]))
             if secret is None or not self._right(dealer, secret, dealt[dealer]):
                 missing.append(f"site {dealer} dealt false shares")
                 self.blame(dealer, "the shares that it dealt do not give the secret to which it is committed", True)
@@ -194,17 +230,21 @@ class SecureAggregator:
         key = X25519PrivateKey.from_private_bytes(secret)
         return key.public_key().public_bytes_raw() == self.bundles[dealer].masking
 
-    def _unmask(self, secrets: Mapping[int, bytes]) -> Whole:
+    def _unmask(self, dealt: dict[int, Dealt], secrets: Mapping[int, bytes]) -> Whole:
         own = [secrets[number] for number in self.sent]
         gone = {number: secret for number, secret in secrets.items() if number not in self.sent}
-        open_pairs = [pair for number, secret in gone.items() for pair in self._pairs_of(number, secret)]
-        total = unmasked(self.sent.values(), self.plan.slots, own, open_pairs)
+        senders = {number: (self._held[number] | set(dealt[number].sealed)) & set(self.sent) for number in gone}
+        open_pairs = (
+            pair for number, secret in gone.items() for pair in self._pairs_of(number, secret, senders[number])
+        )
+        cipher = fast_stream if self.plan.graph.sparse else stream
+        total = unmasked(self.sent.values(), self.plan.slots, own, open_pairs, cipher)
         if (why := self.plan.implausible(total, len(self.sent))) is not None:
             raise Failed(f"a site sent values that the algorithm cannot produce, and masks hide which one: {why}")
         return total
 
-    def _pairs_of(self, gone: int, secret: bytes) -> list[tuple[int, int, bytes]]:
-        """The masks that senders share with a site that sent nothing."""
+    def _pairs_of(self, gone: int, secret: bytes, senders: set[int]) -> list[tuple[int, int, bytes]]:
+        """The masks that these senders share with a site that sent nothing."""
         key = X25519PrivateKey.from_private_bytes(secret)
         return [
             (
@@ -212,7 +252,7 @@ class SecureAggregator:
                 gone,
                 mask_seed(key, self.bundles[number].masking, (number, gone), self._digest, self.plan.bound),
             )
-            for number in self.sent
+            for number in senders
         ]
 
     def _refuse_few(self, count: int, what: str) -> None:

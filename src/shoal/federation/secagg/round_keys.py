@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -83,6 +84,11 @@ def survivors_message(digest: bytes, agreed: set[int], survivors: set[int]) -> b
     return encoded("survivors", digest, json.dumps([sorted(agreed), sorted(survivors)]).encode())
 
 
+def dealers_message(digest: bytes, agreed: Iterable[int]) -> bytes:
+    """Return what a site in a sparse round signs with its numbers: the sites that dealt shares, as it was told."""
+    return encoded("dealers", digest, json.dumps(sorted(agreed)).encode())
+
+
 def mask_seed(own: X25519PrivateKey, other: bytes, pair: tuple[int, int], digest: bytes, bound: float) -> bytes:
     """Return the seed of a pairwise mask, equal for both sites only if both received the same clip norm.
 
@@ -100,7 +106,7 @@ def unseal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: by
     """Decrypt content sealed by site way[0] for site way[1]; None where it was modified, or is none."""
     try:
         return ChaCha20Poly1305(_derived(own, other, encoded("share", digest, *way))).decrypt(bytes(12), sealed, None)
-    except InvalidTag:
+    except (InvalidTag, InvalidMessage):
         return None
 
 
@@ -112,20 +118,26 @@ def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
 def verify(identity: bytes, signature: bytes, content: bytes, what: str) -> None:
     """Raise InvalidMessage, naming `what`, unless the owner of this public key signed the content."""
     try:
-        if len(identity) > MOST_KEY:
-            raise ValueError
-        key = load_pem_public_key(identity)
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError
-        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+        _public_key(identity).verify(signature, content, ec.ECDSA(hashes.SHA256()))
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
         raise InvalidMessage(f"{what}: invalid signature") from None
 
 
+@lru_cache(4096)
+def _public_key(identity: bytes) -> ec.EllipticCurvePublicKey:
+    key = load_pem_public_key(identity) if len(identity) <= MOST_KEY else None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError
+    return key
+
+
 def encoded(what: str, *parts: bytes | int) -> bytes:
     """Return an injective encoding of the parts."""
-    plain = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
-    return b"shoal secure aggregation: " + what.encode() + b"".join(len(p).to_bytes(8, "big") + p for p in plain)
+    found = [b"shoal secure aggregation: ", what.encode()]
+    for part in parts:
+        plain = part if isinstance(part, bytes) else b"%d" % part
+        found += [len(plain).to_bytes(8, "big"), plain]
+    return b"".join(found)
 
 
 def _derived(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ class SecureCohort(RemoteCohort):
     @property
     def _most_bytes(self) -> int:
         return super()._most_bytes + 4  # the count
+
+    def begin(self, run: Path, done: int) -> None:
+        """Set up a run; log what a sparse graph risks."""
+        super().begin(run, done)
+        index = RoundIndex(done, self.setting.rounds)
+        graph = self._plan(index, self._clip_norm({}, index)).graph
+        if graph.sparse:
+            self._log(f"secure aggregation: {graph.words()}")
 
     def _wanted(self, state: State, index: RoundIndex) -> int:
         """How many sites to wait for, at least the threshold."""
