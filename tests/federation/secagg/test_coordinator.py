@@ -26,6 +26,7 @@ from shoal.federation.consent import Requirements
 from shoal.federation.flower.transport import Transport
 from shoal.federation.keys import make_site, public_pem, read_public, read_site_key
 from shoal.federation.messages import Payload
+from shoal.federation.secagg import graph, round_plan
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK, read_shares, write_shares
 from shoal.federation.secagg.masks import from_vector
 from shoal.federation.secagg.round_plan import Plan
@@ -363,6 +364,44 @@ def test_a_dispute_is_reported_without_a_strike(tmp_path):
     assert [(report["site"], report["what"]) for report in result.metrics[0]["reports"]] == [("site-03", "disputed")]
     kept = json.loads((result.run / "sites.json").read_text())
     assert kept[identity(grid_, 103)]["strikes"] == kept[identity(grid_, 101)]["strikes"] == 0
+
+
+@pytest.fixture
+def few_neighbours(monkeypatch):
+    """A sparse graph among four sites, which no site would accept otherwise."""
+    monkeypatch.setattr(graph, "SPARSE_ABOVE", 3)
+    monkeypatch.setattr(round_plan, "SPARSE_ABOVE", 3)
+    monkeypatch.setattr(graph, "FAILURE", math.inf)
+    monkeypatch.setattr(graph, "UNDELIVERED", math.inf)
+
+
+def test_a_large_cohort_shares_with_neighbours_and_says_what_that_risks(tmp_path, few_neighbours, sums):
+    grid_, told = with_keys(tmp_path), []
+    site = grid_.sites[100]
+    site._log = told.append
+    result, _ = served(tmp_path, secure(rounds=2), grid_, log=told.append)
+    assert [line["clients"] for line in result.metrics] == [SITES, SITES]
+    assert "reports" not in result.metrics[0]
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS))
+    assert "neighbours = 2" in terms.text("terms")
+    said = [line for line in told if "each site shares with 2 others" in line and "added to delta" in line]
+    assert len(said) == 2, "the coordinator's log, and the site's"
+    sent = {kind: payload for to, _, kind, payload in grid_.wire if to == "to"}
+    assert set(sent[ROUND].values) - NAMED == {"sealed", "commitments", "dealers"}
+    assert set(sent[UNMASK].values) - NAMED == {"signatures", "agreements"}
+    sent = {kind: payload for to, _, kind, payload in grid_.wire if to == "from"}
+    assert set(sent[ROUND].values) - NAMED == {"signature"}
+
+
+def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, monkeypatch):
+    grid_ = with_keys(tmp_path)
+    served(tmp_path, secure(rounds=1, federation__neighbours=1, federation__share_threshold=1), grid_)
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS))
+    monkeypatch.setattr(graph, "FAILURE", 1e-9)
+    key = ec.generate_private_key(ec.SECP256R1())
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), key=key))
+    assert "could break the guarantee with probability" in site.answer(TERMS, terms).values["refused"]
+    site.close()
 
 
 def test_the_number_of_failed_rounds_is_checked():

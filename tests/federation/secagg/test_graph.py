@@ -184,8 +184,8 @@ def test_by_brute_force_what_can_be_unmasked_is_closed_under_picks():
 
 
 def test_cuts_are_no_more_frequent_than_their_bound():
-    """Random picks of 5 among 10 sites, of which one may be gone: in how many graphs some choice of survivors leaves a
-    part cut off, by trying all of them."""
+    """Random picks of 5 among 10 sites, of which one may be gone: in how many graphs some choice of survivors leaves
+    a part cut off, by trying all of them."""
     n, k, threshold, least = 10, 5, 9, 3
     generator = np.random.default_rng(3)
     others = [[site for site in range(n) if site != own] for own in range(n)]
@@ -197,8 +197,10 @@ def test_cuts_are_no_more_frequent_than_their_bound():
 
 
 def cuttable(picks, threshold, least):
-    """Whether there are disjoint sets Q and R of `threshold` sites, |Q| > least, where none of Q picked one of R; sets
-    are bits."""
+    """Whether there are disjoint sets Q and R of `threshold` sites, |Q| > least, where none of Q picked one of R.
+
+    `picks` are bits.
+    """
     for size in range(1, threshold - least):
         for left_out in combinations(range(len(picks)), size):
             others = sum(1 << site for site in left_out)
