@@ -90,7 +90,9 @@ class FederationSection:
     `min_records`, `max_records`: the public range of a site's number of records. Random numbers are those of secure
     mode, separate at every site; with `seeded` all follow from the run's seed, which hides no noise: for tests only.
     `aggregation`: with `secure` the coordinator sees only the sum of a round, if at least `threshold` sites answer
-    (two thirds of the cohort and one more if not given), even if it colludes with `colluding` of them.
+    (two thirds of the cohort and one more if not given), even if it colludes with `colluding` of them; after
+    `max_failed_rounds` in a row without a sum the run stops. With more than 100 sites in a cohort each shares with
+    `neighbours` others, `share_threshold` of whom can replace it; both are computed if not given.
     """
 
     deadline: float = 60.0
@@ -100,14 +102,25 @@ class FederationSection:
     aggregation: Literal["plain", "secure"] = "plain"
     threshold: int | None = None
     colluding: int = 1
+    max_failed_rounds: int = 5
+    neighbours: int | None = None
+    share_threshold: int | None = None
     strikes: int = 3
     max_update_norm: float = 1e4
     min_records: int | None = None
     max_records: int | None = None
 
     def __post_init__(self) -> None:
-        sites = ("min_sites_to_start", "min_sites", "min_records", "max_records", "threshold")
-        for name in ("deadline", "strikes", "max_update_norm", *sites):
+        sites = (
+            "min_sites_to_start",
+            "min_sites",
+            "min_records",
+            "max_records",
+            "threshold",
+            "neighbours",
+            "share_threshold",
+        )
+        for name in ("deadline", "strikes", "max_failed_rounds", "max_update_norm", *sites):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"federation.{name} must be > 0, got {value}")

@@ -38,11 +38,14 @@ class Cohort:
     count: int
     slots: int = 6
     threshold: int | None = None
+    colluding: int = 1
+    sparse: tuple[int, int] | None = None
     noise: float = 1.0
     known: bool = True
     wire: list[tuple[str, str, int, Payload]] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     bounds: dict[int, float] = field(default_factory=dict)
+    blamed: list[tuple[int, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         given = {
@@ -53,9 +56,12 @@ class Cohort:
             "per_round.noise_multiplier": self.noise,
             "per_round.at": "shared",
             "federation.aggregation": "secure",
+            "federation.colluding": self.colluding,
         }
         if self.threshold is not None:
             given["federation.threshold"] = self.threshold
+        if self.sparse is not None:
+            given["federation.neighbours"], given["federation.share_threshold"] = self.sparse
         self.config = configure(given)
         setting = Setting(self.count, ROUNDS)
         self.terms = Terms("run", to_toml(self.config), setting, ("a", "b"), (1,), self.slots, None)
@@ -73,7 +79,8 @@ class Cohort:
         )
 
     def aggregator(self, index: RoundIndex = NOW) -> SecureAggregator:
-        return SecureAggregator(self.plan, context(self.terms.run, self.terms.digest, index.t, index.attempt))
+        where = context(self.terms.run, self.terms.digest, index.t, index.attempt)
+        return SecureAggregator(self.plan, where, blame=lambda *told: self.blamed.append(told))
 
     def sum(
         self,
@@ -93,9 +100,9 @@ class Cohort:
                 silent.update(site for what, site in gone if what == kind)
                 if number in silent:
                     continue
-                message = to(kind, number, unpack(pack(message), 10**9))
-                self.wire.append(("to", kind, number, message))
                 try:
+                    message = to(kind, number, unpack(pack(message), 10**9))
+                    self.wire.append(("to", kind, number, message))
                     answer = back(kind, number, self.answer(kind, number, message, inputs[number], index))
                     self.wire.append(("from", kind, number, answer))
                     answer = unpack(pack(answer), 10**9)
@@ -113,7 +120,8 @@ class Cohort:
         if kind != ROUND:
             return Payload(secure.answer(kind, message, index, number))
         secure.take(message, index, number, self.bound_of(number))
-        return Payload({}, {"masked": as_vector(secure._party.send(numbers, self.bound_of(number)))})
+        words = secure._party.send(numbers, self.bound_of(number))
+        return Payload(secure.values(), {"masked": as_vector(words)})
 
     def bound_of(self, number: int) -> float:
         return self.bounds.get(number, self.plan.bound)

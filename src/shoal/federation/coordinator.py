@@ -320,9 +320,13 @@ class RemoteCohort(Cohort):
                 replies.counted.add(request.number)
                 self._refusals.pop(reply.node, None)
         except InvalidMessage as problem:
-            self._roster.strike(member)
-            out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
-            self._report(replies, member, "bad", f"{problem}{out}")
+            self._strike(replies, member, str(problem))
+
+    def _strike(self, replies: Replies, member: Member, why: str) -> None:
+        """Record and report a bad answer."""
+        self._roster.strike(member)
+        out = "; the site is excluded from now on" if self._roster.excluded(member) else ""
+        self._report(replies, member, "bad", why + out)
 
     def _report(self, replies: Replies, member: Member, what: str, why: str) -> None:
         number = self._done + 1

@@ -15,7 +15,7 @@ from shoal.errors import ConfigError
 from shoal.federation.coordinator import Log, RemoteCohort
 from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.operations.monitor import Monitor
-from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.secagg.round_plan import refuse_unfit, with_graph
 from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.terms import Terms, frozen_digest, population, refuse_cyclic
 from shoal.gradients import network
@@ -132,6 +132,8 @@ def coordinator(
     workers = Workers(device, engine.threads, side_by_side=net.batched, precision=engine.precision)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
+    section = with_graph(config.algorithm, section, setting)
+    config = replace(config, federation=section)
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
     frozen = frozen_digest(module, net.layout)
     cohort = make(config, sites, setting, shared, dataset, transport, names, log, frozen, monitor)

@@ -144,6 +144,8 @@ class Site:
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
             self._log(f"agreed to run {terms.run}: {words}")
+            if self._secure is not None and self._secure.sparse:
+                self._log(self._secure.words())
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _accept(self, terms: Terms) -> None:
@@ -251,7 +253,7 @@ class Site:
             self.owner.bounds.refuse_hour(self.owner.clock())
         index, number = self._round_index(message, terms)
         message.require(
-            {*REPEATED, *({"clip"} & set(message.values)), *({"sealed"} if self._secure else ())},
+            {*REPEATED, *({"clip"} & set(message.values)), *(self._secure.fields if self._secure else ())},
             {"model": terms.parameters},
         )
         assert self._cohort is not None
@@ -356,7 +358,7 @@ class Site:
         if self._secure is not None:
             below = bool(extras.get("below"))
             masked = self._secure.send(update[0], below, bound, index, cohort.streams)
-            return Payload(_repeated(message), {"masked": masked})
+            return Payload(_repeated(message) | self._secure.values(), {"masked": masked})
         if crossing.share:
             extras["share"] = float(part.shares[0])
         if crossing.records:

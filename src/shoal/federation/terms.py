@@ -27,7 +27,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.toml_text import toml_word
 from shoal.training.cohort import Population
 
-PROTOCOL = 4
+PROTOCOL = 5
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 

@@ -1,8 +1,11 @@
 """A federation under secure aggregation, in one process, packed like a real one: from terms to the released model."""
 
+import hashlib
+import json
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -18,17 +21,18 @@ from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, proves
 from shoal.config import configure
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.federation.consent import Requirements
 from shoal.federation.flower.transport import Transport
 from shoal.federation.keys import make_site, public_pem, read_public, read_site_key
 from shoal.federation.messages import Payload
 from shoal.federation.roster import Roster
-from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
+from shoal.federation.secagg import graph, round_plan
+from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK, read_shares, write_shares
 from shoal.federation.secagg.masks import from_vector
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.secure_cohort import SecureCohort
-from shoal.federation.serve import coordinator
+from shoal.federation.serve import coordinator, serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS
@@ -147,10 +151,10 @@ def test_nothing_but_the_protocols_letters_is_on_the_wire(tmp_path):
     _, grid_ = served(tmp_path, given, with_keys(tmp_path))
     answers = {
         KEYS: {"identity", "sealing", "masking", "signature"},
-        SHARES: {"sealed"},
+        SHARES: {"sealed", "commitments", "seed"},
         ROUND: set(),
         CHECK: {"signature"},
-        UNMASK: {"shares"},
+        UNMASK: {"shares", "disputed"},
     }
     sent = [(kind, payload) for to, _, kind, payload in grid_.wire if to == "from" and kind not in (TERMS, END)]
     assert len(sent) == 2 * SITES * len(answers)
@@ -245,17 +249,165 @@ def test_a_round_with_too_few_is_charged_and_changes_nothing(tmp_path):
         assert len(ledger.charged) == 2
 
 
-def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
-    def lie(kind, answer):
-        if kind != ROUND:
-            return answer
-        return Payload(answer.values, {"masked": torch.ones_like(answer.vectors["masked"])})
+def masked_lie(kind, answer):
+    if kind != ROUND:
+        return answer
+    return Payload(answer.values, {"masked": torch.ones_like(answer.vectors["masked"])})
 
+
+def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
     grid_ = with_keys(tmp_path)
-    grid_.changes[101] = lie
+    grid_.changes[101] = masked_lie
     result, _ = served(tmp_path, secure(rounds=1), grid_)
     assert result.metrics[0]["clients"] == 0
     assert "masks hide which one" in result.metrics[0]["reports"][0]["why"]
+
+
+def test_a_run_stops_after_failed_rounds_in_a_row_and_charges_no_more(tmp_path):
+    """Nobody can be named for a masked lie, so it is the run that ends; sites are told, and pay for two rounds."""
+    grid_, told = with_keys(tmp_path), []
+    grid_.changes[101] = masked_lie
+    given = secure(rounds=6, federation__max_failed_rounds=2)
+    with pytest.raises(
+        RunError, match=r"stopped after round 2: 2 rounds in a row gave no sum .*masks hide which one"
+    ):
+        served(tmp_path, given, grid_, log=told.append)
+    assert grid_.sites[100].ended == "failed"
+    for site in grid_.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    for folder in (run, tmp_path / "site-0"):
+        with Ledger(folder / "ledger.jsonl") as ledger:
+            assert len(ledger.charged) == 2
+    progress = json.loads((tmp_path / "site-0" / "progress.json").read_text())
+    assert (progress["next"], progress["ended"]) == (2, True)
+
+
+def test_a_run_that_stopped_so_can_be_resumed(tmp_path):
+    grid_ = with_keys(tmp_path)
+    grid_.changes[101] = masked_lie
+    with pytest.raises(RunError):
+        served(tmp_path, secure(rounds=3, federation__max_failed_rounds=1), grid_)
+    del grid_.changes[101]
+    (run,) = (tmp_path / "served").iterdir()
+    result = serve(grid_, resume=run)
+    assert [line["clients"] for line in result.metrics] == [0, SITES, SITES]
+    for site in grid_.sites.values():
+        site.close()
+
+
+def test_a_good_round_forgives_the_failed_ones(tmp_path):
+    grid_, seen = with_keys(tmp_path), count()
+
+    def now_and_then(kind, answer):
+        return masked_lie(kind, answer) if kind == ROUND and next(seen) % 2 == 0 else answer
+
+    grid_.changes[101] = now_and_then
+    result, _ = served(tmp_path, secure(rounds=4, federation__max_failed_rounds=2), grid_)
+    assert [line["clients"] for line in result.metrics] == [0, SITES, 0, SITES]
+
+
+def opened_wrongly(kind, answer):
+    if kind != UNMASK:
+        return answer
+    shares = read_shares(answer, "shares")
+    return Payload(answer.values | {"shares": write_shares(dict.fromkeys(shares, 1))})
+
+
+def test_a_site_that_opens_wrong_shares_is_named_and_excluded_and_no_round_is_lost(tmp_path):
+    grid_, told = with_keys(tmp_path), []
+    grid_.changes[101] = opened_wrongly
+    given = secure(rounds=3, federation__strikes=2, federation__threshold=3)
+    result, _ = served(tmp_path, given, grid_, log=told.append)
+    assert [line["clients"] for line in result.metrics] == [SITES, SITES, SITES - 1]
+    reports = [report for line in result.metrics for report in line.get("reports", [])]
+    assert [(report["site"], report["what"]) for report in reports] == [("site-01", "bad")] * 2
+    assert "is not the one that site 0 dealt it" in reports[0]["why"]
+    assert "excluded from now on" in reports[1]["why"]
+    assert json.loads((result.run / "sites.json").read_text())[identity(grid_, 101)]["strikes"] == 2
+
+
+def identity(grid_, node):
+    return hashlib.sha256(public_pem(grid_.sites[node].owner.key.public_key())).hexdigest()[:16]
+
+
+def test_a_site_that_deals_false_shares_is_named_and_excluded_and_the_run_goes_on(tmp_path):
+    """Two rounds are lost to it; the third has a sum, of the others."""
+    grid_, told = with_keys(tmp_path), []
+
+    def dealt_wrongly(kind, answer):
+        if kind != SHARES:
+            return answer
+        return Payload(answer.values | {"seed": bytes(32)})
+
+    grid_.changes[101] = dealt_wrongly
+    result, _ = served(tmp_path, secure(rounds=3, federation__strikes=2), grid_, log=told.append)
+    assert [line["clients"] for line in result.metrics] == [0, 0, SITES - 1]
+    first = result.metrics[0]["reports"]
+    assert [(report["site"], report["what"]) for report in first] == [("site-01", "bad"), ("", "failed")]
+    assert "do not give the secret to which it is committed" in first[0]["why"]
+    assert any("site site-01" in line and "excluded from now on" in line for line in told)
+
+
+def test_a_dispute_is_reported_without_a_strike(tmp_path):
+    grid_ = with_keys(tmp_path)
+
+    def disputing(kind, answer):
+        if kind != UNMASK:
+            return answer
+        shares = read_shares(answer, "shares")
+        del shares[3]
+        return Payload(answer.values | {"shares": write_shares(shares), "disputed": "[3]"})
+
+    grid_.changes[101] = disputing
+    result, _ = served(tmp_path, secure(rounds=1), grid_)
+    assert result.metrics[0]["clients"] == SITES
+    assert [(report["site"], report["what"]) for report in result.metrics[0]["reports"]] == [("site-03", "disputed")]
+    kept = json.loads((result.run / "sites.json").read_text())
+    assert kept[identity(grid_, 103)]["strikes"] == kept[identity(grid_, 101)]["strikes"] == 0
+
+
+@pytest.fixture
+def few_neighbours(monkeypatch):
+    """A sparse graph among four sites, which no site would accept otherwise."""
+    monkeypatch.setattr(graph, "SPARSE_ABOVE", 3)
+    monkeypatch.setattr(round_plan, "SPARSE_ABOVE", 3)
+    monkeypatch.setattr(graph, "FAILURE", math.inf)
+    monkeypatch.setattr(graph, "UNDELIVERED", math.inf)
+
+
+def test_a_large_cohort_shares_with_neighbours_and_says_what_that_risks(tmp_path, few_neighbours, sums):
+    grid_, told = with_keys(tmp_path), []
+    site = grid_.sites[100]
+    site._log = told.append
+    result, _ = served(tmp_path, secure(rounds=2), grid_, log=told.append)
+    assert [line["clients"] for line in result.metrics] == [SITES, SITES]
+    assert "reports" not in result.metrics[0]
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS))
+    assert "neighbours = 2" in terms.text("terms")
+    said = [line for line in told if "each site shares with 2 others" in line and "added to delta" in line]
+    assert len(said) == 2, "the coordinator's log, and the site's"
+    sent = {kind: payload for to, _, kind, payload in grid_.wire if to == "to"}
+    assert set(sent[ROUND].values) - NAMED == {"sealed", "commitments", "dealers"}
+    assert set(sent[UNMASK].values) - NAMED == {"signatures", "agreements"}
+    sent = {kind: payload for to, _, kind, payload in grid_.wire if to == "from"}
+    assert set(sent[ROUND].values) - NAMED == {"signature"}
+
+
+def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, monkeypatch):
+    grid_ = with_keys(tmp_path)
+    served(tmp_path, secure(rounds=1, federation__neighbours=1, federation__share_threshold=1), grid_)
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS))
+    monkeypatch.setattr(graph, "FAILURE", 1e-9)
+    key = ec.generate_private_key(ec.SECP256R1())
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), key=key))
+    assert "could break the guarantee with probability" in site.answer(TERMS, terms).values["refused"]
+    site.close()
+
+
+def test_the_number_of_failed_rounds_is_checked():
+    with pytest.raises(ConfigError, match=r"federation.max_failed_rounds must be > 0, got 0"):
+        configure({"federation.max_failed_rounds": 0})
 
 
 def test_another_sites_signature_is_a_bad_answer(tmp_path):

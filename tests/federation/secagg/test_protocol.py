@@ -15,14 +15,16 @@ from scipy.stats import chi2
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.federation.messages import InvalidMessage, Payload
-from shoal.federation.secagg import party, round_keys, shamir
+from shoal.federation.secagg import commitments, party, round_keys, shamir
 from shoal.federation.secagg.aggregator import Failed
 from shoal.federation.secagg.encoding import (
     CHECK,
     KEYS,
     SHARES,
     UNMASK,
+    bundle_values,
     read_bundles,
+    read_bytes,
     read_shares,
     write_bundles,
     write_bytes,
@@ -152,14 +154,12 @@ def test_shares_of_a_site_are_read_by_their_holder_alone():
     cohort = Cohort(4)
     cohort.sum(numbers(4))
     one, two, three = (cohort.desks[n]._party for n in (1, 2, 3))
-    sealed = one._sealed[2]
+    sealed = read_bytes(cohort.sent(ROUND, "to")[1], "sealed")[2]
     assert one._unsealed(2, sealed)
-    with pytest.raises(InvalidMessage, match="modified in transit"):
-        three._unsealed(2, sealed)
-    with pytest.raises(InvalidMessage, match="modified in transit"):
-        one._unsealed(2, sealed[:-1] + bytes([sealed[-1] ^ 1]))
-    with pytest.raises(InvalidMessage, match="modified in transit"):
-        one._unsealed(3, sealed)
+    assert three._unsealed(2, sealed) is None
+    assert one._unsealed(2, sealed[:-1] + bytes([sealed[-1] ^ 1])) is None
+    assert one._unsealed(3, sealed) is None
+    assert one._unsealed(2, b"") is None
     assert two._bundle.sealing != one._bundle.sealing
 
 
@@ -220,7 +220,7 @@ LISTS = {
 
 def _signed(cohort, number, **changes):
     bundle = replace(cohort.desks[number]._party._bundle, **changes)
-    words = round_keys._encoded("keys", cohort.aggregator().context, number, bundle.sealing, bundle.masking)
+    words = round_keys.encoded("keys", cohort.aggregator().context, number, bundle.sealing, bundle.masking)
     return replace(bundle, signature=round_keys.sign(cohort.keys[number], words))
 
 
@@ -315,8 +315,7 @@ def test_each_site_opens_one_kind_of_share_of_another():
     signed = {n: cohort.desks[n].answer(CHECK, survivors(0, 1, 2, 3), NOW, n)["signature"] for n in range(4)}
     dealt = dict(before[0]._shares)
     message = Payload({"signatures": write_bytes(signed)})
-    opened = before[0].open(signed)
-    assert opened == {n: dealt[n][0 if n == 4 else 1] for n in range(5)}
+    assert before[0].open(signed) == ({n: dealt[n][0 if n == 4 else 1] for n in range(5)}, set())
     with pytest.raises(InvalidMessage, match="no step is answered twice"):
         cohort.desks[0].answer(UNMASK, message, NOW, 0)
 
@@ -377,19 +376,47 @@ def answers_changed(which, change):
 
 BAD = {
     "a card that somebody else signed": (KEYS, lambda a: Payload(a.values | {"signature": b"0"}), "signature"),
-    "shares for nobody": (SHARES, lambda a: Payload({"sealed": "{}"}), "wrong sites"),
+    "a key that shares no secret": (KEYS, None, "not a valid X25519 public key"),
+    "shares for nobody": (SHARES, lambda a: Payload(a.values | {"sealed": "{}"}), "wrong sites"),
+    "no commitments": (SHARES, lambda a: Payload(a.values | {"commitments": "{}"}), "wrong sites"),
+    "commitments to one too many": (SHARES, lambda a: _committed(a, {9: bytes(64)}), "wrong sites"),
+    "a commitment that is too short": (SHARES, lambda a: _committed(a, {0: bytes(63)}), "SHA-256"),
+    "a commitment that is no text": (SHARES, lambda a: Payload(a.values | {"commitments": b""}), "not of type str"),
+    "a commitment to no seed": (SHARES, lambda a: Payload(a.values | {"seed": b""}), "SHA-256"),
+    "a seed that is text": (SHARES, lambda a: Payload(a.values | {"seed": "0" * 32}), "not of type bytes"),
     "too few numbers": (ROUND, lambda a: Payload({}, {"masked": torch.zeros(3)}), "shape"),
     "one vector more": (ROUND, lambda a: Payload({}, dict(a.vectors) | {"more": torch.zeros(1)}), "unexpected"),
     "a signature of nothing": (CHECK, lambda a: Payload({"signature": b""}), "signature"),
-    "a share that is none": (UNMASK, lambda a: Payload({"shares": '{"0": "-1"}'}), "a share is out of range"),
-    "shares of others": (UNMASK, lambda a: Payload({"shares": '{"0": "1"}'}), "wrong sites"),
+    "a share that is none": (UNMASK, lambda a: Payload(a.values | {"shares": '{"0": "-1"}'}), "out of range"),
+    "shares of others": (UNMASK, lambda a: Payload(a.values | {"shares": '{"0": "1"}'}), "wrong sites"),
+    "a share it disputes": (UNMASK, lambda a: Payload(a.values | {"disputed": "[0]"}), "wrong sites"),
+    "its own share disputed": (UNMASK, lambda a: _disputing(a, {1}), "wrong sites"),
+    "a dispute with nobody": (UNMASK, lambda a: Payload(a.values | {"disputed": "[9]"}), "wrong sites"),
+    "a dispute twice": (UNMASK, lambda a: Payload(a.values | {"disputed": "[0, 0]"}), "distinct"),
+    "a dispute that is no list": (UNMASK, lambda a: Payload(a.values | {"disputed": "{}"}), "malformed"),
+    "a dispute with all": (UNMASK, lambda a: _disputing(a, {0, 2, 3}), "which cannot all lie"),
+    "a wrong share": (UNMASK, lambda a: _opening(a, 2, 1), "not the one that site 2 dealt"),
 }
+
+
+def _committed(answer, others):
+    return Payload(answer.values | {"commitments": write_bytes(read_bytes(answer, "commitments") | others)})
+
+
+def _disputing(answer, dealers):
+    kept = {dealer: share for dealer, share in read_shares(answer, "shares").items() if dealer not in dealers}
+    return Payload({"shares": write_shares(kept), "disputed": write_numbers(dealers)})
+
+
+def _opening(answer, dealer, share):
+    return Payload(answer.values | {"shares": write_shares(read_shares(answer, "shares") | {dealer: share})})
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_answer_is_that_of_a_drop_out(what):
     message, change, why = BAD[what]
     cohort, values = Cohort(4), numbers(4)
+    change = change or (lambda a: Payload(bundle_values(_signed(cohort, 1, masking=bytes(32)))))
     total = cohort.sum(values, back=answers_changed(message, change))
     assert [why in problem for problem in cohort.invalid] == [True]
     kept = values if message in (CHECK, UNMASK) else np.delete(values, 1, axis=0)
@@ -403,14 +430,114 @@ def test_a_sum_that_no_honest_sites_can_have_is_none():
         cohort.sum(values)
 
 
-def test_false_shares_are_noticed():
-    """Of a key by the key that they give, of a mask by the sum."""
+# ---------------------------------------------------------------- who lied
 
-    def false(kind, number, answer):
-        if (kind, number) != (UNMASK, 0):
+
+@pytest.mark.parametrize("gone", [(), ((ROUND, 2),)], ids=["of a seed", "of a key"])
+def test_a_wrong_share_is_its_holders_lie_and_the_others_shares_are_enough(gone):
+    """Site 0's shares would be among the first ones used: the sum is right without them."""
+
+    def lie(kind, number, answer):
+        return _opening(answer, 2, 7) if (kind, number) == (UNMASK, 0) else answer
+
+    cohort, values = Cohort(7), numbers(7)
+    total = cohort.sum(values, gone, back=lie)
+    assert (total == (np.delete(values, 2, axis=0) if gone else values).sum(0)).all()
+    assert cohort.invalid == ["0: the share that it opened is not the one that site 2 dealt it"]
+    assert not cohort.blamed
+
+
+@pytest.mark.parametrize("gone", [(), ((ROUND, 1),)], ids=["of a seed", "of a key"])
+def test_shares_of_another_secret_are_their_dealers_lie(gone, monkeypatch):
+    """All shares open their commitments: nobody else can be to blame."""
+    cohort, kept = Cohort(5), shamir.split
+
+    def split(secret, holders, threshold):
+        liar = cohort.desks[1]._party
+        mine = secret in (liar._own, liar._keys.masking.private_bytes_raw())
+        return kept(bytes(32) if mine else secret, holders, threshold)
+
+    monkeypatch.setattr(party, "split", split)
+    with pytest.raises(Failed, match="site 1 dealt false shares"):
+        cohort.sum(numbers(5), gone)
+    assert cohort.blamed == [(1, "the shares that it dealt do not give the secret to which it is committed", True)]
+    assert not cohort.invalid
+
+
+def sealed_wrongly(holders):
+    """Site 1 seals rubbish for these holders, in place of the shares to which it is committed."""
+
+    def back(kind, number, answer):
+        if (kind, number) != (SHARES, 1):
             return answer
-        return Payload({"shares": write_shares(dict.fromkeys(read_shares(answer, "shares"), 1))})
+        sealed = read_bytes(answer, "sealed")
+        return Payload(answer.values | {"sealed": write_bytes(sealed | {h: bytes(82) for h in holders})})
 
-    for gone in ((), ((ROUND, 3),)):
-        with pytest.raises(Failed, match=r"shares of site|masks hide which one"):
-            Cohort(5).sum(numbers(5), gone, back=false)
+    return back
+
+
+@pytest.mark.parametrize("gone", [(), ((ROUND, 1),)], ids=["in the sum", "gone"])
+def test_a_share_that_one_holder_disputes_is_somebodys_lie_and_does_no_harm(gone):
+    cohort, values = Cohort(7), numbers(7)
+    total = cohort.sum(values, gone, back=sealed_wrongly({3}))
+    assert (total == (np.delete(values, 1, axis=0) if gone else values).sum(0)).all()
+    assert [(site, certain) for site, _, certain in cohort.blamed] == [(1, False)]
+    assert "site 3 disagree" in cohort.blamed[0][1]
+
+
+def test_a_dealer_whom_more_dispute_than_can_lie_is_the_liar():
+    """Two of five cannot read their shares, and at most one site lies; four shares are needed."""
+    cohort = Cohort(5)
+    with pytest.raises(Failed, match="only 3 sites opened a share of site 1's secret"):
+        cohort.sum(numbers(5), back=sealed_wrongly({2, 3}))
+    assert [(site, certain) for site, _, certain in cohort.blamed] == [(1, True)]
+    assert not cohort.invalid
+
+
+def test_a_false_dispute_does_no_harm_and_condemns_nobody():
+    """It cannot be told from that of a holder that was dealt a wrong share."""
+    cohort, values = Cohort(5), numbers(5)
+
+    def back(kind, number, answer):
+        return _disputing(answer, {4}) if (kind, number) == (UNMASK, 0) else answer
+
+    assert (cohort.sum(values, back=back) == values.sum(0)).all()
+    assert [(site, certain) for site, _, certain in cohort.blamed] == [(4, False)]
+
+
+def test_wrong_numbers_within_the_bound_are_nobodys_lie():
+    """The limit: masks hide a single update, so a false one that honest sites could send is part of the sum."""
+    cohort, values = Cohort(5), numbers(5)
+    false = values.copy()
+    false[1] += 500
+    assert (cohort.sum(false) == values.sum(0) + 500).all()
+    assert not cohort.invalid
+    assert not cohort.blamed
+
+
+def test_a_commitment_that_the_coordinator_changed_is_disputed_and_nothing_is_opened():
+    def to(kind, number, message):
+        return _committed(message, {2: bytes(64)}) if (kind, number) == (ROUND, 0) else message
+
+    cohort, values = Cohort(5), numbers(5)
+    assert (cohort.sum(values, to=to) == values.sum(0)).all()
+    assert 2 not in read_shares(cohort.sent(UNMASK)[0], "shares")
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"1": "00"}', '{"9": "00"}'])
+def test_commitments_that_make_no_sense_are_refused_by_a_site(text):
+    def to(kind, number, message):
+        return Payload(message.values | {"commitments": text}) if (kind, number) == (ROUND, 0) else message
+
+    cohort, values = Cohort(4), numbers(4)
+    assert (cohort.sum(values, to=to) == values[1:].sum(0)).all()
+    assert cohort.invalid[0].startswith("0: ")
+
+
+def test_commitments_are_bound_to_round_dealer_holder_and_kind():
+    places = ((b"a", 1, 2), (b"b", 1, 2), (b"a", 2, 1))
+    both = commitments.of_shares((5, 5), *places[0])
+    assert len({both[32:], *(commitments.of_shares((5, 5), *place)[:32] for place in places)}) == 4
+    assert commitments.opens(both, commitments.SEED, 5, *places[0])
+    assert not commitments.opens(both, commitments.SEED, 6, *places[0])
+    assert not commitments.opens(both[:32] * 2, commitments.SEED, 5, *places[0])

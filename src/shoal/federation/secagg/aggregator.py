@@ -3,6 +3,13 @@
 A round has five messages; a site that does not answer one gets no more. A site that sent its masked numbers is in the
 sum even if it disconnects afterwards; if it dealt shares and sent nothing, its masks with the others are removed.
 Where fewer sites than the threshold are left at any step, there is no sum.
+
+A lie is named where it can be proven (`commitments`). A share that does not open its dealer's commitment is its
+holder's lie: the answer counts as bad, and other holders' shares are used. Shares that open their commitments but do
+not give the secret are their dealer's lie: there is no sum. A share that its holder disputes is the lie of one of the
+two: of the dealer if more than `colluding` holders dispute its shares, of the holder if it disputes those of more
+than `colluding` dealers; otherwise both are named and neither is struck. Masked numbers that no honest site would
+send spoil the sum, and nothing shows whose they are.
 """
 
 from __future__ import annotations
@@ -14,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shoal.errors import ShoalError
 from shoal.federation.messages import InvalidMessage, Payload
+from shoal.federation.secagg.bundle_list import BundleList
+from shoal.federation.secagg.commitments import MASKING, SEED, Dealt, of_seed, opens
 from shoal.federation.secagg.encoding import (
     BUNDLE,
     CHECK,
@@ -21,14 +30,22 @@ from shoal.federation.secagg.encoding import (
     SHARES,
     UNMASK,
     read_bundle,
-    read_bytes,
+    read_dealt,
+    read_numbers,
     read_shares,
     write_bundles,
     write_bytes,
     write_numbers,
 )
-from shoal.federation.secagg.masks import Words, from_vector, unmasked
-from shoal.federation.secagg.round_keys import KeyBundle, digest, mask_seed, survivors_message, verify
+from shoal.federation.secagg.masks import Words, fast_stream, from_vector, stream, unmasked
+from shoal.federation.secagg.round_keys import (
+    KeyBundle,
+    dealers_message,
+    digest,
+    mask_seed,
+    survivors_message,
+    verify,
+)
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.shamir import join
 from shoal.federation.terms import ROUND
@@ -40,19 +57,25 @@ Ask = Callable[[str, Mapping[int, Payload], set[str], Mapping[str, int], Take], 
 valid answer to Take, which may raise InvalidMessage."""
 
 
+Blame = Callable[[int, str, bool], None]
+"""Reports a site, by number, why, and whether it is certain that it lied."""
+
+
 class Failed(ShoalError):
     """The round has no sum; the text says why."""
 
 
 @dataclass
 class SecureAggregator:
-    """The state of one round; `known` checks that a public key is that of a site."""
+    """The state of one round; `known` checks that a public key is that of a site, `blame` reports one that lied."""
 
     plan: Plan
     context: bytes
     known: Callable[[int, bytes], bool] = lambda _number, _identity: True
+    blame: Blame = lambda _number, _why, _certain: None
     bundles: dict[int, KeyBundle] = field(default_factory=dict)
     sent: dict[int, Words] = field(default_factory=dict)
+    _agreements: dict[int, bytes] = field(default_factory=dict)
 
     def gather(self, ask: Ask, numbers: Iterable[int], message: Payload) -> Whole:
         """Return the sum of what these sites send in answer to `message` (the model).
@@ -65,44 +88,66 @@ class SecureAggregator:
         dealt = self._collect_shares(ask)
         self._collect_numbers(ask, dealt, message)
         signatures = self._collect_signatures(ask, set(dealt))
-        return self._unmask(ask, set(dealt), signatures)
+        return self._unmask(dealt, self._secrets(dealt, self._collect_openings(ask, dealt, signatures)))
 
     def _collect_bundles(self, ask: Ask, numbers: Iterable[int]) -> None:
         def take(number: int, answer: Payload) -> None:
             bundle = read_bundle(answer, number)
             bundle.refuse_forged(self.context)
+            bundle.refuse_unusable()
             if not self.known(number, bundle.identity):
                 raise InvalidMessage("it signs with another key than the one that identifies it")
             self.bundles[number] = bundle
 
         ask(KEYS, {number: Payload({}) for number in numbers}, set(BUNDLE), {}, take)
         self._refuse_few(len(self.bundles), "sent their keys")
-        self._digest = digest(self.bundles, self.context)
+        self._listed = BundleList.of(self.bundles)
+        self._digest = (
+            self._listed.digest(self.context) if self.plan.graph.sparse else digest(self.bundles, self.context)
+        )
 
-    def _collect_shares(self, ask: Ask) -> dict[int, dict[int, bytes]]:
-        """The sealed shares, by dealer and holder."""
-        dealt: dict[int, dict[int, bytes]] = {}
+    def _collect_shares(self, ask: Ask) -> dict[int, Dealt]:
+        """The sealed shares and their commitments, by dealer."""
+        dealt: dict[int, Dealt] = {}
 
         def take(number: int, answer: Payload) -> None:
-            sealed = read_bytes(answer, "sealed")
-            if set(sealed) != set(self.bundles) - {number}:
+            found, others = read_dealt(answer), set(self.bundles) - {number}
+            holders, many = set(found.sealed), min(graph.neighbours or len(others), len(others))
+            itself = set() if graph.sparse else {number}
+            if not holders <= others or len(holders) != many or set(found.commitments) != holders | itself:
                 raise InvalidMessage("it dealt shares to the wrong sites")
-            dealt[number] = sealed
+            dealt[number] = found
 
-        bundles = Payload({"cards": write_bundles(self.bundles)})
-        ask(SHARES, dict.fromkeys(self.bundles, bundles), {"sealed"}, {}, take)
+        graph = self.plan.graph
+        bundles = Payload({"cards": self._listed.packed if graph.sparse else write_bundles(self.bundles)})
+        ask(SHARES, dict.fromkeys(self.bundles, bundles), {"sealed", "commitments", "seed"}, {}, take)
         self._refuse_few(len(dealt), "dealt their shares")
+        self._held: dict[int, set[int]] = {number: set() for number in self.bundles}  # dealers, by holder
+        for dealer, each in dealt.items():
+            for holder in each.commitments:
+                self._held[holder].add(dealer)
         return dealt
 
-    def _collect_numbers(self, ask: Ask, dealt: dict[int, dict[int, bytes]], message: Payload) -> None:
+    def _collect_numbers(self, ask: Ask, dealt: dict[int, Dealt], message: Payload) -> None:
+        sparse = self.plan.graph.sparse
+        agreed, dealers = dealers_message(self._digest, dealt), write_numbers(dealt)
+
         def take(number: int, answer: Payload) -> None:
+            if sparse:
+                verify(self.bundles[number].identity, answer.raw("signature"), agreed, "its list of dealers")
+                self._agreements[number] = answer.raw("signature")
             self.sent[number] = from_vector(answer.vectors["masked"])
 
         messages = {}
         for number in dealt:
-            sealed = write_bytes({other: shares[number] for other, shares in dealt.items() if other != number})
-            messages[number] = Payload({**message.values, "sealed": sealed}, message.vectors)
-        ask(ROUND, messages, set(), {"masked": self.plan.slots}, take)
+            others = {dealer: dealt[dealer] for dealer in self._held[number] - {number}}
+            sealed = write_bytes({dealer: each.sealed[number] for dealer, each in others.items()})
+            commitments = write_bytes({dealer: each.commitments[number] for dealer, each in others.items()})
+            values = {**message.values, "sealed": sealed, "commitments": commitments}
+            if sparse:
+                values["dealers"] = dealers
+            messages[number] = Payload(values, message.vectors)
+        ask(ROUND, messages, {"signature"} if sparse else set(), {"masked": self.plan.slots}, take)
         self._refuse_few(len(self.sent), "sent their numbers")
 
     def _collect_signatures(self, ask: Ask, agreed: set[int]) -> dict[int, bytes]:
@@ -118,45 +163,97 @@ class SecureAggregator:
         self._refuse_few(len(found), "signed the list of survivors")
         return found
 
-    def _unmask(self, ask: Ask, agreed: set[int], signatures: dict[int, bytes]) -> Whole:
+    def _collect_openings(
+        self, ask: Ask, dealt: dict[int, Dealt], signatures: dict[int, bytes]
+    ) -> dict[int, dict[int, int]]:
+        """The shares that open their commitments, by holder and dealer."""
         shares: dict[int, dict[int, int]] = {}
+        disputes: dict[int, set[int]] = {}  # by dealer
 
         def take(number: int, answer: Payload) -> None:
-            found = read_shares(answer, "shares")
-            if set(found) != agreed:
+            found, disputed = read_shares(answer, "shares"), read_numbers(answer, "disputed")
+            if found.keys() & disputed or found.keys() | disputed != self._held[number] or number in disputed:
                 raise InvalidMessage("it revealed shares of the wrong sites")
+            if len(disputed) > self.plan.colluding:
+                raise InvalidMessage(f"it disputes the shares of {len(disputed)} sites, which cannot all lie")
+            for dealer, share in found.items():
+                kind = SEED if dealer in self.sent else MASKING
+                if not opens(dealt[dealer].commitments[number], kind, share, self._digest, dealer, number):
+                    raise InvalidMessage(f"the share that it opened is not the one that site {dealer} dealt it")
             shares[number] = found
+            for dealer in disputed:
+                disputes.setdefault(dealer, set()).add(number)
 
-        signed = Payload({"signatures": write_bytes(signatures)})
-        ask(UNMASK, dict.fromkeys(signatures, signed), {"shares"}, {}, take)
+        messages = {}
+        signed = write_bytes(signatures)
+        for number in signatures:
+            messages[number] = Payload({"signatures": signed})
+            if self.plan.graph.sparse:
+                agreements = {dealer: self._agreements[dealer] for dealer in self._held[number] & set(self.sent)}
+                messages[number] = Payload({"signatures": signed, "agreements": write_bytes(agreements)})
+        ask(UNMASK, messages, {"shares", "disputed"}, {}, take)
+        self._judge(disputes)
         self._refuse_few(len(shares), "revealed their shares")
-        holders = sorted(shares)[: self.plan.threshold]
-        secrets = {number: join({holder + 1: shares[holder][number] for holder in holders}) for number in agreed}
-        own = [self._whole(number, secrets[number]) for number in self.sent]
-        open_pairs = [pair for gone in agreed - set(self.sent) for pair in self._pairs_of(gone, secrets[gone])]
-        total = unmasked(self.sent.values(), self.plan.slots, own, open_pairs)
+        return shares
+
+    def _judge(self, disputes: dict[int, set[int]]) -> None:
+        for dealer, holders in disputes.items():
+            if certain := len(holders) > self.plan.graph.corrupt:
+                why = f"{len(holders)} sites say that the shares it dealt them do not match its commitments"
+            else:
+                listed = ", ".join(map(str, sorted(holders)))
+                why = f"it and site {listed} disagree about the share that it dealt: one of them lies"
+            self.blame(dealer, why, certain)
+
+    def _secrets(self, dealt: dict[int, Dealt], shares: dict[int, dict[int, int]]) -> dict[int, bytes]:
+        """The seed of each site in the sum, and the key of each that is not."""
+        secrets: dict[int, bytes] = {}
+        missing = []
+        for dealer in dealt:
+            found = [(holder + 1, each[dealer]) for holder, each in sorted(shares.items()) if dealer in each]
+            if len(found) < self.plan.graph.shares:
+                missing.append(f"only {len(found)} sites opened a share of site {dealer}'s secret")
+                continue
+            secret = join(dict(found[: self.plan.graph.shares]))
+            if secret is None or not self._right(dealer, secret, dealt[dealer]):
+                missing.append(f"site {dealer} dealt false shares")
+                self.blame(dealer, "the shares that it dealt do not give the secret to which it is committed", True)
+                continue
+            secrets[dealer] = secret
+        if missing:
+            raise Failed("; ".join(missing[:3]))
+        return secrets
+
+    def _right(self, dealer: int, secret: bytes, dealt: Dealt) -> bool:
+        if dealer in self.sent:
+            return of_seed(secret, self._digest, dealer) == dealt.seed
+        key = X25519PrivateKey.from_private_bytes(secret)
+        return key.public_key().public_bytes_raw() == self.bundles[dealer].masking
+
+    def _unmask(self, dealt: dict[int, Dealt], secrets: Mapping[int, bytes]) -> Whole:
+        own = [secrets[number] for number in self.sent]
+        gone = {number: secret for number, secret in secrets.items() if number not in self.sent}
+        senders = {number: (self._held[number] | set(dealt[number].sealed)) & set(self.sent) for number in gone}
+        open_pairs = (
+            pair for number, secret in gone.items() for pair in self._pairs_of(number, secret, senders[number])
+        )
+        cipher = fast_stream if self.plan.graph.sparse else stream
+        total = unmasked(self.sent.values(), self.plan.slots, own, open_pairs, cipher)
         if (why := self.plan.implausible(total, len(self.sent))) is not None:
             raise Failed(f"a site sent values that the algorithm cannot produce, and masks hide which one: {why}")
         return total
 
-    def _pairs_of(self, gone: int, secret: bytes | None) -> list[tuple[int, int, bytes]]:
-        """The masks that senders share with a site that sent nothing."""
-        key = X25519PrivateKey.from_private_bytes(self._whole(gone, secret))
-        if key.public_key().public_bytes_raw() != self.bundles[gone].masking:
-            raise Failed(f"the shares of site {gone}'s key do not reconstruct it")
+    def _pairs_of(self, gone: int, secret: bytes, senders: set[int]) -> list[tuple[int, int, bytes]]:
+        """The masks that these senders share with a site that sent nothing."""
+        key = X25519PrivateKey.from_private_bytes(secret)
         return [
             (
                 number,
                 gone,
                 mask_seed(key, self.bundles[number].masking, (number, gone), self._digest, self.plan.bound),
             )
-            for number in self.sent
+            for number in senders
         ]
-
-    def _whole(self, number: int, secret: bytes | None) -> bytes:
-        if secret is None:
-            raise Failed(f"the shares of site {number}'s secret are inconsistent")
-        return secret
 
     def _refuse_few(self, count: int, what: str) -> None:
         if count < self.plan.threshold:

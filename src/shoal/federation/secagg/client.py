@@ -13,17 +13,20 @@ from torch import Tensor
 
 from shoal.federation.consent import Refused, Requirements
 from shoal.federation.messages import InvalidMessage, Payload, Value
+from shoal.federation.secagg.bundle_list import BundleList
 from shoal.federation.secagg.encoding import (
     CHECK,
     KEYS,
     SHARES,
     bundle_values,
+    dealt_values,
     read_bundles,
     read_bytes,
     read_numbers,
-    write_bytes,
+    write_numbers,
     write_shares,
 )
+from shoal.federation.secagg.graph import BEGUN
 from shoal.federation.secagg.masks import as_vector
 from shoal.federation.secagg.party import Party, contribution
 from shoal.federation.secagg.round_keys import context
@@ -62,15 +65,41 @@ class SecureAggregationClient:
             return dict(bundle_values(self._begin(index, number).bundle()))
         party = self._current(index, number)
         if kind == SHARES:
-            return {"sealed": write_bytes(party.deal(read_bundles(message, "cards"), self._plan(index)))}
+            plan = self._plan(index)
+            sparse = plan.graph.sparse
+            listed = BundleList(message.raw("cards")) if sparse else read_bundles(message, "cards")
+            return dealt_values(party.deal(listed, plan))
         if kind == CHECK:
             return {"signature": party.sign_survivors(read_numbers(message, "survivors"))}
-        return {"shares": write_shares(party.open(read_bytes(message, "signatures")))}
+        agreements = read_bytes(message, "agreements") if self.sparse else None
+        shares, disputed = party.open(read_bytes(message, "signatures"), agreements)
+        return {"shares": write_shares(shares), "disputed": write_numbers(disputed)}
 
     def take(self, message: Payload, index: RoundIndex, number: int, bound: float) -> None:
         """Take the shares sent with the model; raise a ConfigError where the clip norm allows no sound plan."""
         self._plan(index, bound)
-        self._current(index, number).take(read_bytes(message, "sealed"))
+        dealers = read_numbers(message, "dealers") if self.sparse else None
+        party = self._current(index, number)
+        party.take(read_bytes(message, "sealed"), read_bytes(message, "commitments"), dealers)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether sites share with neighbours only."""
+        return self._terms.settings.federation.neighbours is not None
+
+    def words(self) -> str:
+        """What to know of a sparse graph before one trusts it."""
+        return f"secure aggregation: {self._plan(RoundIndex(0, self._terms.setting.rounds)).graph.words()}"
+
+    @property
+    def fields(self) -> set[str]:
+        """What comes with the model."""
+        return {"sealed", "commitments", "dealers"} if self.sparse else {"sealed", "commitments"}
+
+    def values(self) -> dict[str, Value]:
+        """Return what goes with the masked numbers."""
+        assert self._party is not None
+        return {"signature": self._party.sign_dealers()} if self.sparse else {}
 
     def send(self, update: Tensor, below: bool, bound: float, index: RoundIndex, streams: Streams) -> Tensor:
         """Return the clipped update with its noise share, masked."""
@@ -82,6 +111,8 @@ class SecureAggregationClient:
     def _begin(self, index: RoundIndex, number: int) -> Party:
         if index in self._begun:
             raise InvalidMessage(f"round {index.t + 1}, attempt {index.attempt + 1}, has already begun at this site")
+        if len(self._begun) >= BEGUN:
+            raise InvalidMessage(f"this site has begun {BEGUN:,} rounds of this run, and begins no more")
         self._begun.add(index)
         self._index = index
         round_context = context(self._terms.run, self._terms.digest, index.t, index.attempt)

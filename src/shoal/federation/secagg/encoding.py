@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal.federation.messages import InvalidMessage, Payload
+from shoal.federation.messages import InvalidMessage, Payload, Value
+from shoal.federation.secagg.commitments import HASH, Dealt
 from shoal.federation.secagg.round_keys import KeyBundle
 from shoal.federation.secagg.shamir import PRIME
 
@@ -65,6 +66,19 @@ def read_bundle(message: Payload, number: int) -> KeyBundle:
     return KeyBundle(number, *(message.raw(name) for name in BUNDLE))
 
 
+def dealt_values(dealt: Dealt) -> dict[str, Value]:
+    """Return what a dealer sends as the values of a message."""
+    return {"sealed": write_bytes(dealt.sealed), "commitments": write_bytes(dealt.commitments), "seed": dealt.seed}
+
+
+def read_dealt(message: Payload) -> Dealt:
+    """Read what a dealer sends."""
+    dealt = Dealt(read_bytes(message, "sealed"), read_bytes(message, "commitments"), message.raw("seed"))
+    if len(dealt.seed) != HASH or any(len(each) != 2 * HASH for each in dealt.commitments.values()):
+        raise InvalidMessage("its commitments are not SHA-256 hashes")
+    return dealt
+
+
 def write_bundles(bundles: Mapping[int, KeyBundle]) -> str:
     """Write key bundles by site number."""
     return json.dumps(
@@ -100,7 +114,7 @@ def _table(message: Payload, key: str) -> dict[str, Any]:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and str(int(text)) == text):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and (text[0] != "0" or text == "0")):
         raise InvalidMessage(f"malformed site number {text[:20]!r}")
     return int(text)
 

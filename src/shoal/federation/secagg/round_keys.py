@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -41,8 +42,13 @@ class KeyBundle:
         """Raise InvalidMessage unless the keys are well-formed and signed by the site."""
         if len(self.sealing) != 32 or len(self.masking) != 32:
             raise InvalidMessage(f"site {self.number}'s keys for the round are not X25519 keys")
-        content = _encoded("keys", context, self.number, self.sealing, self.masking)
+        content = encoded("keys", context, self.number, self.sealing, self.masking)
         verify(self.identity, self.signature, content, f"site {self.number}'s keys for the round")
+
+    def refuse_unusable(self) -> None:
+        """Raise InvalidMessage where no secret can be agreed on with these keys: all other sites would refuse."""
+        for key in (self.sealing, self.masking):
+            _derived(X25519PrivateKey.generate(), key, b"")
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Keys:
     def bundle(self, number: int, context: bytes, key: ec.EllipticCurvePrivateKey) -> KeyBundle:
         """Return the public keys, signed with the site's own key."""
         sealing, masking = (each.public_key().public_bytes_raw() for each in (self.sealing, self.masking))
-        signature = sign(key, _encoded("keys", context, number, sealing, masking))
+        signature = sign(key, encoded("keys", context, number, sealing, masking))
         return KeyBundle(number, public_pem(key.public_key()), sealing, masking, signature)
 
 
@@ -75,7 +81,12 @@ def digest(bundles: Mapping[int, KeyBundle], context: bytes) -> bytes:
 
 def survivors_message(digest: bytes, agreed: set[int], survivors: set[int]) -> bytes:
     """Return what sites sign before they unmask: the sites that share masks, and those of them in the sum."""
-    return _encoded("survivors", digest, json.dumps([sorted(agreed), sorted(survivors)]).encode())
+    return encoded("survivors", digest, json.dumps([sorted(agreed), sorted(survivors)]).encode())
+
+
+def dealers_message(digest: bytes, agreed: Iterable[int]) -> bytes:
+    """Return what a site in a sparse round signs with its numbers: the sites that dealt shares, as it was told."""
+    return encoded("dealers", digest, json.dumps(sorted(agreed)).encode())
 
 
 def mask_seed(own: X25519PrivateKey, other: bytes, pair: tuple[int, int], digest: bytes, bound: float) -> bytes:
@@ -83,22 +94,20 @@ def mask_seed(own: X25519PrivateKey, other: bytes, pair: tuple[int, int], digest
 
     Noise shares scale with the clip norm: those made for a small one would not hide an update under a large one.
     """
-    return _derived(own, other, _encoded("mask", digest, min(pair), max(pair), bound.hex().encode()))
+    return _derived(own, other, encoded("mask", digest, min(pair), max(pair), bound.hex().encode()))
 
 
 def seal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: bytes, content: bytes) -> bytes:
     """Encrypt content that only site way[1] can read and only site way[0] can have written; a key is used once."""
-    return ChaCha20Poly1305(_derived(own, other, _encoded("share", digest, *way))).encrypt(bytes(12), content, None)
+    return ChaCha20Poly1305(_derived(own, other, encoded("share", digest, *way))).encrypt(bytes(12), content, None)
 
 
-def unseal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: bytes, sealed: bytes) -> bytes:
-    """Decrypt content sealed by site way[0] for site way[1]."""
+def unseal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: bytes, sealed: bytes) -> bytes | None:
+    """Decrypt content sealed by site way[0] for site way[1]; None where it was modified, or is none."""
     try:
-        return ChaCha20Poly1305(_derived(own, other, _encoded("share", digest, *way))).decrypt(
-            bytes(12), sealed, None
-        )
-    except InvalidTag:
-        raise InvalidMessage(f"the share from site {way[0]} was modified in transit") from None
+        return ChaCha20Poly1305(_derived(own, other, encoded("share", digest, *way))).decrypt(bytes(12), sealed, None)
+    except (InvalidTag, InvalidMessage):
+        return None
 
 
 def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
@@ -109,20 +118,26 @@ def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
 def verify(identity: bytes, signature: bytes, content: bytes, what: str) -> None:
     """Raise InvalidMessage, naming `what`, unless the owner of this public key signed the content."""
     try:
-        if len(identity) > MOST_KEY:
-            raise ValueError
-        key = load_pem_public_key(identity)
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError
-        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+        _public_key(identity).verify(signature, content, ec.ECDSA(hashes.SHA256()))
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
         raise InvalidMessage(f"{what}: invalid signature") from None
 
 
-def _encoded(what: str, *parts: bytes | int) -> bytes:
-    """An injective encoding of the parts."""
-    plain = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
-    return b"shoal secure aggregation: " + what.encode() + b"".join(len(p).to_bytes(8, "big") + p for p in plain)
+@lru_cache(4096)
+def _public_key(identity: bytes) -> ec.EllipticCurvePublicKey:
+    key = load_pem_public_key(identity) if len(identity) <= MOST_KEY else None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError
+    return key
+
+
+def encoded(what: str, *parts: bytes | int) -> bytes:
+    """Return an injective encoding of the parts."""
+    found = [b"shoal secure aggregation: ", what.encode()]
+    for part in parts:
+        plain = part if isinstance(part, bytes) else b"%d" % part
+        found += [len(plain).to_bytes(8, "big"), plain]
+    return b"".join(found)
 
 
 def _derived(own: X25519PrivateKey, other: bytes, use: bytes) -> bytes:

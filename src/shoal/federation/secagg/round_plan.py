@@ -12,6 +12,9 @@ discrete Gaussians of scale s is almost one of scale s sqrt n: no number's proba
 so that a round of P numbers costs at most 2 tau P more epsilon than one Gaussian (and by their Proposition 14 a Renyi
 divergence of tau P more, at every order). `excess` is 2 tau P; a plan is refused where it exceeds 1e-30.
 
+In a sparse round (`graph`) the sum may be without the noise of a few honest sites, `loose`: shares are then made for
+threshold - colluding - loose sites.
+
 Modulus. A coordinate is at most clip/step, a noise share at most the largest entry of its table: a sum of `cohort` of
 both must be less than 2^31 in absolute value, so that it never wraps around.
 """
@@ -19,11 +22,13 @@ both must be less than 2^31 in absolute value, so that it never wraps around.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from shoal.algorithms.base import Algorithm
 from shoal.config import FederationSection
 from shoal.errors import ConfigError
+from shoal.federation.secagg.graph import SPARSE_ABOVE, Graph, computed
 from shoal.federation.secagg.masks import MODULUS
 from shoal.mechanisms.setting import Setting
 from shoal.random.discrete_gaussian import Whole, furthest
@@ -48,6 +53,8 @@ class Plan:
     bound: float
     noise: float
     count_noise: float | None
+    neighbours: int | None = None
+    share_threshold: int | None = None
 
     @classmethod
     def of(
@@ -61,10 +68,21 @@ class Plan:
         clip = algorithm.per_update
         count_noise = (clip.count_scale(cohort) if z else 0.0) if clip.counts else None
         noise = clip.update_noise(z, cohort)
-        threshold = section.threshold or 2 * cohort // 3 + 1
-        plan = cls(cohort, threshold, section.colluding, parameters, bound, noise, count_noise)
+        threshold = section.threshold or _default_threshold(cohort)
+        sparse = section.neighbours, section.share_threshold
+        plan = cls(cohort, threshold, section.colluding, parameters, bound, noise, count_noise, *sparse)
         plan.refuse_unsound()
         return plan
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who shares with whom."""
+        return Graph(self.cohort, self.threshold, self.colluding, self.neighbours, self.share_threshold)
+
+    @property
+    def sharing(self) -> int:
+        """How many honest sites' shares add up to the noise that is charged."""
+        return self.threshold - self.colluding - self.graph.loose
 
     @property
     def slots(self) -> int:
@@ -103,7 +121,7 @@ class Plan:
         if not scales:
             return 0.0
         # each term of the sum is at most that of k = 1
-        tau = 10 * max(self.threshold - self.colluding - 1, 0) * math.exp(-((math.pi * min(scales)) ** 2))
+        tau = 10 * max(self.sharing - 1, 0) * math.exp(-((math.pi * min(scales)) ** 2))
         return 2 * tau * self.slots
 
     @property
@@ -113,7 +131,7 @@ class Plan:
 
     def noise_of(self, senders: int) -> float:
         """Return the standard deviation of the noise in a sum of so many sites, for the metrics."""
-        return self.noise * self.bound * math.sqrt(senders / (self.threshold - self.colluding))
+        return self.noise * self.bound * math.sqrt(senders / self.sharing)
 
     def implausible(self, total: Whole, senders: int) -> str | None:
         """Return why honest sites cannot have made this sum, or None; false alarms have probability 1e-20."""
@@ -139,6 +157,7 @@ class Plan:
                 f"federation.threshold {self.threshold} of {self.cohort} sites, {self.colluding} of them colluding, "
                 f"would let a coordinator unmask two different sums; set at least {least}"
             )
+        self.graph.refuse_unsafe()
         if 2 * self.most >= MODULUS:
             raise ConfigError(
                 f"{self.cohort} sites with noise {self.noise:g} could exceed the modulus 2^32 of secure aggregation; "
@@ -151,7 +170,22 @@ class Plan:
             )
 
     def _share(self, scale: float) -> float:
-        return scale / math.sqrt(self.threshold - self.colluding)
+        return scale / math.sqrt(self.sharing)
+
+
+def with_graph(algorithm: Algorithm, section: FederationSection, setting: Setting) -> FederationSection:
+    """Return the section with the graph computed, where a cohort is so large that not all can share with all."""
+    if section.aggregation != "secure" or section.neighbours is not None or not algorithm.clients.known_size:
+        return section
+    cohort = int(algorithm.clients.expected(0, setting.rounds, setting.clients))
+    if cohort <= SPARSE_ABOVE:
+        return section
+    graph = computed(cohort, section.threshold or _default_threshold(cohort), section.colluding)
+    return replace(section, neighbours=graph.neighbours, share_threshold=graph.share_threshold)
+
+
+def _default_threshold(cohort: int) -> int:
+    return 2 * cohort // 3 + 1
 
 
 def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Setting, parameters: int) -> None:

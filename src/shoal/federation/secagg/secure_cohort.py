@@ -1,17 +1,19 @@
 """Sites under secure aggregation: the coordinator learns a round's sum and nothing else.
 
 A round in which too few sites answer, or whose sum is impossible under the algorithm, counts as a round without
-answers: it is charged, its sum is zero, and the run continues.
+answers: it is charged, its sum is zero, and the run continues, up to `federation.max_failed_rounds` in a row.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from shoal.errors import RunError
 from shoal.federation.coordinator import RemoteCohort, Replies
 from shoal.federation.messages import Payload
 from shoal.federation.secagg.aggregator import Failed, SecureAggregator, Take
@@ -26,19 +28,45 @@ from shoal.training.round_index import RoundIndex
 class SecureCohort(RemoteCohort):
     """Sites that exchange five messages a round, and whose sum is unmasked."""
 
+    _failed = 0  # rounds in a row
+
     @property
     def _most_bytes(self) -> int:
         return super()._most_bytes + 4  # the count
+
+    def begin(self, run: Path, done: int) -> None:
+        """Set up a run; log what a sparse graph risks."""
+        super().begin(run, done)
+        index = RoundIndex(done, self.setting.rounds)
+        graph = self._plan(index, self._clip_norm({}, index)).graph
+        if graph.sparse:
+            self._log(f"secure aggregation: {graph.words()}")
 
     def _wanted(self, state: State, index: RoundIndex) -> int:
         """How many sites to wait for, at least the threshold."""
         return max(super()._wanted(state, index), self._plan(index, self._clip_norm(state, index)).threshold)
 
+    def ready(self, state: State, index: RoundIndex, stopped: Callable[[], bool]) -> bool:
+        """Wait for enough sites; raise a RunError, before anything is charged, where round after round has failed."""
+        if self._failed >= self.section.max_failed_rounds:
+            self.end("failed", index.t)
+            raise RunError(
+                f"stopped after round {index.t}: {self._failed} rounds in a row gave no sum "
+                f"(federation.max_failed_rounds), the last because {self._why}; "
+                f"remove the cause, then continue with --resume"
+            )
+        return super().ready(state, index, stopped)
+
     def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
         clip_norm = self._clip_norm(state, index)
         plan = self._plan(index, clip_norm)
+
+        def blame(number: int, why: str, certain: bool) -> None:
+            member = next(each for each in self._roster.members.values() if each.number == number)
+            self._strike(replies, member, why) if certain else self._report(replies, member, "disputed", why)
+
         aggregator = SecureAggregator(
-            plan, context(self._terms.run, self._terms.digest, index.t, index.attempt), self._known
+            plan, context(self._terms.run, self._terms.digest, index.t, index.attempt), self._known, blame
         )
 
         def ask(
@@ -54,8 +82,10 @@ class SecureCohort(RemoteCohort):
         try:
             numbers = aggregator.gather(ask, asked, self._message(params, state))
             total = self._summed(plan, numbers, len(aggregator.sent), params)
+            self._failed = 0
         except Failed as why:
             total = Sum(torch.zeros_like(params))
+            self._failed, self._why = self._failed + 1, str(why)
             replies.reports.append({"site": "", "node": "", "what": "failed", "why": str(why)})
             self._log(f"round {index.t + 1}: no sum: {why}")
         total.clip_norm = clip_norm
