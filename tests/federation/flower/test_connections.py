@@ -64,6 +64,7 @@ def tls(tmp_path):
     return Tls(tmp_path / "keys" / "server.pem", tmp_path / "keys" / "server.key")
 
 
+@pytest.mark.slow
 def test_rounds_go_on_under_more_connections_than_there_are_files(tmp_path, tls):
     """The attack that ended a coordinator: 200 peers, 120 files. Sites join and train while it lasts."""
     events, most = [], []

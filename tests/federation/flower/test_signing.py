@@ -350,7 +350,7 @@ def joined(site, folder, key, link):
 
 
 @pytest.mark.parametrize("seconds", [-290, 290])
-def test_a_site_whose_clock_is_almost_five_minutes_wrong_takes_part(
+def test_a_site_whose_clock_is_wrong_by_almost_five_minutes_takes_part(
     folder, key, link, tmp_path, monkeypatch, seconds
 ):
     """Its answer counts too, although by its own clock the message has expired, or is still to be sent."""
