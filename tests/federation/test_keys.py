@@ -14,6 +14,7 @@ from cryptography import x509
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal.cli import join
 from shoal.cli.main import main
 from shoal.cli.serve import open_link
 from shoal.errors import ConfigError
@@ -92,30 +93,19 @@ def test_a_certificate_is_warned_of_30_days_before_its_end_and_refused_after(fol
         warn_of_end(folder / "server.pem", said.append)
 
 
-def test_serve_and_join_warn_when_they_start(folder, days, monkeypatch, capsys):
+def test_serve_and_join_warn_when_they_start(folder, days, monkeypatch):
     said = []
     days(70)
     open_link("127.0.0.1", 0, folder, False, said.append)[0].close()
     assert "server.pem expires in 19 days" in said[0]
+    monkeypatch.setattr(join, "report", said.append)
     days(3640)
-    join = [
-        "join",
-        "127.0.0.1:9",
-        "--data",
-        "digits",
-        "--key",
-        folder.parent / "north.key",
-        "--ca",
-        folder / "ca.pem",
-    ]
-    join += ["--folder", folder.parent / "own", "--patience", "0"]
-    code, words = shoal(monkeypatch, capsys, *join)
-    assert "ca.pem expires in 9 days" in words
-    assert "ask the coordinator for its new ca.pem" in words
+    assert join._certificate(folder / "ca.pem") == (folder / "ca.pem").read_bytes()
+    assert "ca.pem expires in 9 days" in said[-1]
+    assert said[-1].endswith("ask the coordinator for its new ca.pem")
     days(3651)
-    code, words = shoal(monkeypatch, capsys, *join)
-    assert (code, words.count("\n")) == (2, 1)
-    assert "ca.pem expired on" in words
+    with pytest.raises(ConfigError, match=r"ca\.pem expired on .*; ask the coordinator for its new ca\.pem"):
+        join._certificate(folder / "ca.pem")
 
 
 def test_renewal_keeps_keys_and_addresses_and_needs_nothing_of_the_sites(folder, days):
