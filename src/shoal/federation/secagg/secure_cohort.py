@@ -37,7 +37,7 @@ class SecureCohort(RemoteCohort):
     def begin(self, run: Path, done: int) -> None:
         """Set up a run; log what a sparse graph risks."""
         super().begin(run, done)
-        index = RoundIndex(done, self.setting.rounds)
+        index = RoundIndex(0, self.setting.rounds)
         graph = self._plan(index, self._clip_norm({}, index)).graph
         if graph.sparse:
             self._log(f"secure aggregation: {graph.words()}")
