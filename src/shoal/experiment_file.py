@@ -20,12 +20,14 @@ HEAD = """\
 
 def experiment(file: Path, proposal: Proposal, plan: Plan) -> str:
     """The text of the file."""
-    tables = {"": plan.keys[""], "data": {"name": str(file)}}
+    clients = {"clients": len(proposal.sizes)} if proposal.sizes else {}
+    tables = {"": plan.keys[""], "data": {"name": str(file)} | clients}
     tables |= {name: keys for name, keys in plan.keys.items() if name}
+    why = plan.why | {"data.clients": "how many there are, a public number; for `shoal serve` the number of sites"}
     lines = [HEAD.format(file=file.name)]
     for name, keys in tables.items():
         lines += [f"[{name}]"] if name else []
-        lines += [_line(key, value, plan.why.get(f"{name}.{key}" if name else key)) for key, value in keys.items()]
+        lines += [_line(key, value, why.get(f"{name}.{key}" if name else key)) for key, value in keys.items()]
         lines += [""]
     return "\n".join([*lines, *_schema(proposal)]) + "\n"
 

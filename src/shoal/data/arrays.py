@@ -1,9 +1,4 @@
-"""The user's own data as arrays: `from_arrays`, `from_clients`, and .npz files.
-
-Nothing is standardised from the data: a mean or deviation of private rows would itself be a release. Pixels
-(uint8) are divided by the public constant 255; other numbers are taken as they are, so scale them with
-constants that are public. Which classes and clients there are counts as public.
-"""
+"""The user's own data as arrays: `from_arrays`, `from_clients`, .npz files, and new records to predict."""
 
 from __future__ import annotations
 
@@ -15,19 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.data.dataset import NOT_FINITE, Dataset, first_bad_row
+from shoal.data.array_parts import (
+    Array,
+    array_of,
+    channels_first,
+    features_of,
+    given_codes,
+    inputs_of,
+    label_array,
+    owners_of,
+    split,
+    targets_of,
+)
+from shoal.data.dataset import Dataset
 from shoal.data.readers import read_npy, read_npz
-from shoal.data.scaling import STANDARD, check_scale
+from shoal.data.scaling import STANDARD
 from shoal.data.scaling import pictures as scaled_pictures
 from shoal.data.sequences import Padding, are_sequences, by_name
-from shoal.data.split import held_out
-from shoal.errors import ConfigError, DataError, nearest
+from shoal.errors import DataError, nearest
 from shoal.inputs import Inputs, InputShape, Shape, parts, take
 from shoal.inputs import count as count_of
 from shoal.tasks import Classification, MultiLabel, Regression, Task
 
-Array = Any  # a numpy array, a torch tensor, or nested sequences of numbers
-CHANNELS = (1, 3, 4)
 NPZ_PLAIN = ("x", "y", "client", "client_names", "classes")
 NPZ_SPLIT = ("train_x", "train_y", "test_x", "test_y", "train_client", "client_names", "classes")
 
@@ -85,7 +89,7 @@ def from_arrays(
     padding = Padding(where, length, mask)
     x, y = padding.features(x), padding.targets(y, x)
     test = None if test is None else (padding.features(test[0]), padding.targets(test[1], test[0]))
-    train_x = _inputs(x, where, scale, pictures)
+    train_x = inputs_of(x, where, scale, pictures)
     rows = count_of(train_x)
     owners, owner_names = (None, ()) if client is None else owners_of(client, rows, where)
     test_owners = None
@@ -96,7 +100,7 @@ def from_arrays(
         train_x, train_y = take(train_x, keep), codes[keep]
         owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
     else:
-        test_x = _inputs(test[0], f"{where}, test", scale, pictures)
+        test_x = inputs_of(test[0], f"{where}, test", scale, pictures)
         (train_y, test_y), class_names = targets_of([y, test[1]], [rows, count_of(test_x)], classes, where, task)
     return Dataset(
         name=name,
@@ -263,26 +267,26 @@ def new_records(
         raise DataError(f"{where}: the arrays have different numbers of rows")
     if y is None:
         return found, None
-    known = _known_targets(_array(y, f"{where}, y"), count_of(found), tuple(classes), task, where)
+    known = _known_targets(array_of(y, f"{where}, y"), count_of(found), tuple(classes), task, where)
     targets = torch.from_numpy(known)
     task.check_targets(targets, where)
     return found, targets
 
 
 def _new(value: Array, where: str, shape: Shape, scale: str, name: str) -> torch.Tensor:
-    array = _array(value, f"{where}, x")
+    array = array_of(value, f"{where}, x")
     pixels = array.dtype == np.uint8
     if pixels and scale == "standard" and name in STANDARD:
-        return scaled_pictures(_channels_first(array, where), scale, name=name)
-    return _features(array, where, scale if pixels else "unit", pictures=array.shape[1:] != shape)
+        return scaled_pictures(channels_first(array, where), scale, name=name)
+    return features_of(array, where, scale if pixels else "unit", pictures=array.shape[1:] != shape)
 
 
 def _known_targets(values: np.ndarray, rows: int, classes: tuple[str, ...], task: Task, where: str) -> np.ndarray:
     """Targets of records to predict; classes by their names or, where these are no numbers, by their places."""
     if isinstance(task, Classification):
-        labels = _label_array(values, rows, where)
+        labels = label_array(values, rows, where)
         named = labels.astype(np.str_)
-        return _given_codes(named if np.isin(named, classes).all() else labels, classes, where).astype(np.int64)
+        return given_codes(named if np.isin(named, classes).all() else labels, classes, where).astype(np.int64)
     if len(values) != rows:
         raise DataError(f"{where}: {rows} rows but {len(values)} targets")
     if values.dtype.kind not in "biuf":
@@ -310,7 +314,7 @@ def _of_client(value: Array, ragged: bool, where: str) -> Array:
     """Arrays by name, an array or, where they are padded, a list of sequences."""
     if isinstance(value, Mapping):
         return {name: _of_client(own, ragged, f"{where} '{name}'") for name, own in value.items()}
-    return value if ragged and are_sequences(value) else _array(value, where)
+    return value if ragged and are_sequences(value) else array_of(value, where)
 
 
 def _rows(x: Array, y: Array, first: Array, where: str) -> int:
@@ -343,169 +347,3 @@ def _together(values: Sequence[Array]) -> Array:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     return [row for value in values for row in value]
-
-
-def _array(value: Array, where: str) -> np.ndarray:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return np.asarray(value.float() if value.dtype == torch.bfloat16 else value)
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: not an array: {error}") from error
-    if array.ndim == 0:
-        raise DataError(f"{where}: a single value, expected an array")
-    return array
-
-
-def _inputs(x: Array | Mapping[str, Array], where: str, scale: str, pictures: bool) -> Inputs:
-    """Features as one tensor, or as several by name, where bytes of three or more axes are pictures."""
-    if not isinstance(x, Mapping):
-        return _features(x, where, scale, pictures)
-    found = {}
-    for name, value in x.items():
-        array = _array(value, f"{where}, x '{name}'")
-        found[str(name)] = _features(array, f"{where} '{name}'", scale, array.dtype == np.uint8 and array.ndim > 2)
-    return found
-
-
-def _features(value: Array, where: str, scale: str, pictures: bool = True) -> torch.Tensor:
-    """Features as float32 `[N, F]` or `[N, C, H, W]`, or whole numbers as int64 `[N, T]`; others as they are."""
-    check_scale(scale)
-    array = _array(value, f"{where}, x")
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{where}: features are of type {array.dtype}, expected numbers")
-    if not array.size:
-        raise DataError(f"{where}: no data, shape {array.shape}")
-    pixels = array.dtype == np.uint8
-    if scale == "standard" and not pixels:
-        raise ConfigError(
-            f"{where}: scale 'standard' is for pixels (uint8), these are {array.dtype}; scale them yourself "
-            "with public constants and use scale 'unit'"
-        )
-    if (array.ndim == 2 or not pictures) and array.dtype.kind in ("iu" if pictures else "biu") and not pixels:
-        return torch.from_numpy(np.ascontiguousarray(array).astype(np.int64))
-    with np.errstate(over="ignore"):
-        shaped = _channels_first(array, where) if pictures else array
-        x = torch.from_numpy(np.ascontiguousarray(shaped).astype(np.float32))
-    if (row := first_bad_row(x)) is not None:
-        raise DataError(f"{where}: row {row} {NOT_FINITE}")
-    if pixels and scale != "raw":
-        x.div_(255)
-    return x.sub_(0.5).div_(0.5) if scale == "standard" else x
-
-
-def _channels_first(array: np.ndarray, where: str) -> np.ndarray:
-    if array.ndim == 2:
-        return array
-    if array.ndim == 3:
-        return array[:, None]
-    if array.ndim == 4 and array.shape[1] in CHANNELS:
-        return array
-    if array.ndim == 4 and array.shape[3] in CHANNELS:
-        return array.transpose(0, 3, 1, 2)
-    raise DataError(
-        f"{where}: features of shape {array.shape}; expected [N, F], or pictures [N, H, W], [N, C, H, W] or "
-        "[N, H, W, C] with 1, 3 or 4 channels"
-    )
-
-
-def targets_of(
-    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str, task: Task | None = None
-) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Targets of several parts: codes of classes, numbers, or tokens; and the names of what they stand for."""
-    parts = [_array(value, f"{where}, y") for value in values]
-    if task is not None:
-        return parts, tuple(map(str, classes or ()))
-    several, real = parts[0].ndim > 1, [part for part in parts if part.dtype.kind == "f"]
-    if not several and (classes is not None or all((part == np.floor(part)).all() for part in real)):
-        return _labels(parts, rows, classes, where)
-    for part, count in zip(parts, rows, strict=True):
-        if len(part) != count:
-            raise DataError(f"{where}: {count} rows but {len(part)} targets")
-        if part.dtype.kind not in "biuf":
-            raise DataError(f"{where}: targets are of type {part.dtype}, expected numbers")
-        if not np.isfinite(part).all():
-            row = int((~np.isfinite(part).reshape(count, -1).all(1)).argmax())
-            raise DataError(f"{where}: target in row {row} is NaN or Inf; fill in or remove such rows first")
-    tokens = several and all(part.dtype.kind in "iu" for part in parts)
-    return [part.astype(np.int64 if tokens else np.float32) for part in parts], tuple(map(str, classes or ()))
-
-
-def _labels(
-    values: Sequence[Array], rows: Sequence[int], classes: Sequence[str] | None, where: str
-) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Labels of several parts as int64 codes, and the names of the classes."""
-    parts = [_label_array(value, count, where) for value, count in zip(values, rows, strict=True)]
-    labels = np.concatenate(parts)
-    if classes is None:
-        found, codes = np.unique(labels, return_inverse=True)
-        if len(found) < 2 and labels.dtype.kind == "U":  # numbers may be those of a regression
-            raise DataError(f"{where}: all labels are {found[0].item()!r}; at least two classes are needed")
-        names = tuple(str(value) for value in found)
-    else:
-        names = tuple(map(str, classes))
-        codes = _given_codes(labels, names, where)
-    return np.split(codes.astype(np.int64), np.cumsum(rows)[:-1]), names
-
-
-def _label_array(value: Array, rows: int, where: str) -> np.ndarray:
-    y = _array(value, f"{where}, y")
-    if y.ndim != 1:
-        raise DataError(f"{where}: labels have shape {y.shape}, expected [N]; of one-hot rows take the argmax")
-    if len(y) != rows:
-        raise DataError(f"{where}: {rows} rows but {len(y)} labels")
-    if y.dtype.kind == "f":
-        whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2**53)
-        if not whole.all():
-            row = int((~whole).argmax())
-            raise DataError(f"{where}: label {y[row]} in row {row} is not a whole number; labels name classes")
-        return y.astype(np.int64)
-    if y.dtype.kind not in "biuU":
-        raise DataError(f"{where}: labels are of type {y.dtype}, expected whole numbers or text")
-    return y if y.dtype.kind == "U" else y.astype(np.int64)
-
-
-def _given_codes(labels: np.ndarray, names: tuple[str, ...], where: str) -> np.ndarray:
-    if len(set(names)) != len(names):
-        raise DataError(f"{where}: classes are named twice in {list(names)}")
-    if labels.dtype.kind == "U":
-        found, inverse = np.unique(labels, return_inverse=True)
-        for label in found:
-            if label not in names:
-                raise DataError(f"{where}: label '{label}' is not among the classes{nearest(str(label), names)}")
-        return np.array([names.index(label) for label in found])[inverse]
-    numbers = [int(name) for name in names if name.removeprefix("-").isdecimal()]
-    if len(numbers) == len(names):  # classes 1 to 5 are no codes 0 to 4
-        if (outside := ~np.isin(labels, numbers)).any():
-            row = int(outside.argmax())
-            raise DataError(f"{where}: label {labels[row]} in row {row} is not among the classes {list(names)[:10]}")
-        return np.argsort(numbers)[np.searchsorted(np.sort(numbers), labels)]
-    outside = (labels < 0) | (labels >= len(names))
-    if outside.any():
-        row = int(outside.argmax())
-        raise DataError(f"{where}: label {labels[row]} in row {row} is outside 0 to {len(names) - 1}")
-    return labels
-
-
-def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Owners numbered from 0, and their names."""
-    array = _array(client, f"{where}, client")
-    if array.shape != (rows,):
-        raise DataError(f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows")
-    if array.dtype.kind not in "iuU":
-        raise DataError(f"{where}: client is of type {array.dtype}, expected whole numbers or text")
-    found, codes = np.unique(array, return_inverse=True)
-    return codes.astype(np.int64), tuple(str(value) for value in found)
-
-
-def split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers to train on and to test with, of each group in proportion."""
-    if not 0 < test_fraction < 1:
-        raise ConfigError(f"{where}: test_fraction must be between 0 and 1, got {test_fraction}")
-    keep, out = held_out(groups, max(1, round(test_fraction * len(groups))))
-    if not len(out):
-        raise DataError(
-            f"{where}: no row can be held out, as there is one row only, or one of each client; give test rows"
-        )
-    return keep, out

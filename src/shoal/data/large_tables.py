@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from shoal.cache import cache_folder
-from shoal.data.arrays import split
+from shoal.data.array_parts import split
 from shoal.data.columns import Tally
 from shoal.data.dataset import Dataset
 from shoal.data.mapped import MappedFile, release, stamp_of

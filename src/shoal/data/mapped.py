@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from shoal.data.arrays import owners_of, targets_of
+from shoal.data.array_parts import owners_of, targets_of
 from shoal.data.dataset import Dataset
 from shoal.errors import DataError
 from shoal.inputs import Inputs, count

@@ -230,7 +230,8 @@ def _parquet_pieces(path: Path, wanted: list[str], rows: int) -> Iterator[pa.Rec
     with parquet.ParquetFile(path, buffer_size=buffer) as file:
         _refuse_missing(path, wanted, file.schema_arrow.names)
         refuse_wide(path, len(wanted))
-        yield from file.iter_batches(rows, columns=wanted)
+        for group in range(file.num_row_groups):  # one iterator for all of them would hold what it has read
+            yield from file.iter_batches(rows, row_groups=[group], columns=wanted)
 
 
 def _parquet_names(path: Path) -> list[str]:
