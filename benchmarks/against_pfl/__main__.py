@@ -144,12 +144,12 @@ class Counted:
     """A network that notes for each call how many clients took a step, and with how many records."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.layout, self.batched = network, network.layout, network.batched
+        self.network, self.layout, self.batched, self.drops = network, network.layout, network.batched, network.drops
         self.seen: list[tuple[int, int]] = []
 
-    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tape:
+    def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor, seeds: Tensor) -> Tape:
         self.seen.append((len(params), int((weights > 0).sum())))
-        return self.network.backward(params, x, y, weights)
+        return self.network.backward(params, x, y, weights, seeds)
 
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         return self.network.deferred_updates(start, params, batch)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from shoal.errors import ModelError
@@ -65,7 +65,7 @@ class Dropping(TorchFunctionMode):
 
     def kept(self, shape: Sequence[int], probability: float) -> Tensor:
         """Which numbers of a draw of this shape are kept, where each is dropped with this probability."""
-        if not torch.is_grad_enabled() or _top_saved_tensors_default_hooks(False) is not None:
+        if _runs_again():
             raise ModelError("dropout in a checkpointed part of the model is run twice; set its probability to 0")
         draw, records = len(self.shapes), len(self._seeds)
         self.shapes.append(tuple(shape))
@@ -80,6 +80,15 @@ class Dropping(TorchFunctionMode):
         words = mixed(first.unsqueeze(1) + torch.arange(-(-count // 2), device=first.device) * STEP)
         bits = words.view(torch.int32)[:, :count]  # uniform from -2^31 on, two in a word
         return (bits >= round(probability * 2**32) - 2**31).reshape(rows).movedim(0, place)
+
+
+def _runs_again() -> bool:
+    """Is this part checkpointed? It then has no gradients for now, or hooks for what is saved."""
+    try:
+        with disable_saved_tensors_hooks(""):  # fails where there are any
+            return not torch.is_grad_enabled()
+    except RuntimeError:
+        return True
 
 
 def dropping(seeds: Tensor | None, places: Sequence[int] | None) -> AbstractContextManager[object]:
