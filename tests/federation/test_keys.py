@@ -326,6 +326,15 @@ def test_a_site_with_a_new_key_keeps_its_place_and_strikes(tmp_path):
     assert Roster(tmp_path, 1, 3).members.keys() == {"new key"}
 
 
+def test_a_new_key_under_the_name_of_a_dropped_site_is_a_new_site(tmp_path):
+    roster = Roster(tmp_path, places=1, strikes=3)
+    roster.admit("old key", "north", 1)
+    roster.drop("old key", "north")
+    member = roster.admit("new key", "north", 2, rotated=True)
+    assert (member.dropped, member.agreed) == (False, True)
+    assert roster.members["old key"].dropped
+
+
 # ---------------------------------------------------------------- the command line
 
 

@@ -52,7 +52,7 @@ class Roster:
         knows the key by this name, a site of the same name has changed its key, and keeps its place and strikes.
         """
         if rotated and identity not in self.members:
-            for old in [key for key, each in self.members.items() if each.name == name]:
+            for old in [key for key, each in self.members.items() if each.name == name and not each.dropped]:
                 self.members[identity] = self.members.pop(old)
                 self.save()
         member = self.members.get(identity)
