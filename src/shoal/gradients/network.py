@@ -34,10 +34,11 @@ from shoal.gradients.dropout import places_of
 from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
 from shoal.gradients.layout import Layout, Personal
 from shoal.gradients.losses import Losses, cross_entropy
-from shoal.gradients.sequential import RecordNetwork, SequentialNetwork, seeded
+from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
 from shoal.gradients.vmapped import VmappedNetwork, VmappedRecordNetwork
 from shoal.inputs import Inputs, count, device_of, each, joined, take
 from shoal.random.noise_source import Product
+from shoal.random.torch_generator import seeded
 
 Shapes = dict[Kind, Shape]
 _Functional = SequentialNetwork | RecordNetwork | VmappedNetwork
@@ -174,7 +175,7 @@ def network(
     """
     ways = _Ways(module, Layout.of(module, personal), losses, per_record, kernels, sizes)
     trial = None if sample is None else _Trial(ways, sample, targets)
-    with seeded(0, torch.device("cpu")):  # a trial leaves no trace
+    with seeded(0):  # a trial leaves no trace
         found = _fastest(ways, trial, seconds) if way == "auto" else _named(ways, trial, way)
         if pieces and trial is not None and not trial.agrees("sequential"):
             raise ModelError("engine.micro_batch needs a model that does not mix records of a batch; leave it out")
@@ -333,7 +334,7 @@ class _Trial:
 
     def _draws(self, places: Sequence[int]) -> bool:
         """Is there another draw than those of dropout with records in these places?"""
-        with seeded(0, torch.device("cpu")):
+        with seeded(0):
             before = torch.get_rng_state()
             found = self._found(self._ways.functional("sequential", places=places))
             failed = bool(places) and found is None

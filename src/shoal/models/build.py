@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import nn
 
 from shoal.calling import in_training
@@ -13,6 +9,7 @@ from shoal.errors import ModelError
 from shoal.inputs import InputShape, read_shape
 from shoal.models import custom
 from shoal.models.networks import network
+from shoal.random.torch_generator import seeded
 
 
 def build(
@@ -54,14 +51,6 @@ def _named(name: str, shape: InputShape) -> custom.Make:
         )
     make = network(name, shape).make
     return lambda _shape, outputs: make(shape, outputs)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's CPU generator set to the seed inside the block, and put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def _checked(input_shape: InputShape, outputs: int) -> InputShape:

@@ -20,7 +20,8 @@ from torch.nn.parameter import is_lazy
 from shoal.calling import call, evaluating, in_training
 from shoal.errors import ModelError
 from shoal.inputs import Inputs, InputShape, Shape, each, joined, parts, shape_of
-from shoal.models.build import count, seeded
+from shoal.models.build import count
+from shoal.random.torch_generator import seeded
 from shoal.tasks import Classification, Task
 
 RECORDS = 3

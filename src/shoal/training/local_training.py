@@ -21,12 +21,12 @@ from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
 from shoal.gradients.dropout import mixed
-from shoal.gradients.sequential import seeded
 from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.sanitiser import Summed
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import Precision, autocast, rough
 from shoal.random.noise_source import Product
+from shoal.random.torch_generator import seeded
 from shoal.training.augmentation import augmented
 from shoal.training.augmentation import drawn as drawn_views
 from shoal.training.client_data import ClientData

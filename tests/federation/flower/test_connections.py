@@ -84,21 +84,11 @@ def test_rounds_go_on_under_more_connections_than_there_are_files(tmp_path, tls)
     assert ("connection-refused", "more than 16 from this address show no key") in events
 
 
-class InTurn(Site):
-    """A site in a thread among others: the one generator that torch has in a process is in use once at a time."""
-
-    alone = threading.Lock()
-
-    def answer(self, kind, message):
-        with self.alone:
-            return super().answer(kind, message)
-
-
 def federated(folder, link, on_round):
     """A run over this link, with sites in threads."""
     ca = (folder / "keys" / "ca.pem").read_bytes()
     for number in range(4):
-        site = InTurn(Owner(f"site-{number}", folder / f"own-{number}", reader("digits", part=number)))
+        site = Site(Owner(f"site-{number}", folder / f"own-{number}", reader("digits", part=number)))
         endpoint = Endpoint(f"127.0.0.1:{link.port}", read_site_key(folder / f"site-{number}.key"), ca, False)
         threading.Thread(target=run_and_close, args=(site, endpoint), daemon=True).start()
     return serve(link, full_cohort(), runs=folder / "runs", no_guarantee=True, on_round=on_round)
