@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from shoal.gradients import network
-from shoal.gradients.batched import without_rule
 from shoal.gradients.layout import Layout
 
 CLIENTS, RECORDS = 2, 5
@@ -118,10 +117,11 @@ def test_statistics_that_are_not_frozen_are_sent():
     ]
 
 
-def test_dropout_is_covered_only_where_it_draws_nothing():
-    for dropout, covered in ((nn.Dropout(0.5), False), (nn.Dropout(0.0), True), (nn.Dropout(0.5).eval(), True)):
+def test_dropout_needs_seeds_only_where_it_draws():
+    for dropout, drops in ((nn.Dropout(0.5), True), (nn.Dropout(0.0), False), (nn.Dropout(0.5).eval(), False)):
         module = nn.Sequential(nn.Linear(4, 4), dropout, nn.Linear(4, 2))
-        assert (not without_rule(module, Layout.of(module))) is covered
+        net = network(module, torch.rand(3, 4))
+        assert (net.way, net.drops) == ("rules", drops)
 
 
 class Tied(nn.Module):
