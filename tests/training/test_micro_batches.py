@@ -107,9 +107,9 @@ def watch(monkeypatch, network):
     """How many records of a client it is given, each time."""
     right, widths = network.backward, []
 
-    def watched(params, x, y, weights):
+    def watched(params, x, y, weights, seeds):
         widths.append(weights.shape[1])
-        return right(params, x, y, weights)
+        return right(params, x, y, weights, seeds)
 
     monkeypatch.setattr(network, "backward", watched)
     return widths
