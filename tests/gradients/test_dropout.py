@@ -168,6 +168,20 @@ def test_attention_with_nothing_dropped_is_pytorchs(options, kind, monkeypatch):
     torch.testing.assert_close(found * 0.75, wanted)
 
 
+def test_a_probability_next_to_1_keeps_next_to_nothing():
+    for p in (1 - 2.0**-31, 1 - 2.0**-40):
+        with Dropping(mixed(torch.arange(64)), [0]):
+            assert not F.dropout(torch.ones(64, 1000), p).any()
+
+
+def test_dropout3d_of_4_dimensions_drops_what_pytorch_drops():
+    """All of a row: PyTorch takes the rows for channels of one record."""
+    with Dropping(mixed(torch.arange(16)), [0]):
+        found = F.dropout3d(torch.ones(16, 5, 2, 2), 0.5).flatten(1)
+    assert torch.equal(found, found[:, :1].expand_as(found))
+    assert 0 < int(found[:, 0].count_nonzero()) < 16
+
+
 def test_masks_are_independent():
     """Of records, draws and neighbours: fixed seeds, so that it always gives the same."""
     drawing = Dropping(mixed(torch.arange(256)), [0, 0])

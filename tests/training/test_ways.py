@@ -200,13 +200,15 @@ def test_a_model_that_mixes_records_is_never_vmapped():
 class MixesMany(nn.Module):
     """It subtracts the mean of a batch that is large enough: more records than a trial has."""
 
-    def __init__(self, most):
+    def __init__(self, most, share=1.0, start=1.0):
         super().__init__()
         torch.manual_seed(4)
-        self.most, self.last, self.drop = most, nn.Linear(6, 2), nn.Dropout(0.1)
+        self.most, self.share, self.last, self.drop = most, share, nn.Linear(6, 2), nn.Dropout(0.1)
+        with torch.no_grad():
+            self.last.weight *= start
 
     def forward(self, x):
-        return self.last(self.drop(x - x.mean(0) if len(x) > self.most else x))
+        return self.last(self.drop(x - self.share * x.mean(0) if len(x) > self.most else x))
 
 
 @LEVELS
@@ -221,6 +223,40 @@ def test_rules_are_tried_with_as_many_records_as_a_step_has(config, most, way):
     if not way:
         with pytest.raises(ModelError, match="treats many records in another way than few"):
             trainer_of(config, MixesMany(most), "rules")
+
+
+@pytest.mark.parametrize(("share", "start"), [(0.001, 1.0), (1.0, 0.0)])
+def test_a_little_of_others_is_too_much_and_no_layer_hides_it(share, start):
+    """A record of 1e5 would move the clipped gradients of all others."""
+    net = network(MixesMany(7, share, start), torch.rand(3, 6), per_record=True, sizes=lambda net: (2, 8))
+    assert "treats many records in another way than few" in net.because
+
+
+class Scaled(nn.Module):
+    """It takes pictures of bytes and of fractions: the largest number of a batch decides for all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(x / 255 if x.max() > 1 else x)
+
+
+def test_rules_are_tried_beside_larger_numbers():
+    """Of other clients, too."""
+    with pytest.raises(ModelError, match="treats many records in another way than few"):
+        trainer_of(CLIENT_LEVEL, Scaled(), "rules")
+
+
+@pytest.mark.parametrize("mode", ["secure", "research"])
+@pytest.mark.parametrize(("most", "way"), [(7, False), (100, True)])
+def test_rules_are_tried_with_the_widest_batch_that_is_drawn(mode, most, way):
+    """Poisson batches of 1, as expected; of all records of a small client, and 28 where sizes are secret."""
+    config = RECORD_LEVEL | {"random": mode, "records": {"sampling": "poisson", "batch": 1}}
+    trainer = trainer_of(config, MixesMany(most), "auto", shoal.from_arrays(X[:12], Y[:12], client=OWNERS[:12]))
+    assert (trainer.cohort.network.way == "rules") is way
+    trainer.close()
 
 
 NO_PRIVACY = {"per_update": {}, "per_round": {}}

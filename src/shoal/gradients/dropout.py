@@ -79,7 +79,8 @@ class Dropping(TorchFunctionMode):
         first = mixed(self._seeds + (draw + 1) * STEP % 2**63)
         words = mixed(first.unsqueeze(1) + torch.arange(-(-count // 2), device=first.device) * STEP)
         bits = words.view(torch.int32)[:, :count]  # uniform from -2^31 on, two in a word
-        return (bits >= round(probability * 2**32) - 2**31).reshape(rows).movedim(0, place)
+        dropped = min(round(probability * 2**32), 2**32 - 1)  # of 2^32; one more would be no int32
+        return (bits >= dropped - 2**31).reshape(rows).movedim(0, place)
 
 
 def _runs_again() -> bool:
@@ -138,7 +139,8 @@ def _feature_dropout(
 ) -> Tensor:
     if x.dim() < 3:
         return _dropped(mode, function, x, (), p, training, inplace)  # of no record: its channels may be records
-    return _dropped(mode, function, x, (*x.shape[:2], *[1] * (x.dim() - 2)), p, training, inplace)
+    drawn = 1 if function is F.dropout3d and x.dim() != 5 else 2  # PyTorch takes others for one record's channels
+    return _dropped(mode, function, x, (*x.shape[:drawn], *[1] * (x.dim() - drawn)), p, training, inplace)
 
 
 def _dropped(

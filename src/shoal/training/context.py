@@ -28,6 +28,9 @@ from shoal.training.engine_settings import Settings
 from shoal.training.made_up import MadeUpStep
 from shoal.training.workers import Workers
 
+MOST_RECORDS = 2**20
+"""Of a client, where that is secret: Poisson batches of more are hardly wider."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingContext:
@@ -93,14 +96,21 @@ class TrainingContext:
                 chunks[net.way] = workers, chunker
             return chunks[net.way]
 
-        def sizes(net: Network) -> tuple[int, int]:
+        def clients(net: Network) -> int:
             workers, chunker = chunked(net)
-            clients = 1 if secure else min(chunker.largest, max(1, len(partition) // workers.count))
-            return clients, min(step.batch, chunker.micro_batch or step.batch)
+            return 1 if secure else min(chunker.largest, max(1, len(partition) // workers.count))
+
+        def at_once(net: Network, batch: int) -> int:
+            return min(batch, chunked(net)[1].micro_batch or batch)
+
+        def sizes(net: Network) -> tuple[int, int]:
+            held = algorithm.records.nominal_records or MOST_RECORDS
+            widest = algorithm.records.widest(held if secure else int(partition.sizes.max(initial=1)))
+            return clients(net), at_once(net, max(batch, widest)) * max(1, algorithm.records.augmentations)
 
         def seconds(net: Network) -> float:
-            clients, batch = sizes(net)
-            return replace(step, batch=batch).seconds(net, clients, settings.threads, recording)
+            timed = replace(step, batch=at_once(net, batch))
+            return timed.seconds(net, clients(net), settings.threads, recording)
 
         net = network(
             module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
