@@ -22,6 +22,7 @@ from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.errors import ConfigError, PluginError
+from shoal.federation.consent import Refused
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
@@ -165,8 +166,8 @@ def test_a_federation_knows_what_crosses_and_a_site_bounds_its_clip():
     assert Crossing.of(UPDATES) == Crossing(raw=False, below=False, share=False, records=False)
     assert UPDATES.per_update.longest(1.0, 0, 4, 100) == pytest.approx(1.0, rel=1e-3)
     assert UPDATES.per_update.scales() == {"per_update.clip_norm": 1.0}
-    with pytest.raises(Exception, match="this site accepts"):
-        Bounds().refuse_value("clip", "per_update.clip_norm", 1e9)
+    with pytest.raises(Refused, match="this site accepts"):
+        Bounds().refuse_value("clip_norm", "per_update.clip_norm", 1e9)
 
 
 @dataclass(frozen=True)
