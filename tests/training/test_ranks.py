@@ -1,5 +1,7 @@
 """How a cohort is divided among ranks, what a rank is told, and what rank 0 refuses."""
 
+import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +112,26 @@ def test_code_of_ones_own_counts_as_code(tmp_path, monkeypatch):
     cohort = simulator(small("fedavg")).cohort
     monkeypatch.setattr(distributed.inspect, "getfile", lambda kind: str(tmp_path / "mine.py"))
     assert distributed._code(cohort, built(text)) != distributed._code(cohort, built(text + "\n# changed\n"))
+
+
+@pytest.mark.parametrize("place", ["a layer", "a base class", "the loss"])
+def test_code_inside_a_model_and_the_loss_count_as_code(place, tmp_path, monkeypatch):
+    """A layer whose parameters and name are the same, but not what it computes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / f"inner_{place.split()[-1]}.py"
+    file.write_text("from torch import nn\n\nclass Layer(nn.Flatten):\n    pass\n\ndef loss(outputs, y):\n    pass\n")
+    inner = importlib.import_module(file.stem)
+    cohort = simulator(small("fedavg")).cohort
+    module = torch.nn.Sequential(inner.Layer() if place == "a layer" else torch.nn.Flatten())
+    if place == "a base class":
+        module = type("Net", (inner.Layer,), {"__module__": "nowhere"})()
+    if place == "the loss":
+        data = cohort.client_data
+        task = replace(data.dataset.task, own_loss=inner.loss)
+        cohort = replace(cohort, client_data=replace(data, dataset=replace(data.dataset, known_task=task)))
+    before = distributed._code(cohort, module)
+    file.write_text(file.read_text() + "# changed")
+    assert distributed._code(cohort, module) != before
 
 
 def test_shoals_own_code_counts(tmp_path, monkeypatch):

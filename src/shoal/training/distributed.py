@@ -146,13 +146,16 @@ def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> di
 
 
 def _code(cohort: SimulatedCohort, module: torch.nn.Module) -> str:
-    """The hash of Shoal's own sources, and of the files that define the model and the method's mechanisms."""
+    """The hash of Shoal's own sources, and of the files that define the layers, the mechanisms and the loss."""
     package = Path(shoal.__file__).parent
     files = {path: str(path.relative_to(package)) for path in package.rglob("*") if path.suffix in (".py", ".c")}
-    for part in (module, *(getattr(cohort.algorithm, name) for name in BOUNDARIES)):
+    task = cohort.client_data.dataset.task
+    parts = *module.modules(), *(getattr(cohort.algorithm, name) for name in BOUNDARIES), task, task.own_loss
+    for own in (task.own_loss, *dict.fromkeys(kind for part in parts for kind in type(part).__mro__)):
         with suppress(TypeError, OSError):  # what has no file, such as None, or a class in a notebook
-            own = Path(inspect.getfile(type(part)))
-            files.setdefault(own, own.name)
+            path = Path(inspect.getfile(own))  # type: ignore[arg-type]
+            if path.is_file():
+                files.setdefault(path, path.name)
     found = hashlib.blake2b(digest_size=16)
     for path, name in sorted(files.items(), key=lambda each: each[1]):
         found.update(name.encode() + hashlib.blake2b(path.read_bytes()).digest())
