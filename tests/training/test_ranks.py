@@ -93,6 +93,20 @@ def test_a_rank_that_differs_is_named_with_what_differs(changed, said):
         agree(Told(place="b", facts=own(**changed)), own())
 
 
+def test_ranks_that_would_draw_or_compute_otherwise_differ(monkeypatch):
+    """Without Triton a GPU draws other noise from the same key; another default type makes other constants."""
+    trainer, before = spread()[0], own()
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed.kernels, "triton", None if distributed.kernels.triton else object())
+        assert {name for name, value in own().items() if before[name] != value} == {distributed.KERNELS}
+    torch.set_default_dtype(torch.float64)
+    try:
+        changed = facts(trainer, {"rounds": 3})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {name for name in before if before[name] != changed[name]} == {"default type"}
+
+
 def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
     monkeypatch.setattr(distributed, "_place", lambda: "node, GPU 0")
     cuda = own(device="cuda")

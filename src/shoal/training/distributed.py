@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import shoal
+from shoal import kernels
 from shoal.algorithms.base import BOUNDARIES
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST
@@ -124,6 +125,7 @@ def _of(clients: np.ndarray, state: State) -> State:
 
 
 CODE, DATA, MODEL, DEVICE = "code, Shoal's or yours", "training data", "initial model", "device"
+KERNELS = "kernels"
 DIGESTS = (CODE, DATA, MODEL)
 
 
@@ -138,11 +140,19 @@ def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> di
         CODE: _code(cohort, module),
         "torch version": torch.__version__,
         "numpy version": np.__version__,
+        "default type": str(torch.get_default_dtype()),
+        KERNELS: _kernels(),
         DEVICE: trainer.params.device.type,
         **{f"configuration key {key}": repr(value) for key, value in config.items()},
         DATA: digest(trainer.evaluation.dataset, cohort.partition, b"ranks"),
         MODEL: parameters.hexdigest(),
     }
+
+
+def _kernels() -> str:
+    """What kernels can be made with: on CUDA, noise without Triton is other noise."""
+    found = {"Triton": kernels.triton, "a C compiler": kernels.COMPILER}
+    return " and ".join(name for name, tool in found.items() if tool) or "none"
 
 
 def _code(cohort: SimulatedCohort, module: torch.nn.Module) -> str:
