@@ -1,7 +1,10 @@
 """How a cohort is divided among ranks, what a rank is told, and what rank 0 refuses."""
 
 import importlib
+import os
+import socket
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from shoal.mechanisms.correlated import PAST
 from shoal.training import distributed, ranks
 from shoal.training.distributed import DistributedCohort, agree, facts, split
 from shoal.training.ranks import Dismissed, Lost, Ranks
+from support.ports import free_port
 from support.small_federation import simulator, small
 
 
@@ -179,10 +183,34 @@ def test_a_lost_connection_is_a_line_that_names_the_rank_and_one_rank_that_lost_
         assert lost.value.silent is silent
 
 
-def test_one_process_is_alone_whatever_a_cluster_calls_its_world(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "8")
+@pytest.mark.parametrize("said", [{"WORLD_SIZE": "8"}, {"RANK": "3"}, {"RANK": "1", "WORLD_SIZE": "1"}])
+def test_one_process_is_alone_whatever_a_cluster_calls_its_world(said, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
     assert ranks.planned() == ranks.join() == Ranks(0, 1)
+
+
+def test_a_rank_that_finds_nobody_gives_up_in_one_line(monkeypatch):
+    """Rank 0 may have died before this one had loaded torch: who waits for it waits in vain."""
+    assert ranks.MEETING.total_seconds() <= 300
+    monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=0.1))
+    said = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Lost, match="rank 0 of 2 has gone"):
+        ranks.join()
+
+
+def test_ranks_on_one_machine_are_out_of_reach_for_others(monkeypatch):
+    """What listens to every address listens to 127.0.0.2 too."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    store = ranks._local_store(2)
+    socket.create_connection(("127.0.0.1", store.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_who_is_dismissed_says_nothing():
