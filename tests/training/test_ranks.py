@@ -13,6 +13,8 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
 from shoal.training import distributed, ranks
 from shoal.training.distributed import DistributedCohort, agree, facts, split
 from shoal.training.ranks import Dismissed, Lost, Ranks
@@ -109,6 +111,20 @@ def test_ranks_that_would_draw_or_compute_otherwise_differ(monkeypatch):
     finally:
         torch.set_default_dtype(torch.float32)
     assert {name for name in before if before[name] != changed[name]} == {"default type"}
+
+
+def test_in_secure_mode_ranks_that_round_otherwise_differ(monkeypatch):
+    """Who else takes part decides on which rank a client is trained, and must not show in its last digits."""
+    trainer, found = spread()[0], {}
+    for streams in (Streams(5), SecureStreams(5)):
+        trainer.cohort = replace(trainer.cohort, streams=streams, micro_batch=None)
+        before = facts(trainer, {})
+        with monkeypatch.context() as patch:
+            patch.setattr(distributed.kernels, "processor", lambda: "another")
+            trainer.cohort = replace(trainer.cohort, micro_batch=3)
+            after = facts(trainer, {})
+        found[streams.mode] = {name for name in after if before[name] != after[name]}
+    assert found == {"research": set(), "secure": {distributed.PROCESSOR, distributed.AT_ONCE}}
 
 
 def test_two_ranks_on_one_gpu_are_refused(monkeypatch):

@@ -125,8 +125,8 @@ def _of(clients: np.ndarray, state: State) -> State:
 
 
 CODE, DATA, MODEL, DEVICE = "code, Shoal's or yours", "training data", "initial model", "device"
-KERNELS = "kernels"
-DIGESTS = (CODE, DATA, MODEL)
+KERNELS, PROCESSOR, AT_ONCE = "kernels", "processor", "records at once (engine.micro_batch)"
+DIGESTS = (CODE, DATA, MODEL, PROCESSOR)
 
 
 def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> dict[str, str]:
@@ -146,7 +146,17 @@ def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> di
         **{f"configuration key {key}": repr(value) for key, value in config.items()},
         DATA: digest(trainer.evaluation.dataset, cohort.partition, b"ranks"),
         MODEL: parameters.hexdigest(),
-    }
+    } | (_rounding(cohort) if cohort.streams.mode == "secure" else {})
+
+
+def _rounding(cohort: SimulatedCohort) -> dict[str, str]:
+    """What decides the last digits of an update. In secure mode they must not depend on who else takes part.
+
+    That decides on which rank a client is trained, so every rank must round alike.
+    """
+    device = cohort.client_data.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else kernels.processor()
+    return {PROCESSOR: hashlib.blake2b(name.encode()).hexdigest(), AT_ONCE: str(cohort.micro_batch)}
 
 
 def _kernels() -> str:
