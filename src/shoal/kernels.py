@@ -22,7 +22,7 @@ from typing import Any
 
 from shoal.cache import cache_folder
 
-__all__ = ["compiled", "libdevice", "tl", "triton"]
+__all__ = ["compiled", "libdevice", "processor", "tl", "triton"]
 
 COMPILER = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
@@ -58,7 +58,7 @@ def compiled(source: Path) -> ctypes.CDLL | None:
 def _compiled(source: Path) -> ctypes.CDLL | None:
     if not COMPILER:
         return None
-    key = "\n".join([source.read_text(encoding="utf-8"), COMPILER, *FLAGS, _processor()])
+    key = "\n".join([source.read_text(encoding="utf-8"), COMPILER, *FLAGS, processor()])
     name = f"{source.stem}-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.so"
     try:
         folder = cache_folder() / "kernels"
@@ -75,7 +75,7 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
     """What tells processors with different instructions apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

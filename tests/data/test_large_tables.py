@@ -142,6 +142,30 @@ def test_it_is_made_once_and_again_when_something_changed(change, small, capsys)
         first.files[0].refuse_changed()
 
 
+def test_a_table_of_the_same_size_whose_time_was_set_back_is_another(small):
+    """As `cp -p`, `rsync -t` and archives do."""
+    path, schema = patients(small / "patients.csv"), Schema.of(CLASSES)
+    first, before = with_schema(path, schema).train_x.clone(), path.stat()
+    path.write_text(path.read_text().replace("north", "-----").replace("south", "north").replace("-----", "south"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert not torch.equal(with_schema(path, schema).train_x, first)
+
+
+def test_no_file_of_a_copy_is_ever_open_to_others(small, monkeypatch):
+    """Nor is what is left where the machine fails in the middle."""
+    modes, encode = set(), large_tables.encode_piece
+
+    def watched(*args, **named):
+        (part,) = (each.where for each in copies())
+        modes.update(file.stat().st_mode & 0o777 for file in part.iterdir())
+        return encode(*args, **named)
+
+    monkeypatch.setattr(large_tables, "encode_piece", watched)
+    with_schema(patients(small / "patients.csv"), Schema.of(CLASSES))
+    assert modes == {0o600}
+
+
 def test_what_nobody_confirmed_is_noted_though_the_copy_is_older(small):
     path = patients(small / "patients.csv")
     assert not any("proposed" in note for note in with_schema(path, Schema.of(CLASSES)).notes)

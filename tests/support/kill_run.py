@@ -417,7 +417,7 @@ def to_the_same_end(root: Path, kills: int, seed: int) -> dict[str, Any]:
 def one_rank_of_several(root: Path, kills: int, seed: int) -> dict[str, Any]:
     """A private run that never ends, on another number of ranks in each life, of which one is killed."""
     config = PRIVATE | {"rounds": 5_000}
-    warm(config)
+    warm(root, config)
     chance, seen = random.Random(seed), Seen()
     lines: dict[int, int] = {}
     start = time.perf_counter()

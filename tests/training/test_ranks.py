@@ -1,5 +1,10 @@
 """How a cohort is divided among ranks, what a rank is told, and what rank 0 refuses."""
 
+import importlib
+import os
+import socket
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +13,12 @@ import torch
 
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST
+from shoal.random.secure_streams import SecureStreams
+from shoal.random.streams import Streams
 from shoal.training import distributed, ranks
 from shoal.training.distributed import DistributedCohort, agree, facts, split
 from shoal.training.ranks import Dismissed, Lost, Ranks
+from support.ports import free_port
 from support.small_federation import simulator, small
 
 
@@ -91,6 +99,34 @@ def test_a_rank_that_differs_is_named_with_what_differs(changed, said):
         agree(Told(place="b", facts=own(**changed)), own())
 
 
+def test_ranks_that_would_draw_or_compute_otherwise_differ(monkeypatch):
+    """Without Triton a GPU draws other noise from the same key; another default type makes other constants."""
+    trainer, before = spread()[0], own()
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed.kernels, "triton", None if distributed.kernels.triton else object())
+        assert {name for name, value in own().items() if before[name] != value} == {distributed.KERNELS}
+    torch.set_default_dtype(torch.float64)
+    try:
+        changed = facts(trainer, {"rounds": 3})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {name for name in before if before[name] != changed[name]} == {"default type"}
+
+
+def test_in_secure_mode_ranks_that_round_otherwise_differ(monkeypatch):
+    """Who else takes part decides on which rank a client is trained, and must not show in its last digits."""
+    trainer, found = spread()[0], {}
+    for streams in (Streams(5), SecureStreams(5)):
+        trainer.cohort = replace(trainer.cohort, streams=streams, micro_batch=None)
+        before = facts(trainer, {})
+        with monkeypatch.context() as patch:
+            patch.setattr(distributed.kernels, "processor", lambda: "another")
+            trainer.cohort = replace(trainer.cohort, micro_batch=3)
+            after = facts(trainer, {})
+        found[streams.mode] = {name for name in after if before[name] != after[name]}
+    assert found == {"research": set(), "secure": {distributed.PROCESSOR, distributed.AT_ONCE}}
+
+
 def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
     monkeypatch.setattr(distributed, "_place", lambda: "node, GPU 0")
     cuda = own(device="cuda")
@@ -110,6 +146,26 @@ def test_code_of_ones_own_counts_as_code(tmp_path, monkeypatch):
     cohort = simulator(small("fedavg")).cohort
     monkeypatch.setattr(distributed.inspect, "getfile", lambda kind: str(tmp_path / "mine.py"))
     assert distributed._code(cohort, built(text)) != distributed._code(cohort, built(text + "\n# changed\n"))
+
+
+@pytest.mark.parametrize("place", ["a layer", "a base class", "the loss"])
+def test_code_inside_a_model_and_the_loss_count_as_code(place, tmp_path, monkeypatch):
+    """A layer whose parameters and name are the same, but not what it computes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / f"inner_{place.split()[-1]}.py"
+    file.write_text("from torch import nn\n\nclass Layer(nn.Flatten):\n    pass\n\ndef loss(outputs, y):\n    pass\n")
+    inner = importlib.import_module(file.stem)
+    cohort = simulator(small("fedavg")).cohort
+    module = torch.nn.Sequential(inner.Layer() if place == "a layer" else torch.nn.Flatten())
+    if place == "a base class":
+        module = type("Net", (inner.Layer,), {"__module__": "nowhere"})()
+    if place == "the loss":
+        data = cohort.client_data
+        task = replace(data.dataset.task, own_loss=inner.loss)
+        cohort = replace(cohort, client_data=replace(data, dataset=replace(data.dataset, known_task=task)))
+    before = distributed._code(cohort, module)
+    file.write_text(file.read_text() + "# changed")
+    assert distributed._code(cohort, module) != before
 
 
 def test_shoals_own_code_counts(tmp_path, monkeypatch):
@@ -143,10 +199,34 @@ def test_a_lost_connection_is_a_line_that_names_the_rank_and_one_rank_that_lost_
         assert lost.value.silent is silent
 
 
-def test_one_process_is_alone_whatever_a_cluster_calls_its_world(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "8")
+@pytest.mark.parametrize("said", [{"WORLD_SIZE": "8"}, {"RANK": "3"}, {"RANK": "1", "WORLD_SIZE": "1"}])
+def test_one_process_is_alone_whatever_a_cluster_calls_its_world(said, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
     assert ranks.planned() == ranks.join() == Ranks(0, 1)
+
+
+def test_a_rank_that_finds_nobody_gives_up_in_one_line(monkeypatch):
+    """Rank 0 may have died before this one had loaded torch: who waits for it waits in vain."""
+    assert ranks.MEETING.total_seconds() <= 300
+    monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=0.1))
+    said = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Lost, match="rank 0 of 2 has gone"):
+        ranks.join()
+
+
+def test_ranks_on_one_machine_are_out_of_reach_for_others(monkeypatch):
+    """What listens to every address listens to 127.0.0.2 too."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    store = ranks._local_store(2)
+    socket.create_connection(("127.0.0.1", store.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port))
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_who_is_dismissed_says_nothing():

@@ -67,7 +67,7 @@ def read_large(path: Path, schema: Schema, *, test_fraction: float, owners: bool
         DataError: The table cannot be read or used, or the copy cannot be written.
     """
     path = path.resolve()
-    facts = {"format": FORMAT, "source": str(path), "stamp": list(stamp_of(path)), "schema": schema.digest}
+    facts = {"format": FORMAT, "source": str(path), "stamp": _stamp(path), "schema": schema.digest}
     facts |= {"client": schema.client_column if owners else None, "test_fraction": test_fraction}
     folder = _folder(path)
     try:
@@ -152,18 +152,23 @@ def _convert(path: Path, schema: Schema, folder: Path, facts: dict[str, Any]) ->
     )
     part.mkdir(mode=0o700)
     try:
+        for name in (*(f"{each}.npy" for each in FILES), ABOUT):
+            (part / name).touch(0o600)  # from their first byte on: what is written into them keeps that
         owners, names = _owners(path, schema, by_client=facts["client"] is not None)
         _refuse_full(path, len(owners) * _row_bytes(schema), part)
         notes = _write(path, schema, part, owners, facts["test_fraction"])
-        if list(stamp_of(path)) != facts["stamp"]:
+        if _stamp(path) != facts["stamp"]:
             raise DataError(f"{path} was changed while it was converted; leave it as it is, and start again")
         (part / ABOUT).write_text(json.dumps({"facts": facts, "notes": notes, "clients": names}), "utf-8")
-        for file in part.iterdir():
-            file.chmod(0o600)
         part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def _stamp(path: Path) -> list[int]:
+    """When a table was last changed, its size, and when the system last saw a change: `cp -p` sets the first back."""
+    return [*stamp_of(path), path.stat().st_ctime_ns]
 
 
 def _owners(path: Path, schema: Schema, *, by_client: bool) -> tuple[np.ndarray, list[str]]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 import shoal
+from shoal import kernels
 from shoal.algorithms.base import BOUNDARIES
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST
@@ -124,7 +125,8 @@ def _of(clients: np.ndarray, state: State) -> State:
 
 
 CODE, DATA, MODEL, DEVICE = "code, Shoal's or yours", "training data", "initial model", "device"
-DIGESTS = (CODE, DATA, MODEL)
+KERNELS, PROCESSOR, AT_ONCE = "kernels", "processor", "records at once (engine.micro_batch)"
+DIGESTS = (CODE, DATA, MODEL, PROCESSOR)
 
 
 def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> dict[str, str]:
@@ -138,21 +140,42 @@ def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> di
         CODE: _code(cohort, module),
         "torch version": torch.__version__,
         "numpy version": np.__version__,
+        "default type": str(torch.get_default_dtype()),
+        KERNELS: _kernels(),
         DEVICE: trainer.params.device.type,
         **{f"configuration key {key}": repr(value) for key, value in config.items()},
         DATA: digest(trainer.evaluation.dataset, cohort.partition, b"ranks"),
         MODEL: parameters.hexdigest(),
-    }
+    } | (_rounding(cohort) if cohort.streams.mode == "secure" else {})
+
+
+def _rounding(cohort: SimulatedCohort) -> dict[str, str]:
+    """What decides the last digits of an update. In secure mode they must not depend on who else takes part.
+
+    That decides on which rank a client is trained, so every rank must round alike.
+    """
+    device = cohort.client_data.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else kernels.processor()
+    return {PROCESSOR: hashlib.blake2b(name.encode()).hexdigest(), AT_ONCE: str(cohort.micro_batch)}
+
+
+def _kernels() -> str:
+    """What kernels can be made with: on CUDA, noise without Triton is other noise."""
+    found = {"Triton": kernels.triton, "a C compiler": kernels.COMPILER}
+    return " and ".join(name for name, tool in found.items() if tool) or "none"
 
 
 def _code(cohort: SimulatedCohort, module: torch.nn.Module) -> str:
-    """The hash of Shoal's own sources, and of the files that define the model and the method's mechanisms."""
+    """The hash of Shoal's own sources, and of the files that define the layers, the mechanisms and the loss."""
     package = Path(shoal.__file__).parent
     files = {path: str(path.relative_to(package)) for path in package.rglob("*") if path.suffix in (".py", ".c")}
-    for part in (module, *(getattr(cohort.algorithm, name) for name in BOUNDARIES)):
+    task = cohort.client_data.dataset.task
+    parts = *module.modules(), *(getattr(cohort.algorithm, name) for name in BOUNDARIES), task, task.own_loss
+    for own in (task.own_loss, *dict.fromkeys(kind for part in parts for kind in type(part).__mro__)):
         with suppress(TypeError, OSError):  # what has no file, such as None, or a class in a notebook
-            own = Path(inspect.getfile(type(part)))
-            files.setdefault(own, own.name)
+            path = Path(inspect.getfile(own))  # type: ignore[arg-type]
+            if path.is_file():
+                files.setdefault(path, path.name)
     found = hashlib.blake2b(digest_size=16)
     for path, name in sorted(files.items(), key=lambda each: each[1]):
         found.update(name.encode() + hashlib.blake2b(path.read_bytes()).digest())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,10 @@ from shoal.training.engine_settings import cores
 
 PATIENCE = timedelta(days=30)
 """How long a rank waits for another that is alive; one that dies is noticed at once."""
+MEETING = timedelta(minutes=5)
+"""How long a rank looks for rank 0, or for torchrun: longer, and it would outlive one that died at the start."""
 FAREWELL = 2.0  # seconds in which a rank can hear that the run has ended
+LOOPBACK = "127.0.0.1"
 END, FAILED = "end", "failed"  # notes
 NOTES = "notes"
 
@@ -187,16 +191,19 @@ def planned() -> Ranks:
     """This process among those that torchrun has started, as the environment says."""
     if dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
-    if "RANK" not in os.environ:
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys() or (count := int(os.environ["WORLD_SIZE"])) == 1:
         return Ranks()
-    return Ranks(int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1)))
+    return Ranks(int(os.environ["RANK"]), count)
 
 
 def join() -> Ranks:
     """Meet the other ranks, where there are some; each takes a GPU of its machine."""
     ranks = planned()
     if ranks.count > 1 and not dist.is_initialized():
-        _begin(next(rendezvous("env://", timeout=PATIENCE))[0], ranks)
+        with ranks._talking(0 if ranks.rank else None):
+            store: Store = next(rendezvous("env://", timeout=MEETING))[0]
+            store.set_timeout(PATIENCE)
+            _begin(store, ranks)
     return ranks
 
 
@@ -219,8 +226,8 @@ def started(count: int, words: Sequence[str]) -> Iterator[None]:
     """Rank 0 of `count` on this machine, in this process; the others run `shoal WORDS` and end with it."""
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores() // count)))
     torch.set_num_threads(threads)
-    store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}
+    store = _local_store(count)
+    shared = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}
     shared["OMP_NUM_THREADS"] = str(threads)
     others = [
         subprocess.Popen(
@@ -243,6 +250,17 @@ def started(count: int, words: Sequence[str]) -> Iterator[None]:
             other.terminate()
         for other in others:
             other.wait()
+
+
+def _local_store(count: int) -> TCPStore:
+    """Where ranks on this machine meet, and from now on talk by gloo: out of reach for other machines."""
+    for name in {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+    listening = socket.create_server((LOOPBACK, 0), backlog=count)
+    port, file = listening.getsockname()[1], listening.detach()  # left to itself the store listens to the world
+    return TCPStore(
+        LOOPBACK, port, count, is_master=True, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=file
+    )
 
 
 def _watch(others: Sequence[subprocess.Popen[bytes]], joined: Event) -> None:
