@@ -190,11 +190,19 @@ def read_public(folder: Path, unreadable: Callable[[ConfigError], None] | None =
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """Read a public key, as `ssh-keygen` writes it."""
     try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm, OSError) as error:
+        return parse_public_key(path.read_bytes(), str(path))
+    except OSError as error:
         raise ConfigError(f"{path} is not a public key: {error}") from None
+
+
+def parse_public_key(content: bytes, name: str) -> ec.EllipticCurvePublicKey:
+    """Parse what the file `name` of a public key holds, whoever wrote it."""
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError) as error:  # the last for compressed points
+        raise ConfigError(f"{name} is not a public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{path} is not a key on a NIST curve; `shoal keys site` makes one")
+        raise ConfigError(f"{name} is not a key on a NIST curve; `shoal keys site` makes one")
     return key
 
 
