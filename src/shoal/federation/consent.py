@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from shoal import release
@@ -301,8 +301,7 @@ class SiteLedger:
         if cap == "epsilon_per_run":
             return [intent for intent in self._ledger.charged if intent.run == self._run]
         if cap == "epsilon_per_month":
-            since = self._clock() - MONTH
-            return [each for each in self._ledger.charged if not each.at or datetime.fromisoformat(each.at) > since]
+            return list(_since(self._ledger.charged, self._clock() - MONTH))
         return self._ledger.charged
 
     def _add(self, account: Running, charged: tuple[Charge, ...]) -> None:
@@ -310,6 +309,15 @@ class SiteLedger:
             account.add(_wanted(charged, self._pair))
         except ConfigError as error:
             account.because = str(error)
+
+
+def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:
+    """The charges after `start`. None is older than one before it, whatever the clock said: it had been set back."""
+    latest = datetime.min.replace(tzinfo=UTC)
+    for intent in charged:
+        latest = max(latest, datetime.fromisoformat(intent.at)) if intent.at else latest
+        if not intent.at or latest > start:
+            yield intent
 
 
 def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
