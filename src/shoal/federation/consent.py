@@ -110,13 +110,16 @@ class Requirements:
         return self.sources.get(name, f"--require-{name}")
 
 
-def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
-    """Return the smallest noise multiplier of any round, for one record or client; 0 where there is no noise."""
+def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Observer = "release") -> float:
+    """Return the smallest noise multiplier of any round, for one record or client; 0 where there is no noise.
+
+    Noise that the coordinator adds hides nothing from itself.
+    """
     rounds = algorithm.extreme_rounds(setting.rounds)
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit == "record" and per_step is not None and clip is not None:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
-    if algorithm.per_round is not None:
+    if algorithm.per_round is not None and (observer == "release" or algorithm.per_round.at == "shared"):
         return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
     if algorithm.per_update is not None:
         return min(algorithm.per_update.multiplier(t, setting.rounds) for t in rounds)
@@ -171,7 +174,7 @@ class SiteLedger:
         if seeded and self.requirements.any:
             raise Refused(SEEDED)
         if self.requirements.noise is not None:
-            found = least_noise(algorithm, setting, unit)
+            found = least_noise(algorithm, setting, unit, observer)
             if found < self.requirements.noise:
                 raise Refused(
                     f"its least noise multiplier for a {unit} is {found:g}, "
