@@ -377,6 +377,10 @@ def test_without_a_policy_a_guarantee_against_the_server_is_required(tmp_path):
     assert refusals(policy_of(no_guarantee=True), plain) == []
     with pytest.raises(ConfigError, match="contradict each other"):
         policy_of(no_guarantee=True, epsilon=3.0)
+    for option in ("epsilon", "noise"):
+        with pytest.raises(ConfigError, match=f"--require-{option} 3: for whom"):
+            policy_of(**{option: 3.0})
+        assert policy_of(**{option: 3.0}, unit="record").requirements.unit == "record"
 
 
 def test_a_policy_without_an_observer_means_the_server_and_none_must_be_written(tmp_path):
