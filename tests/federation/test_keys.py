@@ -237,7 +237,7 @@ def test_a_revoked_site_is_out_at_once_and_stays_out(running, folder):
         watch.look()
         assert connected(link, names) == ["south"]
         assert any(line.startswith("site north: its key ") and "may not join any more" in line for line in said)
-        with pytest.raises(httpx.HTTPStatusError):
+        with pytest.raises(httpx.HTTPError):  # refused, or its connection is closed while it asks
             north.pull()
         assert connected(link, names) == ["south"]
     with pytest.raises(httpx.HTTPStatusError), Link(endpoint("north")):
@@ -249,6 +249,16 @@ def test_a_revoked_site_is_out_at_once_and_stays_out(running, folder):
         pass
     with pytest.raises(ConfigError, match=r"there is no site north in .*; sites: other, south"):
         revoke(folder, "north")
+
+
+def test_a_key_may_be_revoked_under_two_names(folder):
+    shutil.copy(folder / "sites" / "north.pub", folder / "sites" / "twin.pub")
+    with pytest.raises(ConfigError, match=r"twin\.pub holds the same key as another site's file"):
+        read_sites(folder)
+    for name in ("north", "twin"):
+        revoke(folder, name)
+    (folder / "revoked" / "again.pub").write_bytes(next((folder / "revoked").glob("north*")).read_bytes())
+    assert read_sites(folder).keys() == {"south"}
 
 
 def test_a_key_revoked_before_the_first_look_is_out_too(folder):

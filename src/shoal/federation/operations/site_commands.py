@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.errors import ConfigError, RunError
 from shoal.federation.flower.transport import Transport, key_identity
-from shoal.federation.keys import NAME, parse_public_key, public_pem, read_sites
+from shoal.federation.keys import NAME, parse_public_key, public_pem, read_revoked, read_sites
 from shoal.federation.operations.monitor import Monitor
 from shoal.federation.roster import Roster
 
@@ -110,6 +110,8 @@ class SiteCommands:
         taken = self._names.get(key)
         if taken is not None and not self.is_dropped(key):
             raise ConfigError(f"this key is already that of site {taken}")
+        if pem in read_revoked(folder):
+            raise ConfigError(f"the key of {name} was revoked, it is in {folder / 'revoked'}: invite a new one")
         if taken is None:
             _write_new(folder / "sites" / f"{name}.pub", content)
         if not self._transport.allow(list(read_sites(folder).values())):
