@@ -113,6 +113,20 @@ def test_the_least_noise_is_that_of_the_unit():
     assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
 
 
+def test_noise_that_the_coordinator_adds_does_not_count_against_itself(tmp_path):
+    setting = Setting(100, 3, layers=4, sizes=(100,))
+    assert least_noise(algorithm("end-to-end-private"), setting, "client", "server") == 0
+    assert least_noise(algorithm("end-to-end-private"), setting, "record", "server") == 4.0
+    assert least_noise(algorithm("fed-sdp"), setting, "client", "server") == 6.0
+    shared = configure({"algorithm": "trusted-curator", "per_round.at": "shared"}).algorithm
+    assert least_noise(shared, setting, "client", "server") == 1.633
+    asked = Requirements(noise=1.5, unit="client", observer="server")
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", asked, "client")
+    with pytest.raises(Refused, match="least noise multiplier for a client is 0,"):
+        site_ledger.agree(algorithm("end-to-end-private"), setting, seeded=False)
+    site_ledger.close()
+
+
 def test_a_site_is_charged_for_the_records_that_it_has(tmp_path):
     """The federation is for sites of 20 to 2,600 records: this one has 100, and is charged for that."""
     method = configure({"algorithm": "dp-sgd", "records.batch": 20, "per_step.noise_multiplier": 8.0}).algorithm

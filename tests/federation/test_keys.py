@@ -6,11 +6,13 @@ import socket
 import ssl
 import subprocess
 import sys
+from base64 import b64encode
 from datetime import timedelta
 
 import httpx
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
@@ -235,7 +237,7 @@ def test_a_revoked_site_is_out_at_once_and_stays_out(running, folder):
         watch.look()
         assert connected(link, names) == ["south"]
         assert any(line.startswith("site north: its key ") and "may not join any more" in line for line in said)
-        with pytest.raises(httpx.HTTPError):  # its connection is closed
+        with pytest.raises(httpx.HTTPError):  # refused, or its connection is closed while it asks
             north.pull()
         assert connected(link, names) == ["south"]
     with pytest.raises(httpx.HTTPStatusError), Link(endpoint("north")):
@@ -247,6 +249,37 @@ def test_a_revoked_site_is_out_at_once_and_stays_out(running, folder):
         pass
     with pytest.raises(ConfigError, match=r"there is no site north in .*; sites: other, south"):
         revoke(folder, "north")
+
+
+def test_a_key_may_be_revoked_under_two_names(folder):
+    shutil.copy(folder / "sites" / "north.pub", folder / "sites" / "twin.pub")
+    with pytest.raises(ConfigError, match=r"twin\.pub holds the same key as another site's file"):
+        read_sites(folder)
+    for name in ("north", "twin"):
+        revoke(folder, name)
+    (folder / "revoked" / "again.pub").write_bytes(next((folder / "revoked").glob("north*")).read_bytes())
+    assert read_sites(folder).keys() == {"south"}
+
+
+def test_a_key_revoked_before_the_first_look_is_out_too(folder):
+    said = []
+    link, names = open_link("127.0.0.1", 0, folder, False, said.append)
+    try:
+        revoke(folder, "north")  # after the keys were read, before anybody looks after them
+        KeyWatch(folder, link, names, identity, said.append).look()
+        assert sorted(names.values()) == ["south"]
+        assert len(link._verifier.keys) == 1
+    finally:
+        link.close()
+
+
+def test_a_renamed_key_keeps_a_name_of_the_coordinators_choice(running, folder):
+    """Without one, its site would choose its own."""
+    _, names, watch, said, _ = running
+    (folder / "sites" / "north.pub").rename(folder / "sites" / "east.pub")
+    watch.look()
+    assert sorted(names.values()) == ["east", "south"]
+    assert not any("may not join" in line for line in said)
 
 
 def test_a_held_request_of_a_revoked_site_ends(running, folder):
@@ -285,6 +318,23 @@ def test_a_file_that_is_no_key_keeps_its_site_out_and_no_other(running, folder):
         read_sites(folder)
 
 
+def compressed(key):
+    """A public key as `ssh-keygen` would write it if it compressed points, which OpenSSH forbids."""
+    point = key.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
+    parts = (b"ecdsa-sha2-nistp256", b"nistp256", point)
+    return b"ecdsa-sha2-nistp256 " + b64encode(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
+
+
+def test_a_key_with_a_compressed_point_does_not_end_the_watch(running, folder):
+    """The parser calls that not implemented."""
+    link, names, watch, said, endpoint = running
+    (folder / "sites" / "west.pub").write_bytes(compressed(read_public_key(folder / "sites" / "north.pub")))
+    watch.look()
+    assert "west.pub is not a public key" in said[-1]
+    with Link(endpoint("south")):
+        assert connected(link, names) == ["south"]
+
+
 def served_certificate(link, folder):
     context = ssl.create_default_context(cafile=folder / "ca.pem")
     wire = socket.create_connection(("127.0.0.1", link.port), timeout=60)
@@ -308,6 +358,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(running, folder):
 
 def test_only_what_changed_is_read_again(running, monkeypatch):
     _, _, watch, said, _ = running
+    watch.look()
     monkeypatch.setattr("shoal.federation.key_watch.read_sites", None)
     before = list(said)
     watch.look()

@@ -218,6 +218,20 @@ def test_a_month_is_any_30_days(tmp_path):
     book.close()
 
 
+def test_a_clock_that_was_behind_while_rounds_were_charged_forgives_nothing(tmp_path, monkeypatch):
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) - timedelta(days=40)
+
+    book = ledger(tmp_path, Requirements(epsilon_per_month=1.0), clock=lambda: datetime.now(UTC))
+    assert refusal(book, 0) is None
+    monkeypatch.setattr("shoal.accounting.ledger.datetime", Behind)
+    done = 1 + sum(refusal(book, t) is None for t in range(1, 20))
+    book.close()
+    assert costs(done) <= 1 < costs(done + 1)
+
+
 def test_all_caps_hold_at_once_and_the_ledger_says_which_run_spent(tmp_path):
     caps = Requirements(epsilon=1.0, epsilon_per_month=2.0, epsilon_per_run=0.8)
     book = ledger(tmp_path, caps, "one")
@@ -363,6 +377,10 @@ def test_without_a_policy_a_guarantee_against_the_server_is_required(tmp_path):
     assert refusals(policy_of(no_guarantee=True), plain) == []
     with pytest.raises(ConfigError, match="contradict each other"):
         policy_of(no_guarantee=True, epsilon=3.0)
+    for option in ("epsilon", "noise"):
+        with pytest.raises(ConfigError, match=f"--require-{option} 3: for whom"):
+            policy_of(**{option: 3.0})
+        assert policy_of(**{option: 3.0}, unit="record").requirements.unit == "record"
 
 
 def test_a_policy_without_an_observer_means_the_server_and_none_must_be_written(tmp_path):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from shoal import release
@@ -110,13 +110,16 @@ class Requirements:
         return self.sources.get(name, f"--require-{name}")
 
 
-def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit) -> float:
-    """Return the smallest noise multiplier of any round, for one record or client; 0 where there is no noise."""
+def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Observer = "release") -> float:
+    """Return the smallest noise multiplier of any round, for one record or client; 0 where there is no noise.
+
+    Noise that the coordinator adds hides nothing from itself.
+    """
     rounds = algorithm.extreme_rounds(setting.rounds)
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit == "record" and per_step is not None and clip is not None:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
-    if algorithm.per_round is not None:
+    if algorithm.per_round is not None and (observer == "release" or algorithm.per_round.at == "shared"):
         return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
     if algorithm.per_update is not None:
         return min(algorithm.per_update.multiplier(t, setting.rounds) for t in rounds)
@@ -171,7 +174,7 @@ class SiteLedger:
         if seeded and self.requirements.any:
             raise Refused(SEEDED)
         if self.requirements.noise is not None:
-            found = least_noise(algorithm, setting, unit)
+            found = least_noise(algorithm, setting, unit, observer)
             if found < self.requirements.noise:
                 raise Refused(
                     f"its least noise multiplier for a {unit} is {found:g}, "
@@ -301,8 +304,7 @@ class SiteLedger:
         if cap == "epsilon_per_run":
             return [intent for intent in self._ledger.charged if intent.run == self._run]
         if cap == "epsilon_per_month":
-            since = self._clock() - MONTH
-            return [each for each in self._ledger.charged if not each.at or datetime.fromisoformat(each.at) > since]
+            return list(_since(self._ledger.charged, self._clock() - MONTH))
         return self._ledger.charged
 
     def _add(self, account: Running, charged: tuple[Charge, ...]) -> None:
@@ -310,6 +312,15 @@ class SiteLedger:
             account.add(_wanted(charged, self._pair))
         except ConfigError as error:
             account.because = str(error)
+
+
+def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:
+    """The charges after `start`. None is older than one before it, whatever the clock said: it had been set back."""
+    latest = datetime.min.replace(tzinfo=UTC)
+    for intent in charged:
+        latest = max(latest, datetime.fromisoformat(intent.at)) if intent.at else latest
+        if not intent.at or latest > start:
+            yield intent
 
 
 def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:

@@ -41,7 +41,7 @@ class KeyWatch:
         log: Callable[[str], None],
     ) -> None:
         self._folder, self._gate, self._names, self._identity, self._log = folder, gate, names, identity, log
-        self._stamps = self._sites(), self._certificate()
+        self._stamps: tuple[Stamp | None, Stamp] = None, self._certificate()  # the sites may have changed already
 
     def look(self) -> None:
         """Apply what has changed since the last look."""
@@ -61,10 +61,10 @@ class KeyWatch:
         keys = read_sites(self._folder, lambda error: self._log(f"key left out: {error}"))
         self._gate.allow(list(keys.values()))
         new = {self._identity(key): name for name, key in keys.items()}
-        gone, come = self._names.items() - new.items(), new.items() - self._names.items()
+        gone, come = self._names.keys() - new.keys(), new.items() - self._names.items()
         self._names |= new
-        for identity, name in gone:
-            del self._names[identity]
+        for identity in gone:
+            name = self._names.pop(identity)
             self._log(f"site {name}: its key {identity} may not join any more; it is disconnected")
         for identity, name in come:
             self._log(f"site {name}: its key {identity} may join")

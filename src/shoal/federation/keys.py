@@ -17,7 +17,7 @@ import hashlib
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -164,8 +164,13 @@ def has_password(path: Path) -> bool:
 
 def read_sites(folder: Path, unreadable: Callable[[ConfigError], None] | None = None) -> dict[str, bytes]:
     """Read the public keys (PEM) of the sites that may join, by name: those in sites/ that are not revoked."""
-    revoked = set(read_public(folder / "revoked", unreadable).values())
+    revoked = read_revoked(folder, unreadable)
     return {name: key for name, key in read_public(folder / "sites", unreadable).items() if key not in revoked}
+
+
+def read_revoked(folder: Path, unreadable: Callable[[ConfigError], None] | None = None) -> set[bytes]:
+    """Read the public keys (PEM) that may not join any more; a key may be there under several names."""
+    return {key for _, key in _read_keys(folder / "revoked", unreadable)}
 
 
 def read_public(folder: Path, unreadable: Callable[[ConfigError], None] | None = None) -> dict[str, bytes]:
@@ -174,27 +179,43 @@ def read_public(folder: Path, unreadable: Callable[[ConfigError], None] | None =
     A file that cannot be used raises a ConfigError, or is left out where `unreadable` takes the error.
     """
     found: dict[str, bytes] = {}
+    for path, pem in _read_keys(folder, unreadable):
+        if pem not in found.values():
+            found[path.stem] = pem
+            continue
+        error = ConfigError(f"{path} holds the same key as another site's file; each site needs its own")
+        if unreadable is None:
+            raise error
+        unreadable(error)
+    return found
+
+
+def _read_keys(folder: Path, unreadable: Callable[[ConfigError], None] | None) -> Iterator[tuple[Path, bytes]]:
     for path in sorted(folder.glob("*.pub")):
         try:
-            pem = public_pem(read_public_key(path))
-            if pem in found.values():
-                raise ConfigError(f"{path} holds the same key as another site's file; each site needs its own")
-            found[path.stem] = pem
+            yield path, public_pem(read_public_key(path))
         except ConfigError as error:
             if unreadable is None:
                 raise
             unreadable(error)
-    return found
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """Read a public key, as `ssh-keygen` writes it."""
     try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm, OSError) as error:
+        return parse_public_key(path.read_bytes(), str(path))
+    except OSError as error:
         raise ConfigError(f"{path} is not a public key: {error}") from None
+
+
+def parse_public_key(content: bytes, name: str) -> ec.EllipticCurvePublicKey:
+    """Parse what the file `name` of a public key holds, whoever wrote it."""
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError) as error:  # the last for compressed points
+        raise ConfigError(f"{name} is not a public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{path} is not a key on a NIST curve; `shoal keys site` makes one")
+        raise ConfigError(f"{name} is not a key on a NIST curve; `shoal keys site` makes one")
     return key
 
 
@@ -260,7 +281,7 @@ def entries(folder: Path) -> list[Entry]:
             soon = f"expires in {left} days" if now() + SOON >= end else "valid"
             state = "expired" if now() >= end else soon
             found.append(Entry(name, what, fingerprint(certificate.public_key()), f"{end:%Y-%m-%d}", state))
-    revoked = set(read_public(folder / "revoked").values())
+    revoked = read_revoked(folder)
     for where, what in (("", "own site"), ("sites", "site"), ("revoked", "site")):
         for path in sorted((folder / where).glob("*.pub")):
             key = read_public_key(path)

@@ -116,6 +116,9 @@ def policy_of(
     """The policy that the options of `shoal join` state: without any, a guarantee against the server is required."""
     if no_guarantee and any(given is not None for given in (epsilon, noise, against)):
         raise ConfigError("--no-guarantee and --against or --require-... contradict each other: leave one out")
+    for option, given in {"--require-epsilon": epsilon, "--require-noise": noise}.items():
+        if given is not None and unit is None:  # else the coordinator would choose the cheaper one
+            raise ConfigError(f"{option} {given:g}: for whom? Add --unit record or --unit client")
     observer = against or ("release" if no_guarantee else "server")
     sources = {} if against else {"observer": UNASKED}
     requirements = Requirements(epsilon, delta, noise, unit, observer, guarantee=not no_guarantee, sources=sources)

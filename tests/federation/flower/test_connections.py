@@ -1,5 +1,6 @@
 """Connections that never show a key: few at a time, not for long, and rounds go on beside them."""
 
+import asyncio
 import os
 import resource
 import socket
@@ -19,6 +20,9 @@ import support
 from shoal.errors import RunError
 from shoal.federation.flower import connections
 from shoal.federation.flower.connections import Connection, Connections, Events, Limits, _network
+from shoal.federation.flower.http_api import HttpApi
+from shoal.federation.flower.internals import Node, fleet_pb2
+from shoal.federation.flower.link_state import LinkState
 from shoal.federation.flower.node import Endpoint, run_site
 from shoal.federation.flower.signing import NO_TLS, sign
 from shoal.federation.flower.superlink import SuperLink, Tls
@@ -254,3 +258,21 @@ def test_a_flood_of_events_is_counted_not_passed_on(monkeypatch):
     for number in range(5000):
         events.tell("key-rejected", f"host {number}")
     assert len(events._told) <= connections.MANY
+
+
+def test_a_site_that_disconnects_is_forgotten_under_the_lock():
+    """The coordinator's thread goes through the nodes seen: where one vanished meanwhile, its run would end."""
+
+    class Seen(dict):
+        def pop(self, *given):
+            unlocked.append(not state.lock._is_owned())
+            return super().pop(*given)
+
+    async def disconnected():
+        return {"type": "http.disconnect"}
+
+    state, unlocked = LinkState(), []
+    state.last_seen = Seen({1: 0.0})
+    request = fleet_pb2.PullMessagesRequest(node=Node(node_id=1))
+    asyncio.run(HttpApi(state, True, None, None, None)._held(request, disconnected))
+    assert (unlocked, state.last_seen) == ([False], {})

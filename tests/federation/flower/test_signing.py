@@ -19,7 +19,7 @@ from shoal.errors import RunError
 from shoal.federation.flower import node, signing
 from shoal.federation.flower.internals import fleet_pb2, message_pb2
 from shoal.federation.flower.node import Endpoint, JoinError, Link, run_site
-from shoal.federation.flower.signing import SKEW, Unauthorized, Verifier, coordinator_identity, sign
+from shoal.federation.flower.signing import KEPT, SKEW, Unauthorized, Verifier, coordinator_identity, sign
 from shoal.federation.flower.superlink import SuperLink, Tls, identity
 from shoal.federation.flower.transport import Transport
 from shoal.federation.keys import make_authority, make_site, public_pem, read_site_key
@@ -141,9 +141,31 @@ def test_a_nonce_is_remembered_for_as_long_as_its_time_is_accepted(key, monkeypa
     clock[0] += 1
     with pytest.raises(Unauthorized, match="behind the coordinator's"):
         verifier.check(headers, "A", "POST", PATH)
+    clock[0] = NOW + KEPT + 1
     set_clock(monkeypatch, lambda: clock[0])
     verifier.check(sign(key("north"), "A", verifier.link, "POST", PATH, b""), "A", "POST", PATH)
     assert sum(map(len, verifier._seen.values())) == 1, "an old nonce is forgotten"
+
+
+@pytest.mark.parametrize("ahead", [1.0, KEPT + 1, 1e6])
+def test_a_request_is_not_accepted_again_after_the_coordinators_clock_went_forth_and_back(key, monkeypatch, ahead):
+    clock = [NOW]
+    verifier = Verifier(None, lambda: clock[0])
+    set_clock(monkeypatch, lambda: clock[0])
+
+    def signed():
+        return sign(key("north"), "A", verifier.link, "POST", PATH, b"")
+
+    requests = [signed()]
+    verifier.check(requests[0], "A", "POST", PATH)
+    clock[0] += ahead
+    requests.append(signed())
+    verifier.check(requests[1], "A", "POST", PATH)  # forgets the first, where that is old by now
+    for clock[0] in (NOW, NOW + ahead):
+        for request in requests:
+            with pytest.raises(Unauthorized):
+                verifier.check(request, "A", "POST", PATH)
+        verifier.check(signed(), "A", "POST", PATH)
 
 
 # ---------------------------------------------------------------- over TLS, with the link

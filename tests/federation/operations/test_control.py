@@ -304,9 +304,12 @@ def test_what_cannot_be_dropped_or_invited_is_refused(tmp_path):
     federation = Federation(tmp_path, away={103})
     mine = (tmp_path / "sites" / "site-00.pub").read_text()
     ed25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGbPhiQgg+EUyUgDXyWKG8eXPnbNfxmbOzkSTGqXU1nC x"
-    other = _public()
+    other, gone = _public(), _public()
+    (tmp_path / "revoked").mkdir()
+    (tmp_path / "revoked" / "gone-12345678.pub").write_text(gone)
     for values in (
         {"command": "drop", "site": "nobody"},
+        {"command": "invite", "name": "gone", "key": gone},
         {"command": "drop", "site": "site-03", "end": True},
         {"command": "invite", "name": "twin", "key": mine},
         {"command": "invite", "name": "site-00", "key": other},
@@ -327,6 +330,7 @@ def test_what_cannot_be_dropped_or_invited_is_refused(tmp_path):
             "'../up' is not a site's name: the file must be called NAME.pub",
             next(each for each in federation.answers if each.startswith("new.pub is not a public key")),
             "new.pub is not a key on a NIST curve; `shoal keys site` makes one",
+            f"the key of gone was revoked, it is in {tmp_path / 'revoked'}: invite a new one",
             "unknown command 'eat'",
             "site site-03 was dropped; the run goes on; sites left: 3",
         ]

@@ -195,8 +195,9 @@ class HttpApi:
                 if answer.messages_list or left <= 0 or state.closing:
                     return answer
                 await asyncio.wait({news, closed}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if state.starts[node] == start:
-                state.last_seen.pop(node, None)
+            with state.lock:  # the coordinator's thread may be going through these
+                if state.starts[node] == start:
+                    state.last_seen.pop(node, None)
             return fleet_pb2.PullMessagesResponse()
         finally:
             closed.cancel()

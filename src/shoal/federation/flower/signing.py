@@ -3,7 +3,8 @@
 Flower's own SuperNodes sign a timestamp only, so that the headers of one request serve for any other. Here a
 signature (ECDSA, SHA-256) covers the method, the path, the SHA-256 of the body, the time, a nonce that is used once,
 the coordinator's public key (that of its TLS certificate), and the number that the link drew when it started. A
-request can be neither changed, nor repeated, nor passed on to another coordinator, nor to this one once restarted.
+request can be neither changed, nor repeated, nor passed on to another coordinator, nor to this one once restarted or
+its clock set back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 GREETING = "/v1/shoal"  # the path of the one request that is not signed: it asks for the link's number
 SKEW = 300.0  # seconds by which the clocks of a site and of the coordinator may differ
+KEPT = 3 * SKEW  # seconds to remember a nonce: its time is accepted for two SKEW, and the clock may go back by one
 MOST_NONCES = 2**19  # requests of one key that are remembered; a site makes far fewer in that time
 NO_TLS = "no TLS"  # in the place of the coordinator's public key
 KEY, TIME, NONCE, BODY, SIGNATURE = (f"shoal-{name}" for name in ("key", "time", "nonce", "body", "signature"))
@@ -79,13 +81,14 @@ class Verifier:
     """Checks signatures; each is accepted once.
 
     Attributes:
-        link: The number that this link drew when it started.
+        link: The number that this link drew when it started, or when its clock was last set back by more than SKEW.
         keys: The public keys (PEM) that are accepted; None accepts any.
     """
 
     def __init__(self, keys: frozenset[bytes] | None, clock: Callable[[], float] = time.time) -> None:
         self.link, self.keys, self._clock = secrets.token_hex(16), keys, clock
         self._seen: dict[bytes, dict[str, float]] = {}  # by key: nonces, and until when to remember them
+        self._latest = clock()
 
     def check(self, headers: Mapping[str, str], coordinator: str, method: str, path: str) -> Signed:
         """Return what a request's headers vouch for.
@@ -104,26 +107,34 @@ class Verifier:
         for name, form in FORMS.items():
             if not re.fullmatch(form, headers[name]):
                 raise Unauthorized(f"malformed header {name}", key=pem)
-        if (skew := _skew(headers[TIME], self._clock())) is not None:
+        if (skew := _skew(headers[TIME], now := self._now())) is not None:
             raise Unauthorized(skew, key=pem)
         try:
             _public(pem).verify(signature, _signed_text(headers, coordinator, self.link, method, path), _ALGORITHM)
         except (InvalidSignature, ValueError, UnsupportedAlgorithm):
             why = "its signature is not valid for this request, this coordinator and this start of the coordinator"
             raise Unauthorized(why, key=pem) from None
-        self._use(headers[NONCE], pem)
+        self._use(headers[NONCE], pem, now)
         return Signed(pem, headers[BODY])
 
-    def _use(self, nonce: str, key: bytes) -> None:
+    def _now(self) -> float:
+        """The time; a new number is drawn where the clock was set back, since forgotten nonces could serve again."""
+        now = self._clock()
+        if now < self._latest - SKEW:
+            self.link, self._seen, self._latest = secrets.token_hex(16), {}, now
+        self._latest = max(self._latest, now)
+        return now
+
+    def _use(self, nonce: str, key: bytes, now: float) -> None:
         """Refuse a nonce for as long as its time could still be accepted."""
-        now, seen = self._clock(), self._seen.setdefault(key, {})
+        seen = self._seen.setdefault(key, {})
         while seen and next(iter(seen.values())) < now:  # the oldest comes first
             del seen[next(iter(seen))]
         if nonce in seen:
             raise Unauthorized("the request was sent before", key=key)
         if len(seen) >= MOST_NONCES:
-            raise Unauthorized(f"more than {MOST_NONCES:,} requests in {2 * SKEW:g} s", key=key)
-        seen[nonce] = now + 2 * SKEW
+            raise Unauthorized(f"more than {MOST_NONCES:,} requests in {KEPT:g} s", key=key)
+        seen[nonce] = now + KEPT
 
 
 def _signed_text(headers: Mapping[str, str], coordinator: str, link: str, method: str, path: str) -> bytes:

@@ -13,13 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
 from shoal.errors import ConfigError, RunError
 from shoal.federation.flower.transport import Transport, key_identity
-from shoal.federation.keys import NAME, public_pem, read_sites
+from shoal.federation.keys import NAME, parse_public_key, public_pem, read_revoked, read_sites
 from shoal.federation.operations.monitor import Monitor
 from shoal.federation.roster import Roster
 
@@ -108,13 +104,16 @@ class SiteCommands:
         folder = self._monitor.keys
         if folder is None:
             raise ConfigError("this coordinator has no keys, so any site may join without an invitation")
-        pem = _public_key(name, text)
+        content = text.strip().encode(errors="replace")
+        pem = _public_key(name, content)
         key = key_identity(pem)
         taken = self._names.get(key)
         if taken is not None and not self.is_dropped(key):
             raise ConfigError(f"this key is already that of site {taken}")
+        if pem in read_revoked(folder):
+            raise ConfigError(f"the key of {name} was revoked, it is in {folder / 'revoked'}: invite a new one")
         if taken is None:
-            _write_new(folder / "sites" / f"{name}.pub", text)
+            _write_new(folder / "sites" / f"{name}.pub", content)
         if not self._transport.allow(list(read_sites(folder).values())):
             raise ConfigError("this Flower link decides itself who may join")
         self._roster.readmit(key)
@@ -125,23 +124,17 @@ class SiteCommands:
         return {"site": name, "key": key, "free": free, "message": message}
 
 
-def _public_key(name: str, text: str) -> bytes:
+def _public_key(name: str, content: bytes) -> bytes:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a site's name: the file must be called NAME.pub")
-    try:
-        key = load_ssh_public_key(text.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{name}.pub is not a public key: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError(f"{name}.pub is not a key on a NIST curve; `shoal keys site` makes one")
-    return public_pem(key)
+    return public_pem(parse_public_key(content, f"{name}.pub"))
 
 
-def _write_new(path: Path, text: str) -> None:
+def _write_new(path: Path, content: bytes) -> None:
     """Keep an invited site's key for the next start of the coordinator."""
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text.strip() + "\n")
+        with path.open("xb") as file:
+            file.write(content + b"\n")
     except FileExistsError:
         raise ConfigError(f"{path} already exists and is not overwritten; move it away first") from None
     except OSError as error:
