@@ -427,6 +427,16 @@ def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, mon
     site.close()
 
 
+@pytest.mark.parametrize("other", [5, 7, "6", None])
+def test_terms_of_another_protocol_are_refused_in_one_line(tmp_path, other):
+    """Before anything else in them is read: protocol 5 had no `graph_failure`."""
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    said = site.answer(TERMS, Payload({"terms": json.dumps({"protocol": other, "setting": {}}), "round": 0}))
+    expected = "the coordinator uses another version of the protocol: install the same Shoal everywhere"
+    assert said.values == {"refused": expected}
+    site.close()
+
+
 def test_the_number_of_failed_rounds_is_checked():
     with pytest.raises(ConfigError, match=r"federation.max_failed_rounds must be > 0, got 0"):
         configure({"federation.max_failed_rounds": 0})
