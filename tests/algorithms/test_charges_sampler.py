@@ -100,6 +100,18 @@ def test_secure_mode_costs_more_than_perfect_noise_and_little_more(name):
     assert plain.epsilon < secure.epsilon < 1.02 * plain.epsilon
 
 
+def test_the_graph_of_secure_aggregation_takes_part_of_delta_against_the_server_alone():
+    record = algorithm("trusted-curator")
+    record = replace(record, per_round=replace(record.per_round, at="shared"))
+    risky = replace(SETTING, graph_failure=1e-12)
+    for unit in ("client", "record"):
+        for observer, more in (("server", 1e-12), ("release", 0.0)):
+            safe, found = (without_sampler(leaves(event(record, s, 0, unit, observer)))[1] for s in (SETTING, risky))
+            assert found - safe == pytest.approx(more, rel=1e-3, abs=0)
+    steps = algorithm("dp-sgd")  # noise in the steps: what a server sees of them needs no graph
+    assert event(steps, risky, 0, "record", "server") == event(steps, SETTING, 0, "record", "server")
+
+
 def test_a_run_says_what_its_sampler_takes(tmp_path):
     for mode in ("research", "secure"):
         result = play(tmp_path, PRIVATE | {"random": mode})

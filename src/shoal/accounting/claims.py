@@ -21,6 +21,9 @@ from shoal.errors import ConfigError, nearest
 RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
 """random=secure assumes neither."""
 
+GRAPH = "that part of delta is also for the sparse graph of secure aggregation"
+"""Added to claims against a server under it."""
+
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
 
@@ -31,8 +34,8 @@ class Proven:
 
     `adjacency`: what neighbouring data sets differ by (theorems.Adjacency); None in claims written before it was
     recorded. Where something is proven, `because` says what it assumes. `simulated`: the unit is a simulated client,
-    to which records were assigned. `sampler_delta`: the part of delta that covers the error of the noise sampler;
-    None where the claim does not say.
+    to which records were assigned. `sampler_delta`: the part of delta that covers the error of the noise sampler
+    and of a sparse graph of secure aggregation; None where the claim does not say.
     """
 
     unit: Unit
@@ -123,9 +126,14 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
 
 def of_research(found: Proven) -> Proven:
     """A claim for seeded noise, with what it assumes besides."""
+    return saying(found, RESEARCH)
+
+
+def saying(found: Proven, words: str) -> Proven:
+    """A claim, where something is proven, that also says this."""
     if found.epsilon is None:
         return found
-    return replace(found, because="; ".join(filter(None, (found.because, RESEARCH))))
+    return replace(found, because="; ".join(filter(None, (found.because, words))))
 
 
 def nothing(unit: Unit, observer: Observer, because: str, adjacency: Adjacency) -> Proven:

@@ -185,7 +185,10 @@ class Unbounded(_Fact):
 
 @dataclass(frozen=True)
 class SamplerError(_Fact):
-    """The noise of the event beside this one was drawn within this total-variation distance of its distribution."""
+    """What was released is within this total-variation distance of the event beside this one.
+
+    The distance is that of the noise sampler and, against the server, of a sparse graph of secure aggregation.
+    """
 
     distance: float
 

@@ -61,7 +61,11 @@ def event(
 ) -> Event:
     """What round t costs one unit, as one observer sees it."""
     boundary, found = _decided(algorithm, setting, t, unit, observer, again)
-    distance = 0.0 if isinstance(found, Unbounded) else _sampler_distance(algorithm.round(setting, t), boundary)
+    if isinstance(found, Unbounded):
+        return found
+    distance = _sampler_distance(algorithm.round(setting, t), boundary)
+    if boundary == "updates" and observer == "server":
+        distance = min(1.0, distance + setting.graph_failure)
     return Compose((found, SamplerError(distance))) if distance else found
 
 

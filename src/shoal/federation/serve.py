@@ -20,6 +20,7 @@ from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.terms import Terms, frozen_digest, population, refuse_cyclic
 from shoal.gradients import network
 from shoal.inputs import count
+from shoal.mechanisms.setting import Setting
 from shoal.prepare import dataset_of, with_model, with_way
 from shoal.training.context import pick_device, stand_ins
 from shoal.training.evaluation import Evaluation
@@ -117,6 +118,8 @@ def coordinator(
         )
     if not section.seeded and config.noise_seed is None:
         config = replace(config, random="secure")
+    section = with_graph(config.algorithm, section, Setting(config.data.clients, config.rounds))
+    config = replace(config, federation=section)
     dataset, engine, sites = dataset_of(_without_owners(config), data), config.engine, population(config)
     config, module, dataset = with_model(config, dataset, model, sites)
 
@@ -132,8 +135,6 @@ def coordinator(
     workers = Workers(device, engine.threads, side_by_side=net.batched, precision=engine.precision)
     evaluation = Evaluation.of(module, net.layout, dataset, workers)
     setting = sites.setting(config.rounds, net.layout, secure=config.random == "secure")
-    section = with_graph(config.algorithm, section, setting)
-    config = replace(config, federation=section)
     make = SecureCohort if section.aggregation == "secure" else RemoteCohort
     frozen = frozen_digest(module, net.layout)
     cohort = make(config, sites, setting, shared, dataset, transport, names, log, frozen, monitor)

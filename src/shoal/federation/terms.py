@@ -21,13 +21,14 @@ from shoal.algorithms.base import Algorithm
 from shoal.config import Config, configure
 from shoal.errors import ConfigError, PluginError, ShoalError
 from shoal.federation.messages import InvalidMessage
+from shoal.federation.secagg.round_plan import graph_failure
 from shoal.gradients import Layout
 from shoal.inputs import InputShape, digest, read_shape
 from shoal.mechanisms.setting import Setting
 from shoal.toml_text import toml_word
 from shoal.training.cohort import Population
 
-PROTOCOL = 5
+PROTOCOL = 6
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 
@@ -57,12 +58,13 @@ class Terms:
 
     @property
     def charged(self) -> Setting:
-        """The setting that a site charges by; its noise generator and parameter count are the site's own facts.
+        """The setting that a site charges by; its noise generator, graph and parameter count are its own facts.
 
         Of the parameters it counts those that get noise in a step, personal ones too; `parameters` are sent.
         """
         most = max(self.parameters, self.setting.parameters)
-        return replace(self.setting, parameters=most, secure=self.seed is None)
+        failure = population(self.settings).graph_failure
+        return replace(self.setting, parameters=most, secure=self.seed is None, graph_failure=failure)
 
     @cached_property
     def settings(self) -> Config:
@@ -130,6 +132,8 @@ class Terms:
                 for name in ("clients", "rounds", "multiplicity", "layers", "parameters")
             ):
                 raise TypeError
+            if type(setting["graph_failure"]) is not float:
+                raise TypeError
             if any(type(setting[name]) is not bool for name in ("all_answer", "bounds", "simulated", "secure")):
                 raise TypeError
             terms = cls(
@@ -196,7 +200,8 @@ def population(config: Config) -> Population:
     """Return the public facts about the sites: how many there are and, where configured, the range of their sizes."""
     section = config.federation
     sizes = {size for size in (section.min_records, section.max_records) if size is not None}
-    return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True)
+    failure = graph_failure(config.algorithm, section, Setting(config.data.clients, config.rounds))
+    return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True, graph_failure=failure)
 
 
 def schema_digest(config: Config) -> str | None:

@@ -14,6 +14,7 @@ class Setting:
     are only the smallest and the largest, and any between may occur. `all_answer`: no client drops out, which no real
     federation can promise. `simulated`: records were assigned to clients that do not exist. `parameters`: the number
     of model parameters, 0 where the noise sampler is taken as perfect. `secure`: noise is that of secure mode.
+    `graph_failure`: the probability, for each round, that a sparse graph of secure aggregation hides too little.
     """
 
     clients: int
@@ -26,3 +27,4 @@ class Setting:
     simulated: bool = False
     parameters: int = 0
     secure: bool = False
+    graph_failure: float = 0.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
-from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
+from shoal.accounting.claims import GRAPH, Observer, Proven, Unit, of_research, prove, saying
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
@@ -134,6 +134,8 @@ class Spending:
         found = prove(unit, who, spent, self.limit.delta, adjacency=ADJACENCIES[unit], clients=clients)
         if not self._setting.secure:
             found = of_research(found)
+        if who == "server" and self._setting.graph_failure:
+            found = saying(found, GRAPH)
         return replace(found, simulated=unit == "client" and self._setting.simulated)
 
     def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:

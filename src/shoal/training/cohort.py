@@ -39,6 +39,7 @@ class Population:
         all_answer: No client drops out, which no real federation can promise.
         bounds: `sizes` are only the smallest and the largest.
         simulated: Records were assigned to clients that do not exist.
+        graph_failure: The probability, for each round, that a sparse graph of secure aggregation hides too little.
     """
 
     clients: int
@@ -47,6 +48,7 @@ class Population:
     all_answer: bool = True
     bounds: bool = False
     simulated: bool = False
+    graph_failure: float = 0.0
 
     @classmethod
     def of(cls, partition: Partition) -> Population:

@@ -35,7 +35,7 @@ from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.serve import coordinator, serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import END, ROUND, TERMS
+from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.mechanisms.setting import Setting
 from shoal.prepare import prepare
 from shoal.random.secure_streams import grid, toward_zero
@@ -394,6 +394,28 @@ def test_a_large_cohort_shares_with_neighbours_and_says_what_that_risks(tmp_path
     assert set(sent[ROUND].values) - NAMED == {"signature"}
 
 
+@pytest.mark.parametrize("failure", [1e-13, 1.0])
+def test_the_claim_against_the_server_counts_the_graphs_failure(tmp_path, few_neighbours, monkeypatch, failure):
+    """Of a run: two rounds are charged half of it each; a site charges what it computes, not what it is told."""
+    monkeypatch.setattr(graph.Graph, "failure", failure)
+    grid_ = with_keys(tmp_path)
+    result, _ = served(tmp_path, secure(rounds=2), grid_)
+    claims = {(claim["unit"], claim["observer"]): claim for claim in result.proven}
+    against, released = claims["client", "server"], claims["client", "release"]
+    assert released["sampler_delta"] < 1e-20
+    if failure == 1.0:
+        assert against["epsilon"] is None
+        assert "exceeds delta" in against["because"]
+    else:
+        assert against["epsilon"] > released["epsilon"]
+        assert against["sampler_delta"] == pytest.approx((1 + math.exp(against["epsilon"])) * failure, abs=0)
+        assert "sparse graph of secure aggregation" in against["because"]
+    terms = next(payload for to, _, kind, payload in grid_.wire if (to, kind) == ("to", TERMS)).text("terms")
+    lower = json.loads(terms)
+    lower["setting"]["graph_failure"] = 0.0
+    assert Terms.read(json.dumps(lower, sort_keys=True)).charged.graph_failure == pytest.approx(failure / 2, abs=0)
+
+
 def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, monkeypatch):
     grid_ = with_keys(tmp_path)
     served(tmp_path, secure(rounds=1, federation__neighbours=1, federation__share_threshold=1), grid_)
@@ -402,6 +424,16 @@ def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, mon
     key = ec.generate_private_key(ec.SECP256R1())
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), key=key))
     assert "could break the guarantee with probability" in site.answer(TERMS, terms).values["refused"]
+    site.close()
+
+
+@pytest.mark.parametrize("other", [5, 7, "6", None])
+def test_terms_of_another_protocol_are_refused_in_one_line(tmp_path, other):
+    """Before anything else in them is read: protocol 5 had no `graph_failure`."""
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    said = site.answer(TERMS, Payload({"terms": json.dumps({"protocol": other, "setting": {}}), "round": 0}))
+    expected = "the coordinator uses another version of the protocol: install the same Shoal everywhere"
+    assert said.values == {"refused": expected}
     site.close()
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.config import configure
 from shoal.errors import ConfigError
 from shoal.federation.messages import InvalidMessage, Payload
-from shoal.federation.secagg import client, graph
+from shoal.federation.secagg import graph
 from shoal.federation.secagg.aggregator import Failed
 from shoal.federation.secagg.bundle_list import BundleList
 from shoal.federation.secagg.encoding import (
@@ -344,7 +344,17 @@ def test_no_seed_is_opened_without_its_sites_agreement(tiny, what):
     }[what]
     with pytest.raises(InvalidMessage, match=r"list of dealers|malformed"):
         cohort.desks[number].answer(UNMASK, Payload(messages[number].values | {"agreements": wrong}), NOW, number)
-    assert cohort.desks[number].answer(UNMASK, messages[number], NOW, number)
+
+
+def test_a_site_that_was_shown_the_right_signatures_opens_and_one_that_was_shown_false_ones_never_does(tiny):
+    """Else a coordinator could repeat false ones until the sample misses them."""
+    cohort = tiny()
+    messages = ready_to_open(cohort)
+    assert cohort.desks[0].answer(UNMASK, messages[0], NOW, 0)
+    false = Payload(messages[1].values | {"signatures": write_bytes(dict.fromkeys(range(12), b"0"))})
+    for message, why in ((false, "invalid signature"), (false, "answered twice"), (messages[1], "answered twice")):
+        with pytest.raises(InvalidMessage, match=why):
+            cohort.desks[1].answer(UNMASK, message, NOW, 1)
 
 
 def test_false_signatures_are_found_by_the_sample(tiny):
@@ -438,16 +448,38 @@ def test_a_packed_list_that_makes_no_sense_is_refused(tiny, change):
         cohort.desks[0].answer(SHARES, Payload({"cards": change(packed)}), NOW, 0)
 
 
+def test_a_site_picks_its_neighbours_once_however_often_it_is_shown_a_forged_list(tiny):
+    """Its picks, six of eleven, miss the forged entry 5 times in 11: all of 25 sites do once in 10^8 times."""
+    refused = 0
+    for _ in range(25):
+        cohort = tiny()
+        found = dict(BundleList(first_cards(cohort)))
+        forged = found | {1: replace(found[1], masking=bytes(31) + b"\x09")}
+        message = Payload({"cards": BundleList.of(forged).packed})
+        try:
+            cohort.desks[0].answer(SHARES, message, NOW, 0)
+        except InvalidMessage:
+            refused += 1
+            for again in (message, Payload({"cards": BundleList.of(found).packed})):
+                with pytest.raises(InvalidMessage, match="no step is answered twice"):
+                    cohort.desks[0].answer(SHARES, again, NOW, 0)
+    assert refused
+
+
 def test_a_forged_entry_is_refused_by_those_who_pick_it_and_nobody_is_on_the_list_twice(tiny):
-    cohort = tiny()
-    found = dict(BundleList(first_cards(cohort)))
-    forged = found | {n: replace(found[n], masking=bytes(31) + b"\x09") for n in range(1, 8)}
-    with pytest.raises(InvalidMessage, match="invalid signature"):  # six picks of eleven, of which seven are forged
-        cohort.desks[0].answer(SHARES, Payload({"cards": BundleList.of(forged).packed}), NOW, 0)
-    for other, why in ((found[2], "twice"), (replace(found[1], identity=b"x"), "known peers")):
-        changed = found | {1: replace(other, number=1)}
+    def forged(found):  # six picks of eleven, of which seven are forged
+        return {n: replace(found[n], masking=bytes(31) + b"\x09") for n in range(1, 8)}
+
+    changes = {
+        "invalid signature": forged,
+        "on the list twice": lambda found: {1: replace(found[2], number=1)},
+        "known peers": lambda found: {1: replace(found[1], identity=b"x")},
+    }
+    for why, change in changes.items():
+        cohort = tiny()
+        found = dict(BundleList(first_cards(cohort)))
         with pytest.raises(InvalidMessage, match=why):
-            cohort.desks[0].answer(SHARES, Payload({"cards": BundleList.of(changed).packed}), NOW, 0)
+            cohort.desks[0].answer(SHARES, Payload({"cards": BundleList.of(found | change(found)).packed}), NOW, 0)
 
 
 @pytest.mark.parametrize(
@@ -483,9 +515,50 @@ def test_a_bad_signature_of_the_dealers_is_a_bad_answer(tiny):
 
 
 def test_a_site_begins_no_more_rounds_than_the_probability_counts(tiny, monkeypatch):
-    monkeypatch.setattr(client, "BEGUN", 3)
+    """Five rounds, of which each counts three times: a charge for a round covers all attempts at it."""
+    monkeypatch.setattr(graph, "BEGUN", 17)
     cohort = tiny()
-    for attempt in range(3):
-        cohort.desks[0].answer(KEYS, Payload({}), RoundIndex(0, 5, attempt), 0)
-    with pytest.raises(InvalidMessage, match="begins no more"):
-        cohort.desks[0].answer(KEYS, Payload({}), RoundIndex(1, 5, 0), 0)
+    for t in (0, 1):
+        for attempt in range(3):
+            cohort.desks[0].answer(KEYS, Payload({}), RoundIndex(t, 5, attempt), 0)
+        with pytest.raises(InvalidMessage, match=r"as often as it may \(3 times\)"):
+            cohort.desks[0].answer(KEYS, Payload({}), RoundIndex(t, 5, 3), 0)
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 1000, 10**5])
+def test_what_rounds_are_charged_covers_every_attempt(rounds):
+    found = computed(1000, 667, 1)
+    each = found.failure / graph.BEGUN
+    assert found.failure_of_round(rounds) == pytest.approx(each * graph.attempts(rounds), abs=0)
+    assert rounds * graph.attempts(rounds) <= max(graph.BEGUN, rounds)
+
+
+def test_every_list_that_a_large_federation_can_fill_counts():
+    """Of 10,000 sites 1,000 are in a round: ten lists could hold the keys of one site, who is shown the best."""
+    one, ten = Graph(1000, 667, 1, 49, 14), Graph(1000, 667, 1, 49, 14, lists=10)
+    k, u = 49, ten.corrupt
+    tail = sum(choose(1, i) * choose(665, k - i) for i in range(u + 1, k + 1)) / choose(666, k)
+    cut = math.exp(graph._log_cuts(1000, 666, k, 14 - u)[ten.loose])
+    q = ten.sample(667)
+    missed = 1000 * choose(500, q) / choose(667, q)
+    assert ten.failure >= 10 * graph.BEGUN * (1000 * tail + cut + missed) * (1 - 1e-9)
+    assert q > one.sample(667)
+    given = {"algorithm": "trusted-curator", "federation.aggregation": "secure", "data.clients": 10_000}
+    config = configure(given | {"clients.sampling": "fixed-size", "clients.cohort": 1000})
+    setting = Setting(10_000, 1)
+    section = with_graph(config.algorithm, config.federation, setting)
+    assert Plan.of(config.algorithm, section, setting, 10, 0, 0.4).graph.lists == 10
+
+
+def test_the_best_of_several_lists_is_cut_more_often_than_one():
+    """Why they count: the chance with ten lists is above the bound for one, and below ten times it."""
+    n, k, threshold, least, lists = 10, 5, 9, 3, 10
+    generator = np.random.default_rng(5)
+    others = [[site for site in range(n) if site != own] for own in range(n)]
+
+    def cut():
+        picks = [sum(1 << int(site) for site in generator.choice(others[own], k, replace=False)) for own in range(n)]
+        return cuttable(picks, threshold, least)
+
+    bound = float(np.exp(graph._log_cuts(n, threshold, k, least)[0]))
+    assert bound < sum(any(cut() for _ in range(lists)) for _ in range(20)) / 20 <= lists * bound

@@ -26,7 +26,7 @@ from shoal.federation.secagg.encoding import (
     write_numbers,
     write_shares,
 )
-from shoal.federation.secagg.graph import BEGUN
+from shoal.federation.secagg.graph import attempts
 from shoal.federation.secagg.masks import as_vector
 from shoal.federation.secagg.party import Party, contribution
 from shoal.federation.secagg.round_keys import context
@@ -111,8 +111,9 @@ class SecureAggregationClient:
     def _begin(self, index: RoundIndex, number: int) -> Party:
         if index in self._begun:
             raise InvalidMessage(f"round {index.t + 1}, attempt {index.attempt + 1}, has already begun at this site")
-        if len(self._begun) >= BEGUN:
-            raise InvalidMessage(f"this site has begun {BEGUN:,} rounds of this run, and begins no more")
+        most = attempts(self._terms.setting.rounds)
+        if self.sparse and sum(each.t == index.t for each in self._begun) >= most:
+            raise InvalidMessage(f"this site has begun round {index.t + 1} as often as it may ({most:,} times)")
         self._begun.add(index)
         self._index = index
         round_context = context(self._terms.run, self._terms.digest, index.t, index.attempt)

@@ -21,8 +21,13 @@ Let n be the sites in the cohort, T = `threshold` the fewest in a sum, c = `coll
    trials of probability C(n - 1 - r, k)/C(n - 1, k).
 
 So every sum that can be unmasked has the noise of at least T - c - loose honest sites, and shares of the noise are
-made for that number. `failure` adds the three up over the rounds that a site begins in a run. The bounds hold for
-every length of the list from T to n: (1) grows as the list gets shorter, (2) and (3) as it gets longer.
+made for that number. The bounds hold for every length of the list from T to n: (1) grows as the list gets shorter,
+(2) and (3) as it gets longer.
+
+`failure` adds the three up over a run. A coordinator may begin a round again and again until it likes the picks, so
+that a site begins each round `attempts` times at most, and every attempt counts: BEGUN of them in a run. And where a
+federation has N > n sites, the coordinator may show different lists, all with one site's keys, to different sites,
+and show that site the list whose picks it likes best: N sites fill `lists` = N/n of them, and each counts.
 
 Delivery is not a matter of privacy: with n - T drop-outs, drawn at random, some site has fewer than t neighbours left
 with probability at most n P[H' > k - t], H' hypergeometric, k draws from n - 1 sites of which n - T are gone.
@@ -44,7 +49,7 @@ from shoal.errors import ConfigError
 
 SPARSE_ABOVE = 100  # sites in a cohort
 MOST_SITES = 3000  # whose keys fit into one message
-BEGUN = 2**14  # rounds that a site begins in one run, at most
+BEGUN = 2**14  # attempts at rounds that count in one run
 FAILURE = 1e-9  # the largest probability that the graph breaks the guarantee in a run
 UNDELIVERED = 1e-5  # the largest probability that drop-outs up to the threshold leave a round without a sum
 MOST_LOOSE = 20  # `loose` is at most one in so many noise shares
@@ -60,6 +65,7 @@ class Graph:
     colluding: int
     neighbours: int | None = None
     share_threshold: int | None = None
+    lists: int = 1
 
     @property
     def sparse(self) -> bool:
@@ -86,6 +92,10 @@ class Graph:
         """The probability that the graph breaks the guarantee in some round of a run."""
         return self._risk.failure if self.sparse else 0.0
 
+    def failure_of_round(self, rounds: int) -> float:
+        """The same for each round of a run of so many."""
+        return self.failure / BEGUN * attempts(rounds)
+
     @property
     def undelivered(self) -> float:
         """The probability that a round has no sum though as many sites as the threshold answer."""
@@ -95,7 +105,7 @@ class Graph:
         """What to know of a sparse graph before one trusts it."""
         return (
             f"each site shares with {self.neighbours} others, {self.shares} of whom can replace it; this breaks the "
-            f"guarantee of a run with probability {self.failure:.1e} at most (to be added to delta), and leaves a "
+            f"guarantee of a run with probability {self.failure:.1e} at most (which is added to delta), and leaves a "
             f"round without a sum with probability {self.undelivered:.1e}"
         )
 
@@ -116,7 +126,7 @@ class Graph:
         invalid_list = (self.cohort + self.colluding) // 2
         size = np.arange(min(invalid_list, shown) + 1)
         log = _log_choose(invalid_list, size) - _log_choose(shown, size) + math.log(self.cohort)
-        enough = np.flatnonzero(log <= math.log(_EACH))
+        enough = np.flatnonzero(log <= math.log(_EACH / self.lists))
         return int(enough[0]) if len(enough) else min(invalid_list + 1, shown)
 
     def refuse_unsafe(self) -> None:
@@ -146,7 +156,7 @@ class Graph:
     def _risk(self) -> Risk:
         assert self.neighbours is not None
         assert self.share_threshold is not None
-        return _risk(self.cohort, self.threshold, self.colluding, self.neighbours, self.share_threshold)
+        return _risk(self.cohort, self.threshold, self.colluding, self.neighbours, self.share_threshold, self.lists)
 
 
 @dataclass(frozen=True)
@@ -162,26 +172,32 @@ class Risk:
 _EACH = FAILURE / BEGUN / 8  # for each of the three ways to fail, so that rounding cannot decide
 
 
-def computed(cohort: int, threshold: int, colluding: int) -> Graph:
+def attempts(rounds: int) -> int:
+    """How often a site begins each round of a run of so many."""
+    return max(BEGUN // rounds, 1)
+
+
+def computed(cohort: int, threshold: int, colluding: int, lists: int = 1) -> Graph:
     """Return the graph with the fewest neighbours that is safe and delivers; all with all where none is."""
     for neighbours in range(2, threshold if cohort > SPARSE_ABOVE else 0):
         gone = _log_tail(cohort - 1, cohort - threshold, neighbours)
         fits = np.flatnonzero(gone[::-1] + math.log(cohort) <= math.log(UNDELIVERED))
         if not len(fits):  # of arange(neighbours + 1): more than neighbours - t are gone
             continue
-        graph = Graph(cohort, threshold, colluding, neighbours, int(fits[-1]))
+        graph = Graph(cohort, threshold, colluding, neighbours, int(fits[-1]), lists)
         if graph.shares and graph.failure <= FAILURE / 2:
             return graph
     return Graph(cohort, threshold, colluding)
 
 
 @lru_cache(256)
-def _risk(n: int, threshold: int, colluding: int, k: int, t: int) -> Risk:
+def _risk(n: int, threshold: int, colluding: int, k: int, t: int, lists: int) -> Risk:
+    each = _EACH / lists
     corruption = n * np.exp(_log_tail(threshold - 1, colluding, k))
-    corrupt = _first(corruption[:t], _EACH)
+    corrupt = _first(corruption[:t], each)
     cuts = np.exp(np.minimum(_log_cuts(n, threshold - colluding, k, t - corrupt), 0.0))
-    loose = _first(cuts[: (threshold - colluding) // MOST_LOOSE + 1], _EACH)
-    failure = BEGUN * float(corruption[corrupt] + cuts[loose] + _EACH)
+    loose = _first(cuts[: (threshold - colluding) // MOST_LOOSE + 1], each)
+    failure = BEGUN * lists * float(corruption[corrupt] + cuts[loose] + each)
     gone = n * math.exp(_log_tail(n - 1, n - threshold, k)[k - t])
     return Risk(corrupt, loose, min(failure, 1.0), min(gone, 1.0))
 

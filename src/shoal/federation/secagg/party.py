@@ -11,9 +11,11 @@
               if it is in the sum, that of its masking key if not; never both, since it signs only one list; and name
               the sites whose shares it disputes
 
-Each step happens once, in this order. In a sparse round (`graph`) a site deals to the neighbours that it picks, is
-told which sites have dealt and signs that list with its numbers; it opens the seed of a site only if that site signed
-the same list, and verifies the entries of the list of keys, and the signatures, that concern its safety.
+Each step happens once, in this order, and a site that refuses a message takes no further part in the round: else a
+coordinator could repeat a false list until what the site draws at random misses what is false in it. In a sparse
+round (`graph`) a site deals to the neighbours that it picks, is told which sites have dealt and signs that list with
+its numbers; it opens the seed of a site only if that site signed the same list, and verifies the entries of the list
+of keys, and the signatures, that concern its safety.
 """
 
 from __future__ import annotations
@@ -76,14 +78,14 @@ class Party:
 
     def bundle(self) -> KeyBundle:
         """Return the site's signed keys for the round."""
-        self._require_step("bundle")
+        self._begin("bundle")
         self._bundle = self._keys.bundle(self.number, self._context, self._key)
-        self._done += 1
+        self._finish("bundle")
         return self._bundle
 
     def deal(self, bundles: Mapping[int, KeyBundle], plan: Plan) -> Dealt:
         """Return the sealed shares for the other sites, and the commitments to all shares."""
-        self._require_step("deal")
+        self._begin("deal")
         self._refuse_bundles(bundles, plan)
         self._bundles, self._threshold, self._graph = bundles, plan.threshold, plan.graph
         self._digest = (
@@ -94,7 +96,7 @@ class Party:
         seed = split(self._own, holders, plan.graph.shares)
         dealt = {holder - 1: (masking[holder], seed[holder]) for holder in holders}
         self._shares = {self.number: dealt[self.number]} if self.number in dealt else {}
-        self._done += 1
+        self._finish("deal")
         return Dealt(
             {other: self._seal(other, shares) for other, shares in dealt.items() if other != self.number},
             {other: of_shares(shares, self._digest, self.number, other) for other, shares in dealt.items()},
@@ -105,7 +107,7 @@ class Party:
         self, sealed: Mapping[int, bytes], commitments: Mapping[int, bytes], dealers: set[int] | None = None
     ) -> None:
         """Receive the shares dealt to this site, the commitments to them, and in a sparse round who has dealt."""
-        self._require_step("take")
+        self._begin("take")
         self._agreed = {self.number, *sealed} if dealers is None else dealers
         if self.number in sealed or not {self.number, *sealed} <= self._agreed <= set(self._bundles):
             raise InvalidMessage("it holds shares of sites that are not on the list")
@@ -117,18 +119,18 @@ class Party:
             shares = self._unsealed(dealer, content)
             if shares and of_shares(shares, self._digest, dealer, self.number) == commitments[dealer]:
                 self._shares[dealer] = shares
-        self._done += 1
+        self._finish("take")
 
     def send(self, numbers: Whole, bound: float) -> Words:
         """Return the site's numbers, made under this clip norm, masked."""
-        self._require_step("send")
-        self._done += 1
+        self._begin("send")
         seeds = {
             other: mask_seed(
                 self._keys.masking, self._bundles[other].masking, (self.number, other), self._digest, bound
             )
             for other in (self._holders & self._agreed | self._dealers) - {self.number}
         }
+        self._finish("send")
         return masked(numbers, self.number, self._own, seeds, fast_stream if self._graph.sparse else stream)
 
     def sign_dealers(self) -> bytes:
@@ -137,13 +139,13 @@ class Party:
 
     def sign_survivors(self, survivors: set[int]) -> bytes:
         """Return the site's signature of the list of survivors, the sites in the sum."""
-        self._require_step("sign")
+        self._begin("sign")
         if not survivors <= self._agreed or self.number not in survivors:
             raise InvalidMessage("the list of survivors does not fit the sites that share masks")
         self._refuse_few(len(survivors))
         self._survivors = set(survivors)
         self._signed = survivors_message(self._digest, self._agreed, self._survivors)
-        self._done += 1
+        self._finish("sign")
         return sign(self._key, self._signed)
 
     def open(
@@ -155,7 +157,7 @@ class Party:
             signatures: Those of the list of survivors.
             agreements: In a sparse round, those of the list of dealers, by each dealer in the sum.
         """
-        self._require_step("open")
+        self._begin("open")
         if not set(signatures) <= self._survivors:
             raise InvalidMessage("it holds signatures of sites that are not in the sum")
         self._refuse_few(len(signatures))
@@ -165,17 +167,21 @@ class Party:
             agreed = dealers_message(self._digest, self._agreed)
             for dealer in self._dealers & self._survivors:
                 self._verify(dealer, (agreements or {}).get(dealer, b""), agreed, "dealers")
-        self._done += 1
+        self._finish("open")
         shares, self._shares = self._shares, {}
         opened = {dealer: both[SEED if dealer in self._survivors else MASKING] for dealer, both in shares.items()}
         return opened, self._dealers - set(opened)
 
-    def _require_step(self, step: str) -> None:
-        """Raise InvalidMessage unless this is the next step."""
+    def _begin(self, step: str) -> None:
+        """Raise InvalidMessage unless this is the next step; if the step fails, the round is over for this site."""
         if STEPS.index(step) < self._done:
             raise InvalidMessage(f"step '{step}' was already answered in this round; no step is answered twice")
         if STEPS.index(step) > self._done:
             raise InvalidMessage(f"step '{step}' was requested, but the next step is '{STEPS[self._done]}'")
+        self._done = len(STEPS)
+
+    def _finish(self, step: str) -> None:
+        self._done = STEPS.index(step) + 1
 
     def _refuse_bundles(self, bundles: Mapping[int, KeyBundle], plan: Plan) -> None:
         if bundles.get(self.number) != self._bundle:

@@ -55,6 +55,7 @@ class Plan:
     count_noise: float | None
     neighbours: int | None = None
     share_threshold: int | None = None
+    lists: int = 1
 
     @classmethod
     def of(
@@ -69,7 +70,7 @@ class Plan:
         count_noise = (clip.count_scale(cohort) if z else 0.0) if clip.counts else None
         noise = clip.update_noise(z, cohort)
         threshold = section.threshold or _default_threshold(cohort)
-        sparse = section.neighbours, section.share_threshold
+        sparse = section.neighbours, section.share_threshold, _lists(setting, cohort)
         plan = cls(cohort, threshold, section.colluding, parameters, bound, noise, count_noise, *sparse)
         plan.refuse_unsound()
         return plan
@@ -77,7 +78,8 @@ class Plan:
     @cached_property
     def graph(self) -> Graph:
         """Who shares with whom."""
-        return Graph(self.cohort, self.threshold, self.colluding, self.neighbours, self.share_threshold)
+        sparse = self.neighbours, self.share_threshold, self.lists
+        return Graph(self.cohort, self.threshold, self.colluding, *sparse)
 
     @property
     def sharing(self) -> int:
@@ -180,8 +182,31 @@ def with_graph(algorithm: Algorithm, section: FederationSection, setting: Settin
     cohort = int(algorithm.clients.expected(0, setting.rounds, setting.clients))
     if cohort <= SPARSE_ABOVE:
         return section
-    graph = computed(cohort, section.threshold or _default_threshold(cohort), section.colluding)
+    threshold = section.threshold or _default_threshold(cohort)
+    graph = computed(cohort, threshold, section.colluding, _lists(setting, cohort))
     return replace(section, neighbours=graph.neighbours, share_threshold=graph.share_threshold)
+
+
+def graph_failure(algorithm: Algorithm, section: FederationSection, setting: Setting) -> float:
+    """Return the probability, for each round, that a sparse graph breaks the guarantee against the coordinator."""
+    if section.aggregation != "secure" or section.neighbours is None or not algorithm.clients.known_size:
+        return 0.0
+    return max(
+        _graph(algorithm, section, setting, t).failure_of_round(setting.rounds)
+        for t in algorithm.different_rounds(setting.rounds)
+    )
+
+
+def _graph(algorithm: Algorithm, section: FederationSection, setting: Setting, t: int) -> Graph:
+    cohort = int(algorithm.clients.expected(t, setting.rounds, setting.clients))
+    sparse = section.neighbours, section.share_threshold, _lists(setting, cohort)
+    graph = Graph(cohort, section.threshold or _default_threshold(cohort), section.colluding, *sparse)
+    graph.refuse_unsafe()
+    return graph
+
+
+def _lists(setting: Setting, cohort: int) -> int:
+    return math.ceil(setting.clients / max(cohort, 1))
 
 
 def _default_threshold(cohort: int) -> int:
