@@ -163,6 +163,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
+            if other is None and self.count == 2:
+                other = 1 - self.rank
             who = "another rank" if other is None else f"rank {other}"
             raise Lost(
                 f"{who} of {self.count} has gone: its process was killed, or its machine or network failed",
