@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.data.dataset import Dataset
-from shoal.data.partitions import Partition
+from shoal.data.partitions import ListedPartition
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.sampling import Clients, Records
@@ -119,7 +119,7 @@ class Shoal:
             per_step=StepNoise(noise_multiplier=task.noise) if private else None,
         )
         each = task.steps * task.batch
-        held = Partition(np.arange(task.clients * each, dtype=np.int32), np.arange(task.clients + 1) * each)
+        held = ListedPartition(np.arange(task.clients * each, dtype=np.int32), np.arange(task.clients + 1) * each)
         self.simulator = simulate(
             record,
             copy.deepcopy(bench.module),

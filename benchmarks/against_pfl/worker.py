@@ -98,13 +98,16 @@ class Conductor(TrainingProcessCallback):
 
 
 def users(task: dict[str, Any], x: Tensor, y: Tensor) -> FederatedDataset:
-    """Each user's records lie together, on the device; the batches are views that pfl cuts once and keeps."""
+    """Each user's records lie together, on the device; the batches are views that pfl cuts once and keeps.
+
+    Users of the same records share them.
+    """
     each = task["steps"] * task["batch"]
     held = [
-        PyTorchTensorDataset((x[k * each : (k + 1) * each], y[k * each : (k + 1) * each]))
-        for k in range(task["clients"])
+        PyTorchTensorDataset((x[first : first + each], y[first : first + each])) for first in range(0, len(x), each)
     ]
-    return FederatedDataset(held.__getitem__, get_user_sampler("minimize_reuse", range(len(held))))
+    sampler = get_user_sampler("minimize_reuse", range(task["clients"]))
+    return FederatedDataset(lambda user: held[user % len(held)], sampler)
 
 
 def main() -> None:

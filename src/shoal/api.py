@@ -432,24 +432,23 @@ def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
 def _held(trainer: Trainer[Any]) -> np.ndarray:
     """The distinct records that clients hold; none where they are elsewhere."""
     parts = trainer.cohort.partition
-    return np.zeros(0, np.int32) if parts is None else np.unique(parts.indices)
+    return np.zeros(0, np.int32) if parts is None else parts.held
 
 
 def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
     """What a record of each client costs, the worst first, where it depends on the client's size."""
-    parts, names = trainer.cohort.partition, trainer.client_names
-    if parts is None:
+    parts = trainer.cohort.partition
+    rows = [] if parts is None else spending.by_client(parts.sizes)
+    if parts is None or not rows:
         return {}
-    sizes = [int(size) for size in parts.sizes]
-    rows = spending.by_client(sizes)
+    names = trainer.client_names
     clients = [
-        {"client": names[client], "records": sizes[client], "epsilon": claim.epsilon} for client, claim in rows
+        {"client": names[client], "records": int(parts.sizes[client]), "epsilon": claim.epsilon}
+        for client, claim in rows
     ]
-    if not clients:
-        return {}
     about = {"unit": "record", "observer": "release", "delta": spending.limit.delta}
     return {
-        "by_client": {release.KEY: release.BY_CLIENT, **about, "clients": clients, "more": len(sizes) - len(clients)}
+        "by_client": {release.KEY: release.BY_CLIENT, **about, "clients": clients, "more": len(parts) - len(clients)}
     }
 
 

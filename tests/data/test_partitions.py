@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data import Partition, partition
+from shoal.data import Partition, partition, partitions
+from shoal.data.partitions import DealtPartition, iid
 from shoal.errors import ConfigError, DataError
 from shoal.random.streams import Streams
 
@@ -142,6 +143,48 @@ def test_records_of_a_client_are_a_view() -> None:
         split.records(100)
     with pytest.raises(IndexError):
         split.records(-1)
+
+
+def test_ten_million_clients_are_not_listed() -> None:
+    rows, clients = 60_000, 10_000_000
+    split = iid(rows, clients=clients, records=50, generator=np.random.default_rng(3))
+    assert len(split) == clients
+    assert sum(part.nbytes for part in split.definition) < 1e6
+    assert split.sizes.strides == (0,)
+    assert split.sizes[clients - 1] == 50
+    assert split.multiplicity == -(-clients // (rows // 50))
+    assert len(split.held) == rows
+    few = np.array([0, 1, 1_199, 1_200, 7_654_321, clients - 1])
+    found = split.records_of(few)
+    assert [each.tolist() for each in found] == [split.records(client).tolist() for client in few.tolist()]
+    assert all(len(set(each.tolist())) == 50 and each.min() >= 0 and each.max() < rows for each in found)
+    with pytest.raises(IndexError):
+        split.records(clients)
+
+
+@pytest.mark.parametrize(("rows", "each"), [(60_000, 50), (59_999, 48), (1_021, 10)])
+def test_the_clients_of_one_deal_share_no_record(rows: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "LONGEST_LIST", 1)
+    at_once = rows // each
+    split = iid(rows, clients=4 * at_once + 3, records=each, generator=np.random.default_rng(5))
+    assert isinstance(split, DealtPartition)
+    deals = [np.concatenate(split.records_of(np.arange(n * at_once, (n + 1) * at_once))) for n in range(4)]
+    assert all(len(np.unique(deal)) == at_once * each for deal in deals)
+    assert not np.array_equal(deals[0], deals[1])
+    times = np.bincount(np.concatenate([*deals, *split.records_of(np.arange(4 * at_once, len(split)))]))
+    assert times.max() <= split.multiplicity == 5
+    assert np.array_equal(split.held, np.flatnonzero(times))
+
+
+@pytest.mark.statistical(false_alarm=1e-7)
+def test_the_labels_of_dealt_clients_are_like_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chi-square statistics of 20,000 clients, one class against the rest: mean 1, standard deviation 0.01."""
+    monkeypatch.setattr(partitions, "LONGEST_LIST", 1)
+    split = iid(60_000, clients=20_000, records=50, generator=np.random.default_rng(8))
+    ones = np.array([(MNIST_LABELS[records] == 1).sum() for records in split.records_of(np.arange(len(split)))])
+    share = (MNIST_LABELS == 1).mean()
+    square = (ones - 50 * share) ** 2 / (50 * share * (1 - share))
+    assert abs(square.mean() - 1) < 0.08
 
 
 @pytest.mark.statistical(false_alarm=1.9e-7)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shoal.algorithms import algorithm
-from shoal.data import Partition
+from shoal.data import ListedPartition
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
@@ -38,7 +38,7 @@ def simulated(module, x, streams, noise=4.0, way="auto", steps=1):
         per_step=replace(record.per_step, noise_multiplier=noise),
     )
     settings = Settings("cpu", threads=1, way=way)
-    part = Partition(np.arange(len(x), dtype=np.int32), np.array([0, len(x)]))
+    part = ListedPartition(np.arange(len(x), dtype=np.int32), np.array([0, len(x)]))
     sim = simulate(record, module, data, part, rounds=1, streams=streams, settings=settings)
     return sim
 

@@ -1,7 +1,9 @@
 """On CUDA a recorded step gives what the step itself gives, and none is used with another round's numbers."""
 
+import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -175,3 +177,22 @@ def test_a_chunk_beyond_the_memory_is_halved():
         played(sim)
     sim.cohort.network.backward = lambda params, *given: (backward if len(params) > 1 else right)(params, *given)
     torch.testing.assert_close(played(sim), wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "trusted-curator", "quantile"])
+def test_a_round_waits_for_the_gpu_once_however_many_chunks_it_has(name):
+    sim = simulator(small(name), settings=Settings("cuda"))
+    sim.cohort.chunker.largest = 1
+    clients = np.arange(6)
+    total, state = sim.cohort.sum(clients, sim.params, {}, RoundIndex(0, 2)), {}  # records the step
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            again = sim.cohort.sum(clients, sim.params, state, RoundIndex(0, 2))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([each for each in waits if "synchroniz" in str(each.message)]) <= 1
+    assert torch.equal(total.update, again.update)
+    assert again.clients == 6

@@ -98,7 +98,7 @@ def test_a_record_without_a_finite_gradient_is_trained_with_as_one_whose_gradien
             record, module, digits(), parted(), rounds=3, streams=Streams(5), settings=Settings("cpu", threads=1)
         )
         x = sim.cohort.client_data.x.clone()
-        x[sim.cohort.client_data.records(0)[3]] = value
+        x[sim.cohort.client_data.records_of(np.array([0]))[0][3]] = value
         cohort, state = replace(sim.cohort, client_data=replace(sim.cohort.client_data, x=x)), {}
         updates = [train(cohort, sim.params, np.array([0]), RoundIndex(t, 3), state)[0] for t in range(3)]
         found.append({"update": torch.cat(updates)} | state)

@@ -16,7 +16,7 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.base import Local
 from shoal.algorithms.charges import event
 from shoal.config import configure
-from shoal.data import Dataset, Partition, load, partition
+from shoal.data import Dataset, ListedPartition, load, partition
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.mechanisms.sampling import Clients, Records
@@ -349,7 +349,7 @@ def test_clients_of_no_name_share_the_held_out_records_as_they_hold_the_classes(
 def test_numbers_have_no_classes_and_are_shared_by_size():
     y = torch.linspace(0, 1, 40)
     data = Dataset("n", y[:, None], y, y[:, None], y, (), known_task=Regression(low=0.0, high=1.0))
-    parts = Partition(np.arange(40, dtype=np.int32), np.array([0, 10, 40]), simulated=True)
+    parts = ListedPartition(np.arange(40, dtype=np.int32), np.array([0, 10, 40]), simulated=True)
     assert np.bincount(users_of(data, parts)).tolist() == [10, 30]
 
 

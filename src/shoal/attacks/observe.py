@@ -25,7 +25,7 @@ from shoal.algorithms.base import Algorithm, Local
 from shoal.attacks.arithmetic import exact
 from shoal.attacks.gradient_map import GradientMap, Shrink, clipped, gradients, updates
 from shoal.attacks.objective import Replay
-from shoal.data import Dataset, Partition
+from shoal.data import Dataset, ListedPartition, Partition
 from shoal.errors import ConfigError
 from shoal.gradients import Layout
 from shoal.mechanisms.mechanism import Layers
@@ -64,7 +64,7 @@ class Victims:
 
     def partition(self) -> Partition:
         count, records = self.y.shape
-        return Partition(np.arange(count * records, dtype=np.int32), np.arange(count + 1) * records)
+        return ListedPartition(np.arange(count * records, dtype=np.int32), np.arange(count + 1) * records)
 
 
 def observe(

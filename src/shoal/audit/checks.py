@@ -21,7 +21,7 @@ from shoal.audit.broken import Broken
 from shoal.audit.cases import BATCH
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, simulation, steps_of
-from shoal.data import Partition
+from shoal.data import ListedPartition
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import FARTHEST
 from shoal.random.streams import Streams
@@ -156,7 +156,7 @@ def _step_moves(broken: Broken, pairs: int, random: np.random.Generator) -> tupl
     held = [rows[:, :BATCH], rows[:, 1:BATCH], rows[:, 1:]]  # whole, the first one gone, another in its place
     indices = np.concatenate([part.ravel() for part in held]).astype(np.int32)
     sizes = np.repeat([part.shape[1] for part in held], pairs)
-    parts = Partition(indices, np.concatenate([[0], np.cumsum(sizes)]))
+    parts = ListedPartition(indices, np.concatenate([[0], np.cumsum(sizes)]))
     sim = simulation(quiet, model, x, y, parts, streams)
     updates, _ = train(sim.cohort, sim.params, np.arange(3 * pairs), RoundIndex(0, 1), {})
     whole, gone, swapped = updates.double().view(3, pairs, -1) * (BATCH / 1000.0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.data import Dataset, Partition
+from shoal.data import Dataset, ListedPartition, Partition
 from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.schedules import NO_NOISE
@@ -67,7 +67,7 @@ def federation(
         y[number] = 0 if row.sign > 0 else 1
     indices = np.array([numbers[row] for held in clients for row in held], dtype=np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(held) for held in clients])])
-    return simulation(record, SideBySide(width, layers), x, y, Partition(indices, offsets), streams, rounds)
+    return simulation(record, SideBySide(width, layers), x, y, ListedPartition(indices, offsets), streams, rounds)
 
 
 class SideBySide(nn.Module):

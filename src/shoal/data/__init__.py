@@ -3,6 +3,6 @@
 from shoal.data.arrays import from_arrays, from_clients
 from shoal.data.dataset import Dataset
 from shoal.data.load import load
-from shoal.data.partitions import Partition, partition
+from shoal.data.partitions import ListedPartition, Partition, partition
 
-__all__ = ["Dataset", "Partition", "from_arrays", "from_clients", "load", "partition"]
+__all__ = ["Dataset", "ListedPartition", "Partition", "from_arrays", "from_clients", "load", "partition"]

@@ -1,11 +1,12 @@
 """Who holds which records: iid, shards (the thesis, Geyer et al. 2017), dirichlet, sample (PFL) and column.
 
-A partition is index views into one data set: 10,000 clients of 600 records are 24 MB of numbers.
-No client holds a record twice; a record may sit on several clients, and `multiplicity` says on how many.
+A partition is index views into one data set: 10,000 clients of 600 records are 24 MB of numbers. Millions of clients
+are not listed. No client holds a record twice; a record may sit on several clients: `multiplicity` says on how many.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,37 +18,142 @@ from numpy.random import Generator
 from shoal.errors import ConfigError, DataError, nearest
 
 KINDS = ("iid", "shards", "dirichlet", "sample", "column")
+LONGEST_LIST = 2**24
+"""Records of all clients together: where there are more, and clients are alike, they are not listed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """Client k holds the records `indices[offsets[k]:offsets[k + 1]]`."""
+class Partition(ABC):
+    """Which records each client holds; clients are numbered from 0."""
 
-    indices: np.ndarray  # int32, records of all clients one after the other
-    offsets: np.ndarray  # int64, [K + 1]
-    simulated: bool = False  # records were dealt to clients that do not exist
+    simulated: bool  # records were dealt to clients that do not exist
 
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        """How many clients there are."""
 
     @property
+    @abstractmethod
     def sizes(self) -> np.ndarray:
         """How many records each client holds, [K]."""
-        return np.diff(self.offsets)
 
-    def records(self, client: int) -> np.ndarray:
-        """The record numbers of one client, as a view."""
-        if not 0 <= client < len(self):
-            raise IndexError(f"client {client} of {len(self)}")
-        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+    @abstractmethod
+    def records_of(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The record numbers of each of these clients."""
 
-    @cached_property
+    @property
+    @abstractmethod
+    def held(self) -> np.ndarray:
+        """The distinct records that clients hold, in ascending order."""
+
+    @property
+    @abstractmethod
     def multiplicity(self) -> int:
         """The greatest number of clients on which one record sits.
 
         Per-record guarantees compose that often: 1 means that clients are disjoint.
         """
-        return int(np.bincount(self.indices).max())
+
+    @property
+    @abstractmethod
+    def definition(self) -> tuple[np.ndarray, ...]:
+        """The arrays from which all else follows."""
+
+    def records(self, client: int) -> np.ndarray:
+        """The record numbers of one client."""
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        return self.records_of(np.array([client]))[0]
+
+
+@dataclass(frozen=True, eq=False)
+class ListedPartition(Partition):
+    """Client k holds the records `indices[offsets[k]:offsets[k + 1]]`, views into one list."""
+
+    indices: np.ndarray  # int32
+    offsets: np.ndarray  # int64, [K + 1]
+    simulated: bool = False
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """How many records each client holds, [K]."""
+        return np.diff(self.offsets)
+
+    def records_of(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The record numbers of each of these clients, as views."""
+        return [self.indices[self.offsets[client] : self.offsets[client + 1]] for client in clients]
+
+    @cached_property
+    def held(self) -> np.ndarray:
+        """The distinct records that clients hold."""
+        return np.flatnonzero(self._times)
+
+    @cached_property
+    def multiplicity(self) -> int:
+        """The greatest number of clients on which one record sits."""
+        return int(self._times.max())
+
+    @property
+    def definition(self) -> tuple[np.ndarray, ...]:
+        """The list, and where each client's part begins."""
+        return self.indices, self.offsets
+
+    @cached_property
+    def _times(self) -> np.ndarray:
+        return np.bincount(self.indices)
+
+
+@dataclass(frozen=True, eq=False)
+class DealtPartition(Partition):
+    """Equal clients, too many to list: a client's records follow from its number.
+
+    The records lie in one random `order`. A deal passes over all of them, from a place and with a stride of its own,
+    and gives each client the next `each` of them. A client's records are a uniformly random set, and no two clients
+    of one deal share any.
+    """
+
+    order: np.ndarray  # int32, [N]
+    starts: np.ndarray  # int64, a number for each deal
+    strides: np.ndarray  # the same, with no divisor in common with N
+    clients: int
+    each: int
+    simulated: bool = True
+
+    def __len__(self) -> int:
+        return self.clients
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many records each client holds, [K]; takes no memory."""
+        return np.broadcast_to(np.int64(self.each), self.clients)
+
+    def records_of(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The record numbers of each of these clients."""
+        deal, place = (part[:, None] for part in np.divmod(clients, len(self.order) // self.each))
+        steps = place * self.each + np.arange(self.each)
+        return list(self.order[(self.starts[deal] + self.strides[deal] * steps) % len(self.order)])
+
+    @cached_property
+    def held(self) -> np.ndarray:
+        """The distinct records that clients hold."""
+        held, dealt = np.zeros(len(self.order), bool), len(self.order) // self.each
+        for first in range(0, self.clients, dealt):
+            held[np.concatenate(self.records_of(np.arange(first, min(first + dealt, self.clients))))] = True
+            if held.all():
+                break
+        return np.flatnonzero(held)
+
+    @property
+    def multiplicity(self) -> int:
+        """The number of deals: each holds a record at most once."""
+        return len(self.starts)
+
+    @property
+    def definition(self) -> tuple[np.ndarray, ...]:
+        """The order, the deals, and how many clients get how many records."""
+        return self.order, self.starts, self.strides, np.array([self.clients, self.each])
 
 
 def partition(
@@ -111,7 +217,7 @@ def iid(rows: int, *, clients: int, records: int | None = None, generator: Gener
     """Records in random order, dealt out evenly.
 
     With `records` each client gets so many; where clients * records exceeds what is there, the data are
-    dealt out again in a new order, each time to other clients.
+    dealt out again in a new order, each time to other clients (millions of clients: see `DealtPartition`).
     """
     _whole("clients", clients)
     if records is None:
@@ -121,6 +227,8 @@ def iid(rows: int, *, clients: int, records: int | None = None, generator: Gener
         return _partition(generator.permutation(rows), sizes)
     _whole("records", records, most=rows, most_is="the records there are")
     at_once = rows // records
+    if clients > at_once and clients * records > LONGEST_LIST:
+        return _dealt(rows, clients, records, generator)
     deals = [
         generator.permutation(rows)[: min(at_once, clients - done) * records] for done in range(0, clients, at_once)
     ]
@@ -210,10 +318,19 @@ def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) 
     return _partition(np.argsort(owners, kind="stable"), sizes, simulated=False)
 
 
-def _partition(indices: np.ndarray, sizes: np.ndarray, *, simulated: bool = True) -> Partition:
+def _dealt(rows: int, clients: int, each: int, generator: Generator) -> DealtPartition:
+    order = generator.permutation(rows).astype(np.int32)
+    deals = -(-clients // (rows // each))
+    strides = np.arange(1, rows + 1)
+    strides = strides[np.gcd(strides, rows) == 1]
+    starts = generator.integers(rows, size=deals)
+    return DealtPartition(order, starts, generator.choice(strides, deals), clients, each)
+
+
+def _partition(indices: np.ndarray, sizes: np.ndarray, *, simulated: bool = True) -> ListedPartition:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    return Partition(indices.astype(np.int32, copy=False), offsets, simulated and len(sizes) > 1)
+    return ListedPartition(indices.astype(np.int32, copy=False), offsets, simulated and len(sizes) > 1)
 
 
 def _deal(count: int, clients: int, each: int, generator: Generator) -> np.ndarray:

@@ -23,7 +23,7 @@ from shoal import release
 from shoal.accounting.ledger import verify
 from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
-from shoal.data.partitions import Partition
+from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit, now
 from shoal.federation.messages import InvalidMessage, Payload, Value, printable
@@ -453,7 +453,7 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
         algorithm,
         module,
         dataset,
-        Partition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
+        ListedPartition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
         streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
         settings=_own_engine(settings.engine),
     )

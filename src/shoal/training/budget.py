@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
@@ -138,23 +139,23 @@ class Spending:
             found = saying(found, GRAPH)
         return replace(found, simulated=unit == "client" and self._setting.simulated)
 
-    def by_client(self, sizes: Sequence[int]) -> list[tuple[int, Proven]]:
+    def by_client(self, sizes: np.ndarray) -> list[tuple[int, Proven]]:
         """What is proven for a record of each client, against released models: (client, claim), the worst first.
 
         Empty where all clients' records cost the same; only the worst clients, where there are many.
         """
         if self._setting.bounds or self._setting.multiplicity > 1:
             return []
-        settings = {size: replace(self._setting, sizes=(size,)) for size in set(sizes)}
+        settings = {size: replace(self._setting, sizes=(size,)) for size in np.unique(sizes).tolist()}
         first = {size: event(self._algorithm, setting, 0, *_RECORD) for size, setting in settings.items()}
         if len(set(first.values())) == 1 or any(isinstance(each, Unbounded) for each in first.values()):
             return []
         times = Counter(t for intent in self._ledger.charged for t in range(intent.first - 1, intent.round))
         spent = {size: self._done(settings[size], times) for size in settings}
         by_rdp = {size: self._record_claim(spent[size], "rdp").epsilon or math.inf for size in settings}
-        worst = sorted(range(len(sizes)), key=lambda client: -by_rdp[sizes[client]])[:MOST_CLIENTS]
-        proven = {size: self._record_claim(spent[size], "pld") for size in {sizes[client] for client in worst}}
-        found = [(client, proven[sizes[client]]) for client in worst]
+        worst = sorted(range(len(sizes)), key=lambda client: -by_rdp[int(sizes[client])])[:MOST_CLIENTS]
+        proven = {size: self._record_claim(spent[size], "pld") for size in {int(sizes[client]) for client in worst}}
+        found = [(client, proven[int(sizes[client])]) for client in worst]
         return sorted(found, key=lambda row: -(row[1].epsilon or math.inf))
 
     def _done(self, setting: Setting, times: Counter[int]) -> Event:

@@ -18,6 +18,10 @@ from shoal.inputs import Inputs, numbers, take
 from shoal.training.made_up import MadeUpStep
 
 CPU_CHUNK_BYTES = 64 * 2**20
+CUDA_CHUNK_BYTES = 8 * 2**30
+"""Enough to keep a GPU busy with small models; more only takes memory."""
+CUDA_CHUNK_CLIENTS = 64
+"""Chunks of larger models may take more than that, up to so many clients."""
 
 
 class Chunker:
@@ -58,6 +62,7 @@ class Chunker:
             one, two = (step.peak_bytes(network, clients) for clients in (1, 2))  # with two copies of the parameters
             self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + max(two - one, 1)
             fixed = max(2 * one - two, 0)
+            budget = min(budget, fixed + max(CUDA_CHUNK_BYTES, CUDA_CHUNK_CLIENTS * self.client_bytes))
         else:
             activations = views * _activations(step.module, step.sample)
             self.client_bytes = 4 * (copies * size + batch * (3 * activations + held))

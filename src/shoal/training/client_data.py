@@ -42,9 +42,9 @@ class ClientData:
         sizes: np.ndarray = self.partition.sizes[clients - self.first]
         return sizes
 
-    def records(self, client: int) -> np.ndarray:
-        """The record numbers of one client."""
-        return self.partition.records(client - self.first)
+    def records_of(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The record numbers of each of these clients."""
+        return self.partition.records_of(clients - self.first)
 
     def rows(self, records: Tensor) -> tuple[Inputs, Tensor]:
         """The records of a batch for each client, [K, B, ...], and their targets."""
@@ -67,10 +67,16 @@ class ClientData:
         return torch.cat(found).to(self.device).view(*records.shape, *part.shape[1:])
 
 
+def on_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """The array on the device. A GPU copies pinned memory in its turn; for other memory, this would wait for it."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:
     """A keyed digest of the training rows and of who holds them: without the key no guess can be tested."""
     found = hashlib.blake2b(dataset.digest(), key=key, digest_size=32)
-    for part in (dataset.train_y.numpy(), partition.indices, partition.offsets):
+    for part in (dataset.train_y.numpy(), *partition.definition):
         found.update(f"{part.dtype} {part.shape} ".encode())
         found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()

@@ -96,13 +96,11 @@ class DistributedCohort(SimulatedCohort):
 
     def _added_up(self, total: PartialSum) -> PartialSum:
         """The sums of all ranks in one exchange, in float64, in which counts and sums on a grid are exact."""
-        size, numbers = len(total.update), [float(getattr(total, name)) for name in NUMBERS]
-        joined = torch.cat([total.update, total.raw.double(), total.update.new_tensor(numbers)])
+        size = len(total.update)
+        joined = torch.cat([total.update, total.raw.double(), total.update.new_tensor(total.numbers)])
         self.ranks.add_up(joined)
-        total.update, total.raw = joined[:size], joined[size : 2 * size].to(total.raw.dtype)
-        for name, number in zip(NUMBERS, joined[2 * size :].tolist(), strict=True):
-            setattr(total, name, type(getattr(total, name))(number))
-        return total
+        update, raw, numbers = torch.split(joined, [size, size, len(NUMBERS)])
+        return PartialSum.of(update, raw.to(total.raw.dtype), numbers, total.clip_norm)
 
 
 def split(work: np.ndarray, count: int) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ def finite_or_zero(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     norms = row_norms(updates)
     bad = ~(norms <= GREATEST)
-    if bad.any():
+    if updates.is_cuda or bad.any():  # a GPU is not asked: it would have to finish all it was given first
         updates = torch.where(bad.unsqueeze(1), 0.0, updates)
         norms = torch.where(bad, 0.0, norms)
     return updates, norms, bad

@@ -29,7 +29,7 @@ from shoal.random.noise_source import Product
 from shoal.random.torch_generator import seeded
 from shoal.training.augmentation import augmented
 from shoal.training.augmentation import drawn as drawn_views
-from shoal.training.client_data import ClientData
+from shoal.training.client_data import ClientData, on_device
 from shoal.training.context import TrainingContext
 from shoal.training.optimizers import OPTIMIZERS, Optimizer, optimizer
 from shoal.training.optimizers.optimizer import Pulled, Shortened
@@ -114,8 +114,8 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     """
     sampler, local = context.algorithm.records, context.algorithm.local
     places, drawn, own, views = [], [], [], []
-    for client in clients.tolist():
-        records = context.client_data.records(client)
+    held = context.client_data.records_of(clients)
+    for client, records in zip(clients.tolist(), held, strict=True):
         own.append(records[0] if len(records) else 0)
         steps = local.steps or sampler.steps(len(records), local.epochs)
         generator = context.streams.generator("examples", index.t, index.attempt, client)
@@ -129,7 +129,7 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     if context.streams.mode == "secure" and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one more record would change the last digits
         # of every gradient, and with them which way a ReLU goes.
-        width = max(width, *(sampler.widest(len(context.client_data.records(k))) for k in clients.tolist()))
+        width = max(width, *(sampler.widest(len(records)) for records in held))
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
     if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
@@ -171,12 +171,13 @@ def _rounded_up(width: int) -> int:
 def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
     """The plan on the device; without clips the n records of a batch weigh 1/n each, and padding 0."""
     device = params.device
-    records = torch.from_numpy(plan.padded).to(device)
-    mask = torch.from_numpy(plan.batches >= 0).to(device, params.dtype)
-    active = torch.from_numpy(np.arange(len(records))[:, None] < plan.steps).to(device, params.dtype)
+    records = on_device(plan.padded, device)
+    mask = on_device(plan.batches >= 0, device).to(params.dtype)
+    active = on_device(np.arange(len(records))[:, None] < plan.steps, device).to(params.dtype)
     weights = mask if context.algorithm.per_record else mask / mask.sum(-1, keepdim=True).clamp(min=1)
-    views = () if plan.views is None else (torch.from_numpy(plan.views).to(device),)
-    return records, mask, weights, plan.seeds.to(device), active, *views
+    views = () if plan.views is None else (on_device(plan.views, device),)
+    seeds = on_device(plan.seeds, device) if context.network.drops else torch.zeros_like(records)
+    return records, mask, weights, seeds, active, *views
 
 
 @contextmanager

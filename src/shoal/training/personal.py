@@ -17,7 +17,8 @@ def users_of(dataset: Dataset, partition: Partition) -> np.ndarray:
     """
     if dataset.test_owners is not None and not partition.simulated:
         return dataset.test_owners
-    held, asked = (_classes(y) for y in (dataset.train_y[partition.indices], dataset.test_y))
+    records = np.concatenate(partition.records_of(np.arange(len(partition))))
+    held, asked = (_classes(y) for y in (dataset.train_y[records], dataset.test_y))
     holders = np.repeat(np.arange(len(partition)), partition.sizes)
     users = np.empty(len(asked), dtype=np.int64)
     for each in np.unique(asked):

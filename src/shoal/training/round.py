@@ -22,6 +22,7 @@ from shoal.gradients import Layout
 from shoal.mechanisms.update_clipping import weighed_sum
 from shoal.random.secure_streams import grid, toward_zero
 from shoal.training import server
+from shoal.training.client_data import on_device
 from shoal.training.cohort import Cohort, Population, State, Sum
 from shoal.training.context import TrainingContext
 from shoal.training.finite import finite_or_zero
@@ -29,8 +30,17 @@ from shoal.training.local_training import train
 from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import StepMetrics
 
-NUMBERS = ("weight", "clients", "below", "shares", "square", "bad", "records", "clipped_records")
-"""The numbers of a `PartialSum` that add up."""
+NUMBERS = {
+    "weight": float,
+    "clients": int,
+    "below": float,
+    "shares": float,
+    "square": float,
+    "bad": int,
+    "records": float,
+    "clipped_records": float,
+}
+"""The numbers of a `PartialSum` that add up, and their types."""
 
 
 def run_round(
@@ -109,6 +119,8 @@ class SimulatedCohort(TrainingContext, Cohort):
     def sum(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> PartialSum:
         """The sum over these clients in float64; those of several processes add up to the cohort's.
 
+        Nothing waits for a GPU before the last chunk: while it trains one, the next one's batches are drawn here.
+
         In secure mode no update may depend on who else takes part, not even in its last digits, which decide which
         way a ReLU goes: clients are trained one by one.
         """
@@ -122,10 +134,12 @@ class SimulatedCohort(TrainingContext, Cohort):
             norms = self.cohort_norms([part.norms for part in chunks])
         clip_norm = math.inf if per_update is None else per_update.bound(state, index.t, index.total, norms)
 
-        total = PartialSum(torch.zeros_like(params, dtype=torch.float64), clip_norm, raw=torch.zeros_like(params))
-        for part in each(lambda part: self._sum(learn(part), clip_norm, index), chunks):
-            total += part
-        return total
+        update, raw = torch.zeros_like(params, dtype=torch.float64), torch.zeros_like(params)
+        numbers = update.new_zeros(len(NUMBERS))
+        for parts in each(lambda part: self._sum(learn(part), clip_norm, index), chunks):
+            for total, part in zip((update, raw, numbers), parts, strict=True):
+                total += part
+        return PartialSum.of(update, raw, numbers, clip_norm)
 
     def cohort_norms(self, own: Sequence[Tensor]) -> Tensor | None:
         """The norms of the whole cohort's updates, given those that were trained here."""
@@ -147,7 +161,7 @@ class SimulatedCohort(TrainingContext, Cohort):
                 ) from None
         else:
             updates, norms, bad = finite_or_zero(updates)
-            return Updates(clients, updates, norms, int(bad.sum()), metrics)
+            return Updates(clients, updates, norms, bad, metrics)
         self.chunker.halve(len(clients))
         if self.graphs is not None:
             self.graphs.forget()
@@ -155,8 +169,8 @@ class SimulatedCohort(TrainingContext, Cohort):
         halves = [self.updates(half, params, state, index) for half in np.array_split(clients, 2)]
         return Updates.joined(halves)
 
-    def _sum(self, part: Updates, clip_norm: float, index: RoundIndex) -> PartialSum:
-        """The partial sum of a chunk of the clients."""
+    def _sum(self, part: Updates, clip_norm: float, index: RoundIndex) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum over a chunk of the clients, the same of their raw updates, and the `NUMBERS`."""
         raw = part.updates.sum(0)
         weights = np.ones(len(part.clients))
         if self.algorithm.aggregate.weights == "size":
@@ -165,19 +179,18 @@ class SimulatedCohort(TrainingContext, Cohort):
             update = raw * float(weights[0])
         else:
             left = protected_updates(self, part, clip_norm, index)
-            update = weighed_sum(left[None], torch.as_tensor(weights, dtype=left.dtype, device=left.device)[None])[0]
-        return PartialSum(
-            update,
-            weight=float(weights.sum()),
-            clients=len(part.clients),
-            below=int((part.norms <= clip_norm).sum()),
-            shares=float(part.shares.sum()),
-            raw=raw,
-            square=float(part.norms.double().square().sum()),
-            bad=part.bad,
-            records=float(part.metrics.records) if part.metrics else 0.0,
-            clipped_records=float(part.metrics.clipped) if part.metrics else 0.0,
-        )
+            update = weighed_sum(left[None], on_device(weights, left.device).to(left.dtype)[None])[0]
+        numbers: dict[str, float | Tensor] = {
+            "weight": float(weights.sum()),
+            "clients": len(part.clients),
+            "below": (part.norms <= clip_norm).sum(),
+            "shares": part.shares.sum(),
+            "square": part.norms.double().square().sum(),
+            "bad": 0 if part.bad is None else part.bad.sum(),
+            "records": part.metrics.records if part.metrics else 0.0,
+            "clipped_records": part.metrics.clipped if part.metrics else 0.0,
+        }
+        return update, raw, torch.stack([raw.new_zeros((), dtype=torch.float64) + numbers[name] for name in NUMBERS])
 
     def _step_metrics(self, total: PartialSum, state: State, index: RoundIndex) -> dict[str, float]:
         """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
@@ -236,12 +249,12 @@ def protected_updates(cohort: Cohort, part: Updates, clip_norm: float, index: Ro
 
 @dataclass
 class Updates:
-    """The checked updates [K, P] of some clients, their norms [K], and how many were bad and count as zero."""
+    """The checked updates [K, P] of some clients, their norms [K], and which were bad and count as zero."""
 
     clients: np.ndarray
     updates: Tensor
     norms: Tensor
-    bad: int = 0
+    bad: Tensor | None = None
     metrics: StepMetrics | None = None
 
     @classmethod
@@ -251,7 +264,7 @@ class Updates:
             np.concatenate([part.clients for part in parts]),
             torch.cat([part.updates for part in parts]),
             torch.cat([part.norms for part in parts]),
-            sum(part.bad for part in parts),
+            torch.cat([part.bad for part in parts if part.bad is not None]),
             StepMetrics.joined([part.metrics for part in parts if part.metrics]),
         )
 
@@ -259,7 +272,7 @@ class Updates:
     def shares(self) -> Tensor:
         """Each client's noisy share of gradients below the clip, less 1/2, for methods that count them."""
         if self.metrics is None:
-            return torch.zeros(len(self.clients))
+            return torch.zeros_like(self.norms)
         return self.metrics.shares / self.metrics.steps.clamp(min=1) - 0.5
 
 
@@ -273,12 +286,16 @@ class PartialSum(Sum):
     records: float = 0.0
     clipped_records: float = 0.0
 
-    def __iadd__(self, other: PartialSum) -> PartialSum:
-        self.update += other.update
-        self.raw += other.raw
-        for name in NUMBERS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        return self
+    @classmethod
+    def of(cls, update: Tensor, raw: Tensor, numbers: Tensor, clip_norm: float) -> PartialSum:
+        """The sums of protected and of raw updates, and the `NUMBERS`, for which a GPU is waited for here."""
+        found = zip(NUMBERS.items(), numbers.tolist(), strict=True)
+        return cls(update, clip_norm, raw=raw, **{name: kind(number) for (name, kind), number in found})
+
+    @property
+    def numbers(self) -> list[float]:
+        """The `NUMBERS`, in order."""
+        return [float(getattr(self, name)) for name in NUMBERS]
 
     def summary(self) -> dict[str, Any]:
         """Metrics, with V_c (variance between clients) and U_s (scale of the update) of Geyer et al. (2017).

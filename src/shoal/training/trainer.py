@@ -150,7 +150,8 @@ class Trainer(Generic[AnyCohort]):
 
     def personal_tensors(self) -> dict[str, Tensor]:
         """The same by tensors, each named `client/tensor`; the client by its name, or by its number from 1."""
-        names, own, start = self.client_names, self.evaluation.layout.own, self._start
+        own, start = self.evaluation.layout.own, self._start
+        names = self.client_names if self.personal else []
         return {
             f"{names[client]}/{name}": tensor
             for client, row in self.personal.items()
