@@ -112,10 +112,9 @@ class Classification(Task):
         if self.outputs == 2:
             ranked = [k for k in ranked if k == 1]
         if ranked:
-            found["auroc"] = float(np.mean([metrics.roc_auc_score(targets == k, predictions[:, k]) for k in ranked]))
-            found["average_precision"] = float(
-                np.mean([metrics.average_precision_score(targets == k, predictions[:, k]) for k in ranked])
-            )
+            hits, scores = targets[:, None] == ranked, predictions[:, ranked]  # one call for all classes is much faster
+            found["auroc"] = float(metrics.roc_auc_score(hits, scores))
+            found["average_precision"] = float(metrics.average_precision_score(hits, scores))
         of = {"average": "binary"} if self.outputs == 2 else {"average": "macro", "labels": present}
         found["f1"] = float(metrics.f1_score(targets, answers, zero_division=0.0, **of))
         return found | {"calibration_error": calibration_error(predictions, targets)}

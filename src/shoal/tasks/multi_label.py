@@ -77,9 +77,9 @@ class MultiLabel(Task):
         }
         ranked = [k for k in range(self.outputs) if 0 < targets[:, k].sum() < len(targets)]
         if ranked:
-            ranks = [metrics.roc_auc_score(targets[:, k], predictions[:, k]) for k in ranked]
-            precisions = [metrics.average_precision_score(targets[:, k], predictions[:, k]) for k in ranked]
-            found |= {"auroc": float(np.mean(ranks)), "average_precision": float(np.mean(precisions))}
+            hits, scores = targets[:, ranked], predictions[:, ranked]
+            found["auroc"] = float(metrics.roc_auc_score(hits, scores))
+            found["average_precision"] = float(metrics.average_precision_score(hits, scores))
         return found
 
     def trivial(self, targets: np.ndarray) -> np.ndarray:
