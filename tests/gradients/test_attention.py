@@ -66,7 +66,7 @@ def test_attention_of_every_sort(sort, masks, weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)  # sorts, masks and weights are all tried above
 @given(
     st.sampled_from(SORTS),
     st.sampled_from(MASKS),
@@ -76,7 +76,7 @@ def test_attention_of_every_sort(sort, masks, weights):
     st.sampled_from([1, 2, 4]),
     st.integers(1, 3),
     st.sampled_from([0, 1, 4]),
-    st.sampled_from([2, 5, 30]),
+    st.sampled_from([2, 5, 12]),
 )
 def test_random_attention(sort, masks, weights, first, bias, heads, clients, batch, length):
     torch.manual_seed(0)

@@ -84,7 +84,7 @@ def test_nor_where_products_are_long_sums(apart, turned):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(0, 4), st.integers(4, 11), st.integers(4, 11))
 def test_random_convolutions(conv, clients, batch, high, wide):
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ class Swapped(nn.Module):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(networks(), st.integers(1, 3), st.sampled_from([0, 1, 4]))
 def test_random_networks_on_words(drawn, clients, batch):
     torch.manual_seed(0)

@@ -75,7 +75,7 @@ def batch(module, clients, records, length):
     return net, params, x, y, weights
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(networks(), st.integers(1, 3), st.integers(0, 4), st.sampled_from([1, 2, 5, 30]))
 def test_gradients_norms_and_sums_are_those_of_plain_layers(module, clients, records, length):
     torch.manual_seed(0)
