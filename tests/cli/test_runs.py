@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import sys
 
 import pytest
@@ -24,18 +25,23 @@ def shell(monkeypatch, capsys):
     return called
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """Three runs: private, not private, and one that was stopped."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs"
+    folder = tmp_path_factory.mktemp("made")
     found = [play(folder, PRIVATE | {"rounds": 2}).run, play(folder, FEDAVG | {"rounds": 2}).run]
     found.append(stopped_after(folder, FEDAVG, 3))
     days = ("20260110-100000", "20260220-100000", "20260330-100000")
-    moved = [run.with_name(f"{day}{run.name[15:]}") for run, day in zip(found, days, strict=True)]
-    for old, new in zip(found, moved, strict=True):
-        old.rename(new)
-    return moved
+    for run, day in zip(found, days, strict=True):
+        run.rename(run.with_name(f"{day}{run.name[15:]}"))
+    return folder
+
+
+@pytest.fixture
+def runs(made, tmp_path, monkeypatch):
+    """A copy of them, the oldest first, in the folder where the test goes on."""
+    monkeypatch.chdir(tmp_path)
+    return sorted(shutil.copytree(made, tmp_path / "runs").iterdir())
 
 
 def listed(shell, *options):
