@@ -95,6 +95,7 @@ def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, way):
         assert float(moved[place].norm()) == pytest.approx(1e-3 * math.sqrt(share), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_it_runs_and_is_charged_as_the_same_noise_on_a_flat_clip():
     result = shoal.run(SMALL)
@@ -115,6 +116,7 @@ def test_its_clip_serves_other_methods_by_its_name():
     assert config.algorithm.per_record.clip_norm == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder", "rarely")
 @pytest.mark.statistical(false_alarm=3e-7)
 def test_an_audit_finds_it_consistent_and_flags_it_without_its_clip():

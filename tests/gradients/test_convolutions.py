@@ -92,6 +92,7 @@ def plainly(module, params, x, upstream, factors):
     return torch.cat(outputs), torch.cat(into_x), 0.5 * each.sum(1), records, records.square().sum(1), weighted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(1, 3))
@@ -291,6 +292,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_whole_networks_are_batched_and_agree_at_both_levels(name, batch):

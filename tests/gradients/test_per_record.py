@@ -259,6 +259,7 @@ def test_on_cuda_a_norm_is_that_of_the_gradient_that_is_added_even_where_product
 # --- sums over many records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("side", [5, 9])
 def test_many_records_are_summed_in_pieces(side, kernels):
@@ -360,11 +361,13 @@ LONG_SUMS = {
 LONG_SUMS |= {f"{way}, in pieces": in_pieces(added) for way, added in LONG_SUMS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_one_record_moves_the_sum_of_a_large_batch_by_no_more_than_its_clip(way):
     assert 0.99 <= moved_by_one_record(LONG_SUMS[way], 32768) <= 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_a_record_that_is_not_drawn_moves_the_sum_by_no_more_than_is_charged(way):
     """In a Poisson batch all that follow it take other places then, and so do the ends of every piece."""

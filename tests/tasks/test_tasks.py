@@ -156,6 +156,7 @@ def test_the_trivial_prediction_is_the_best_constant():
     assert TOKENS.trivial_figures(tokens)["perplexity"] == pytest.approx(np.exp(entropy))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(0, 2**32 - 1))
 def test_figures_exist_for_any_held_out_records(labels, seed):
     """One class alone, one record alone: what cannot be computed is left out, nothing fails."""
