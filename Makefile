@@ -1,4 +1,5 @@
 # One thread a worker, as there are as many workers as cores; threads that wait sleep (OMP_WAIT_POLICY) and do not spin.
+# Bytecode is kept whatever the environment says: tests start processes, and each would compile all of Shoal again.
 # make run: set up .venv, run the default experiment.  make test: set up, run the whole test suite.
 # make test-fast: the tests that are not marked slow.
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PY := $(VENV)/bin/python
 run: setup
 	$(PY) -m shoal run
 
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 EACH_CORE := --ignore=tests/browser --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test: setup-dev lint

@@ -272,6 +272,7 @@ def test_no_mapping_makes_the_reader_fail_otherwise(scratch, mapping):
     accepted_or_refused(mapping, (), scratch)
 
 
+@pytest.mark.slow
 @given(st.tuples(KEYS, PLAIN.map(str)))
 def test_no_override_makes_the_reader_fail_otherwise(scratch, word):
     accepted_or_refused({"algorithm": "fedavg"}, ["=".join(word)], scratch)

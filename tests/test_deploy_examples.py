@@ -91,6 +91,7 @@ def test_a_container_sees_its_own_volumes_and_no_other(compose):
         assert "ports" not in compose["services"][name]
 
 
+@pytest.mark.slow
 def test_the_commands_in_the_containers_exist(compose):
     services = compose["services"]
     coordinator = services["coordinator"]

@@ -6,10 +6,9 @@ It is put on the path with the entry points of its pyproject.toml; nothing is in
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import replace
 
@@ -96,6 +95,7 @@ def test_the_engine_clips_each_layer_by_the_bound_of_that_layer(model, way):
         assert float(moved[place].norm()) == pytest.approx(1e-3 * math.sqrt(share), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_it_runs_and_is_charged_as_the_same_noise_on_a_flat_clip():
     result = shoal.run(SMALL)
@@ -116,6 +116,7 @@ def test_its_clip_serves_other_methods_by_its_name():
     assert config.algorithm.per_record.clip_norm == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder", "rarely")
 @pytest.mark.statistical(false_alarm=3e-7)
 def test_an_audit_finds_it_consistent_and_flags_it_without_its_clip():
@@ -142,37 +143,31 @@ def test_an_attacker_of_every_type_knows_its_clip(kind):
     assert torch.allclose(shown, seen.gradients, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_is_served_over_a_network_to_sites_that_allow_it(folder):
-    """A coordinator and two sites, each a process."""
+    """A coordinator and two sites, each a process that finds the package where this one does."""
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")
     from shoal.config import to_toml
+    from support.deploy_children import start
     from support.ports import free_port
 
     given = SMALL | {"federation.min_records": 700, "federation.max_records": 720, "federation.deadline": 300.0}
     (folder / "federation.toml").write_text(to_toml(configure(given)))
     port = free_port()
-    paths = os.pathsep.join(filter(None, [str(folder / "packages"), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-
-    def start(*words):
-        command = [sys.executable, "-m", "shoal", *words]
-        return subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
 
     def join(name, part, *words):
         where = ["join", f"127.0.0.1:{port}", "--data", "digits", "--part", str(part), "--folder", name]
-        return start(*where, "--name", name, *words)
+        return start(folder, f"{name}.log", [*where, "--name", name, *words])
 
-    started = [start("serve", "federation.toml", "--port", str(port), "--json")]
+    started = [start(folder, "serve.log", ["serve", "federation.toml", "--port", str(port), "--json"])]
     started += [join(f"site-{n}", n, "--allow-plugin", "shoal-layers") for n in (0, 1)]
     try:
-        ended = [process.communicate(timeout=600) for process in started]
-        assert [process.returncode for process in started] == [0, 0, 0], ended
+        codes = [child.ended(time.monotonic() + 600) for child in started]
+        assert codes == [0, 0, 0], [child.said for child in started]
     finally:
-        for process in started:
-            process.kill()
-    served = json.loads(ended[0][0])
+        for child in started:
+            child.away()
+    served = json.loads(next(line for line in started[0].said.splitlines() if line.startswith("{")))
     assert (served["algorithm"], served["rounds"]) == ("layered", 2)
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in served["proven"]}
     assert proven["record", "server"] > 0

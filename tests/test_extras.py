@@ -1,5 +1,6 @@
 """What Shoal does with its required dependencies alone, and which extra it names where it needs one."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from shoal.data.lfw import make
+from shoal.errors import ShoalError
 from shoal.extras import EXTRAS
 from shoal.models.bundle import Bundle
 from support.paths import ROOT
@@ -26,19 +29,29 @@ def hiding(finder):
 
 sys.meta_path[:] = map(hiding, sys.meta_path)
 """
-SHOAL = f"{WITHOUT}from shoal.cli.main import main\nmain()"
+SHOAL = f"""{WITHOUT}
+import json, os
+import dp_accounting.pld, sklearn.datasets, shoal.prepare  # what each would import again
+from shoal.cli.main import main
 
-
-def shoal(folder, *arguments):
-    """The command line in a process that has no extras."""
-    return subprocess.run([sys.executable, "-c", SHOAL, *arguments], cwd=folder, capture_output=True, text=True)
-
-
-def test_the_default_experiment_runs_without_any_extra(tmp_path):
-    done = shoal(tmp_path, "run", "-c", "rounds=2")
-    assert (done.returncode, done.stderr) == (0, "")
-    (page,) = tmp_path.glob("runs/*/report.html")
-    assert "<svg" in page.read_text(encoding="utf-8")
+for number, words in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(f"{{number}}.{{stream}}", os.O_WRONLY | os.O_CREAT), stream)
+        sys.argv = ["shoal", *words]
+        main()
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+NEEDS = [
+    (["run", "-c", "data.name=mine.csv", "-c", "algorithm=fedavg"], "tables"),
+    (["init", "mine.csv"], "tables"),
+    (["run", "-c", "data.features=scattering"], "scattering"),
+    (["attack", "--iterations", "1"], "plots"),
+    (["audit", "--algorithm", "dp-sgd", "--quick"], "plots"),
+    (["run", "-c", "log=tensorboard"], "tensorboard"),
+    (["serve"], "deploy"),
+    (["export", "model"], "export"),
+]
 
 
 def saved_model(folder):
@@ -52,32 +65,28 @@ def saved_model(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "extra"),
-    [
-        (["run", "-c", "data.name=mine.csv", "-c", "algorithm=fedavg"], "tables"),
-        (["init", "mine.csv"], "tables"),
-        (["run", "-c", "data.features=scattering"], "scattering"),
-        (["attack", "--iterations", "1"], "plots"),
-        (["audit", "--algorithm", "dp-sgd", "--quick"], "plots"),
-        (["run", "-c", "log=tensorboard"], "tensorboard"),
-        (["serve"], "deploy"),
-        (["export", "model"], "export"),
-    ],
-)
-def test_what_needs_an_extra_names_it_in_one_line(tmp_path, arguments, extra):
+def test_the_default_experiment_runs_without_any_extra_and_what_needs_one_names_it_in_one_line(tmp_path):
+    """Each command in a fork of one process that has no extras."""
     (tmp_path / "mine.csv").write_text("a,label\n1,0\n2,1\n", encoding="utf-8")
     saved_model(tmp_path / "model")
-    done = shoal(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert f"pip install 'shoal[{extra}]'" in done.stderr
-    assert done.stderr.count("\n") == 1
+    commands = [["run", "-c", "rounds=2"], *(words for words, _ in NEEDS)]
+    process = [sys.executable, "-c", SHOAL, json.dumps(commands)]
+    done = subprocess.run(process, cwd=tmp_path, capture_output=True, text=True, check=True)
+    codes = list(map(int, done.stdout.split()))
+    said = [(tmp_path / f"{number}.2").read_text(encoding="utf-8") for number in range(len(commands))]
+    assert (codes[0], said[0]) == (0, "")
+    (page,) = tmp_path.glob("runs/*/report.html")
+    assert "<svg" in page.read_text(encoding="utf-8")
+    for (words, extra), code, line in zip(NEEDS, codes[1:], said[1:], strict=True):
+        assert code == 2, words
+        assert f"pip install 'shoal[{extra}]'" in line, words
+        assert line.count("\n") == 1, words
 
 
-def test_making_lfw_names_its_extra(tmp_path):
-    code = f"{WITHOUT}from shoal.data.lfw import make\nmake('lfw62.npz')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stderr.endswith("needs PIL: pip install 'shoal[lfw]'\n")
+def test_making_lfw_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ShoalError, match=r"needs PIL: pip install 'shoal\[lfw\]'"):
+        make("lfw62.npz")
 
 
 def test_every_extra_that_is_named_is_there_and_all_has_each():

@@ -14,6 +14,7 @@ def python_lines():
     return re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
+@pytest.mark.slow
 def test_the_ten_lines_for_own_data_and_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = python_lines()

@@ -145,6 +145,7 @@ def test_one_broken_package_does_not_hide_the_others(path):
     assert "worst" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_a_run_of_it_can_be_resumed_and_its_folder_has_a_plain_name():
     result = shoal.run(algorithm="a_plugin:MINE", rounds=1, model="linear", data={"clients": 50})
@@ -153,6 +154,7 @@ def test_a_run_of_it_can_be_resumed_and_its_folder_has_a_plain_name():
     assert shoal.run(resume=result.run).rounds == 1
 
 
+@pytest.mark.slow
 def test_a_record_given_in_python_runs_and_resume_says_what_it_needs(path):
     record = replace(algorithm("fedavg"), name="mine")
     result = shoal.run(algorithm=record, rounds=1, model="linear", data={"clients": 20})
@@ -171,6 +173,7 @@ def test_a_record_that_a_module_holds_is_written_by_its_reference():
     assert configure({"algorithm": algorithm("fedavg")}).algorithm.name == "fedavg"
 
 
+@pytest.mark.slow
 def test_public_names_are_the_same_at_every_access():
     """In a process of its own: what has been imported before must not matter."""
     code = """

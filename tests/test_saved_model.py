@@ -82,6 +82,7 @@ def finished(tmp_path):
 # --- round trips ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_classification_is_predicted_as_it_was_evaluated(tmp_path):
     """More rows than are evaluated at once, and a network by its name."""
     data = shoal.from_arrays(X, (X.sum(1) > 0).astype(np.int64), client=OWNERS, test_fraction=0.5)
@@ -106,6 +107,7 @@ def test_regression_is_predicted_in_its_own_units(tmp_path):
     assert found.figures == result.figures
 
 
+@pytest.mark.slow
 def test_labels_are_predicted_each(tmp_path):
     y = (X[:, :3] > 0).astype(np.float32)
     data = shoal.from_arrays(X, y, client=OWNERS, classes=["a", "b", "c"])
@@ -152,6 +154,7 @@ def test_a_class_that_can_be_imported_need_not_be_passed_again(tmp_path):
     assert np.array_equal(classes(found.columns, data.classes), expected)
 
 
+@pytest.mark.slow
 def test_public_features_are_computed_before_predictions(tmp_path):
     result = shoal.run(CONFIG | {"data": {"name": "digits", "features": "hog"}}, runs=tmp_path)
     found = shoal.load_model(result.run).predict(shoal.load("digits"))
@@ -176,6 +179,7 @@ def ratings():
     return shoal.from_arrays(x, (x["item"].sum((1, 2)) > 0).astype(np.int64), client=OWNERS)
 
 
+@pytest.mark.slow
 def test_several_inputs_by_name(tmp_path):
     data = ratings()
     result, expected = trained(tmp_path, data, Rating)
@@ -222,6 +226,7 @@ def test_personal_layers_are_those_that_nobody_has_trained(tmp_path):
     assert "personal layers (1) hold their initial values" in model.predict(data).notes[0]
 
 
+@pytest.mark.slow
 def test_a_client_predicts_with_its_own_personal_layers(tmp_path):
     """As the run itself did, where the record's owner is the client."""
     data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
@@ -374,6 +379,7 @@ def test_the_two_files_alone_are_enough(tmp_path, finished):
     assert np.array_equal(found.columns["probability_0"], expected.columns["probability_0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unconfirmed", "kept"), [((), 0), (("age",), 3)])
 def test_nothing_is_for_release_that_was_made_with_a_range_read_from_the_data(tmp_path, unconfirmed, kept):
     table = {"name": str(patients(tmp_path / "patients.csv"))}
@@ -504,6 +510,7 @@ def test_code_that_is_trusted_but_gives_no_network_is_refused(finished, model, w
 ODD = (None, -1, 0, True, 1e300, "x", "../x", "os:abort()", [], ["x"], [[1]], [1, 2], {}, {"a": {}}, {"kind": "own"})
 
 
+@pytest.mark.slow
 def test_whatever_stands_in_a_description_the_worst_is_one_line(finished):
     whole, said = json.loads((finished / "model.json").read_text()), []
     for key in whole:

@@ -27,6 +27,7 @@ def test_no_test_alone_fails_by_chance_more_than_once_in_a_hundred_thousand_runs
     assert not [item.nodeid for item in request.session.items if rate(item) > 1e-5]
 
 
+@pytest.mark.slow
 def test_whoever_compares_with_a_quantile_says_how_often_it_fails_by_chance(request):
     """Else the sum above is not the suite's."""
     tests = {item.function: item for item in request.session.items if item.path.name != "test_suite.py"}

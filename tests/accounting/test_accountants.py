@@ -140,6 +140,7 @@ def test_renyi_divergence_without_replacement_is_that_of_dp_accounting(rate: flo
     assert (ours <= theirs * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 def test_dp_accounting_means_the_clip_by_replace_one_in_rdp_but_twice_the_clip_in_pld() -> None:
     """The same event, two meanings: why noise is halved before dp-accounting's RDP sees it, and not for PLD."""
     event = dp_accounting.GaussianDpEvent(2)
@@ -242,6 +243,7 @@ def test_pld_is_never_above_rdp_nor_rdp_above_the_classic_conversion(
     assert epsilon(poisson(rate, noise, count), delta, accountant="rdp") <= classic * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @records(10)
 @given(rates, noises, st.integers(1, 300), deltas)
 def test_fixed_size_sampling_under_replace_one_lies_in_its_bracket(
@@ -454,6 +456,7 @@ def test_the_moments_accountant_on_samples_of_fixed_size_is_not_valid() -> None:
 # The accountant of a running run
 
 
+@pytest.mark.slow
 def test_the_running_accountant_is_rdp_step_by_step() -> None:
     running = rdp.Running()
     sampler = SamplerError(1e-9)  # which counts in `epsilon_with` too

@@ -450,6 +450,7 @@ def test_a_ledger_recovers_from_a_full_disk_and_from_nothing_else(
     assert [intent.round for intent in Ledger.read(path)[1].charged] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_the_middle_of_a_line_leaves_the_ledger_whole(tmp_path: Path) -> None:
     """The kernel really refuses here: the file may not grow past a limit that lies inside the second intent."""
     path = tmp_path / "ledger.jsonl"

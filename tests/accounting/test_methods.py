@@ -64,6 +64,7 @@ def test_a_private_quantile_costs_little_noise(noise: float, cohort: float, dear
     assert epsilon(Repeat(together, 10)) == pytest.approx(epsilon(poisson(0.1, noise, 10)), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "cohort", "true_epsilon", "needed"),
     list(zip(CURATOR, COHORTS, [16263, 4398, 19455], [126, 57, 26], strict=True)),
@@ -143,6 +144,7 @@ def test_fed_cdp_per_client(scale: int, true_epsilon: float) -> None:
     assert epsilon(poisson(0.1, noise, 100)) == pytest.approx(true_epsilon, rel=0.005)
 
 
+@pytest.mark.slow
 def test_fed_cdp_by_observer() -> None:
     """Clients' choice hides a record only from those who cannot tell who took part; l2-max hides nothing."""
     release, server = (

@@ -148,6 +148,7 @@ def test_a_random_number_of_noises_proves_nothing_for_the_release():
     assert "reveals the cohort size" in why_not(sdp(sampling="poisson"), "record")
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
     """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
     assert "reveals the cohort size" in why_not(sdp(sampling="all"))

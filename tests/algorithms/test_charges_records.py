@@ -148,6 +148,7 @@ def test_clients_of_several_sizes_cost_what_the_dearest_of_them_costs(accountant
         assert cost(record, sizes, accountant, rounds=3) == pytest.approx(max(alone), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_spent_is_counted_by_client_while_a_run_goes_on():
     record = cdp(local=Local(epochs=1), per_step=StepNoise("linear:4:2"))
     for sizes in ((60, 300), (3, 61, 7, 300)):
@@ -176,6 +177,7 @@ def test_noise_is_calibrated_to_clients_that_exist():
     assert 14 < found < 15
 
 
+@pytest.mark.slow
 def test_many_sizes_are_charged_as_a_few_kinds_that_cost_little_more():
     record, sizes = cdp(local=Local(epochs=1)), tuple(range(20, 5000, 7))
     found = charged(record, setting=replace(SETTING, sizes=sizes))

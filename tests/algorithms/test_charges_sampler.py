@@ -112,6 +112,7 @@ def test_the_graph_of_secure_aggregation_takes_part_of_delta_against_the_server_
     assert event(steps, risky, 0, "record", "server") == event(steps, SETTING, 0, "record", "server")
 
 
+@pytest.mark.slow
 def test_a_run_says_what_its_sampler_takes(tmp_path):
     for mode in ("research", "secure"):
         result = play(tmp_path, PRIVATE | {"random": mode})

@@ -87,6 +87,7 @@ def rows(record, rounds=ROUNDS):
 # --- what is proven
 
 
+@pytest.mark.slow
 def test_the_proven_epsilon_of_a_run_is_that_of_one_gaussian(tmp_path):
     record = small(NAME)
     claim = of_clients(run(record, tmp_path))
@@ -94,6 +95,7 @@ def test_the_proven_epsilon_of_a_run_is_that_of_one_gaussian(tmp_path):
     assert claim["accountant"] == "pld"
 
 
+@pytest.mark.slow
 def test_a_record_costs_as_much_as_an_opposite_one_in_its_place(tmp_path):
     record = small(NAME)
     claims = run(record, tmp_path).proven
@@ -107,6 +109,7 @@ def test_copies_of_a_record_add_up():
     assert event(small(NAME), copies, 0, "client", "release") == Gaussian(4.0)
 
 
+@pytest.mark.slow
 def test_calibrated_noise_spends_the_budget(tmp_path):
     budget = {"budget.epsilon": 2.0, "budget.calibrate": True}
     result = run(small(NAME), tmp_path, changes=budget)
@@ -131,6 +134,7 @@ def test_clients_in_turn_prove_nothing_where_noise_is_not_on_the_sum(name):
     assert "cyclic participation" in event(record, SETTING, 0, "record", "release").because
 
 
+@pytest.mark.slow
 def test_a_client_changes_a_whole_run_by_no_more_than_is_charged(monkeypatch):
     """Played without noise, with and without each client: what its going changes in all that can be worked out."""
 
@@ -181,6 +185,7 @@ def killed_in_round(number, record, folder, **more):
     return started[0]
 
 
+@pytest.mark.slow
 def test_a_round_killed_and_played_again_is_charged_for_the_client_that_it_hits_hardest(tmp_path):
     record = small(NAME)
     rest = resumed(killed_in_round(3, record, tmp_path))
@@ -199,6 +204,7 @@ def test_a_round_killed_and_played_again_is_charged_for_the_client_that_it_hits_
     assert of_clients(rest)["epsilon"] == pytest.approx(epsilon(math.hypot(np.linalg.norm(once), 1) / 4), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_played_again_counts_against_the_budget_at_its_full_price(tmp_path):
     """All rounds and the third once more at the price it had at first would be within the budget."""
     record = small(NAME)
@@ -244,6 +250,7 @@ def test_a_round_played_again_has_fresh_noise_and_still_takes_back_the_noise_bef
     assert abs(np.corrcoef(first, again)[0, 1]) < FAR / math.sqrt(len(first))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["research", "secure"])
 def test_the_noise_is_in_the_checkpoint_only_where_the_seed_tells_it_anyway(tmp_path, mode):
     """In secure mode a resumed run forgets it, which costs accuracy and no privacy."""
@@ -264,6 +271,7 @@ def test_the_noise_is_in_the_checkpoint_only_where_the_seed_tells_it_anyway(tmp_
     )
 
 
+@pytest.mark.slow
 def test_adaptive_servers_go_with_it(tmp_path):
     result = run(replace(small(NAME), server=Server(lr=0.1, adaptivity=1e-3)), tmp_path)
     assert all(torch.isfinite(tensor).all() for tensor in result.model.values())

@@ -57,6 +57,7 @@ def test_without_privacy_every_attacker_sees_the_gradient_itself(digits, module,
     assert torch.allclose(seen.gradients, clean(module, victims), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_fed_sdp_hides_updates_where_it_adds_its_noise_and_never_gradients_of_records(digits, module):
     victims = victims_of(digits, 3, 3)
     raw = clean(module, victims)
@@ -99,6 +100,7 @@ def test_the_noise_that_an_attacker_meets_is_sigma_times_the_clip(digits, module
     assert float((noise[0] - noise[1]).std()) == pytest.approx(6.0, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-18)
 def test_noise_for_records_is_shared_by_a_batch(digits, module):
     """DP-SGD adds it to the sum, so that the mean of three records carries a third of it."""
@@ -137,6 +139,7 @@ def _without_noise(method):
     return found
 
 
+@pytest.mark.slow
 def test_an_honest_update_is_simulated_step_by_step(digits, module):
     victims = victims_of(digits, 2, 2)
     method = config("fedavg", "local.steps=3", "local.lr=0.5", "local.momentum=0.5").algorithm
@@ -146,6 +149,7 @@ def test_an_honest_update_is_simulated_step_by_step(digits, module):
     assert not torch.allclose(seen.gradients, clean(module, victims), atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("name", ["fed-cdp", "fed-alpha-cdp", "pfl", "dp-sgd", "end-to-end", "quantile-record"])
 def test_an_honest_update_of_records_that_fill_no_batch_is_divided_by_the_public_batch(digits, module, name, steps):
@@ -224,12 +228,14 @@ def test_victims_beyond_one_group_are_searched_for_in_the_next(digits, monkeypat
     assert len(outcome.found.iterations) == 5
 
 
+@pytest.mark.slow
 def test_batches_of_three_are_taken_apart(digits):
     row = attack(config("fedavg"), recipe("cpl"), Aim(1, 2), digits).row()
     assert row["records"] == 3
     assert row["success"] == 1.0
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_reconstructed(digits):
     cancer = replace_data(config("fedavg"), "cancer")
     row = attack(cancer, recipe("cpl"), Aim(2, 4)).row()
@@ -252,6 +258,7 @@ def replace_data(settings, name):
     return replace(settings, data=replace(settings.data, name=name))
 
 
+@pytest.mark.slow
 def test_iterations_to_success_are_counted_by_the_truth_but_the_attacker_goes_on_until_its_gradient_is_explained(
     digits,
 ):

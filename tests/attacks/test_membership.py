@@ -89,6 +89,7 @@ def test_likelihood_ratios_find_a_shift_that_every_record_has_at_a_place_of_its_
     assert Roc.of(phi.ravel(), member.ravel(), STREAMS).auc < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-10)
 def test_likelihood_ratios_find_nothing_where_there_is_nothing():
     """25,600 scores of pure noise: the area spreads by .0047 (.0093 with a quarter of them, over seeds)."""
@@ -102,6 +103,7 @@ def settings(*changes):
     return configure({"algorithm": "fedavg", "engine.device": "cpu", "clients.sampling": "all"}, words)
 
 
+@pytest.mark.slow
 def test_whole_inference_runs_on_trained_models_and_can_be_repeated():
     config = settings("rounds=3", "data.partition=iid")
     first, second = (membership(config, models=4, records=40, data=dataset()) for _ in range(2))
@@ -167,6 +169,7 @@ class OneLogit(torch.nn.Linear):
         super().__init__(4, 1)
 
 
+@pytest.mark.slow
 def test_a_model_of_one_logit_is_attacked_by_the_probability_of_its_class():
     module, data = OneLogit(), dataset()
     two = torch.nn.Linear(4, 2)

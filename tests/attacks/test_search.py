@@ -67,6 +67,7 @@ def rosenbrock(x):
     return value.detach(), slope
 
 
+@pytest.mark.slow
 def test_rows_find_their_minima_independently_of_their_neighbours():
     starts = numbers(
         5, 6, name="starts"
@@ -214,6 +215,7 @@ def test_an_attack_on_an_unprotected_linear_model_recovers_the_input_that_algebr
     assert (found.left < 1e-8).all()
 
 
+@pytest.mark.slow
 def test_divergence_is_restarted_or_reported_and_never_spoils_the_batch():
     x = torch.from_numpy(STREAMS.generator("rows").random((4, 1, 12), dtype=np.float32))
     y = torch.arange(4).view(4, 1) % 3
@@ -231,6 +233,7 @@ def test_divergence_is_restarted_or_reported_and_never_spoils_the_batch():
     assert plain.restarts[1] == 0
 
 
+@pytest.mark.slow
 def test_a_search_can_be_repeated_and_a_victim_does_not_depend_on_the_others():
     x = torch.from_numpy(STREAMS.generator("rows").random((3, 1, 12), dtype=np.float32))
     y = torch.arange(3).view(3, 1)

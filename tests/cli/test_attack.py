@@ -40,6 +40,7 @@ def test_one_attack_leaves_a_table_a_picture_and_a_page(tmp_path):
     assert {"model", "honest", "naive"} <= set(re.findall(r"<th scope=.col.>(.*?)</th>", page))
 
 
+@pytest.mark.slow
 def test_a_row_names_the_model_and_the_attacker(tmp_path):
     words = ["--count", 2, "--json", "--runs", tmp_path, "--iterations", 1, "--naive"]
     (row,) = json.loads(shoal_attack(*words, "-c", "model=linear").stdout)["rows"]
@@ -47,11 +48,13 @@ def test_a_row_names_the_model_and_the_attacker(tmp_path):
     assert "The attacked model, linear, is" in (next(tmp_path.iterdir()) / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_tables_say_what_a_success_is_for_them(tmp_path):
     result = shoal_attack("--dataset", "cancer", "--count", 3, "--runs", tmp_path)
     assert "below half of the mean record" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_json_is_one_object_on_standard_output(tmp_path):
     result = shoal_attack("--count", 2, "--json", "--runs", tmp_path, "--iterations", 1)
     told = json.loads(result.stdout)
@@ -122,6 +125,7 @@ def test_membership_from_the_command_line(tmp_path):
     assert "A failed attack proves nothing" in page
 
 
+@pytest.mark.slow
 def test_a_rate_that_cannot_be_told_is_a_dash(tmp_path):
     words = ["--membership", "--models", 4, "--records", 30, "--runs", tmp_path]
     result = shoal_attack(*words, "-c", "rounds=1", "-c", "data.clients=4", "-c", "clients.cohort=2")
@@ -130,6 +134,7 @@ def test_a_rate_that_cannot_be_told_is_a_dash(tmp_path):
     assert "warning: the models are barely better than guessing" in result.output
 
 
+@pytest.mark.slow
 def test_a_curve_has_no_points_at_zero(monkeypatch):
     """They would be a line at the left edge, as if there were false positives."""
     from matplotlib.axes import Axes

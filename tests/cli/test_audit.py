@@ -35,6 +35,7 @@ def test_a_consistent_method_ends_with_0_and_tells_how(tmp_path):
     assert len(list(tmp_path.glob("audit-*-dp-sgd/report.html"))) == 1
 
 
+@pytest.mark.slow
 def test_a_violated_claim_ends_with_3_and_json_is_one_object(tmp_path):
     done = invoke("--algorithm", "fed-alpha-cdp", "--quick", "--json", "--runs", str(tmp_path))
     assert done.exit_code == 3

@@ -71,6 +71,7 @@ def test_a_column_that_happens_to_hold_0_and_1_is_marked_too(folder: Path) -> No
     assert "CONFIRM: a flag, 0 or 1, read from the data" in (folder / "experiment.toml").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_proposed_works_at_once_and_is_marked_until_confirmed(folder: Path) -> None:
     patients(folder / "patients.csv")
     result = invoke("init", "patients.csv")
@@ -156,6 +157,7 @@ def test_what_is_missing_is_said_in_one_line(folder: Path, header: str, argument
     assert not (folder / "experiment.toml").exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_unless_asked(folder: Path) -> None:
     patients(folder / "patients.csv", rows=60)
     (folder / "experiment.toml").write_text("mine")
@@ -165,6 +167,7 @@ def test_nothing_is_overwritten_unless_asked(folder: Path) -> None:
     assert isinstance(invoke("init", "nothing.csv").exception, DataError)
 
 
+@pytest.mark.slow
 def test_other_tasks_are_proposed_too(folder: Path) -> None:
     rows = "".join(f"{k % 9},s{k % 3},{k * 1.5},{k % 2},{(k + 1) % 2}\n" for k in range(60))
     path = folder / "t.csv"

@@ -51,6 +51,7 @@ def checked(name):
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 def test_of_each_level_it_tells_the_way_and_the_layer_that_forces_it():
     found = checked("nets_to_check:Scaled")
     assert found["parameters"] == 64 * 2 + 2 + 2 + 2 * 10 + 10
@@ -82,6 +83,7 @@ def test_a_model_that_cannot_be_trained_with_privacy_is_an_error(name, said, mon
     assert shown.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_says_it_in_one_line_and_so_do_its_result_and_its_page(tmp_path):
     words = ["-c", "algorithm=fedavg", "-c", "model=nets_to_check:Scaled", "-c", "rounds=1", *FEW]
     ran = CliRunner().invoke(app, ["run", *words], env={"COLUMNS": "200"})

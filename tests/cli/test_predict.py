@@ -58,6 +58,7 @@ def run(tmp_path_factory):
     return shoal.run(CONFIG | {"data": data, "schema": SCHEMA, "model": "linear"}, runs=folder / "runs").run
 
 
+@pytest.mark.slow
 def test_new_rows_are_predicted_and_written_for_their_owner_alone(shell, run, tmp_path):
     new = table(tmp_path / "new.csv", died=False)
     assert shell("predict", run, new, "--out", "predictions.csv") == (0, "24 predictions in predictions.csv\n", "")
@@ -87,6 +88,7 @@ def test_figures_stand_beside_where_the_label_is_there(shell, run, tmp_path):
     assert found["predictions"].keys() == {"class", "probability_no", "probability_yes"}
 
 
+@pytest.mark.slow
 def test_a_data_set_by_its_name(shell, tmp_path):
     result = shoal.run(CONFIG | {"data.name": "digits", "model": "linear"}, runs=tmp_path / "runs")
     code, out, _ = shell("predict", result.run.name[:10], "--data", "digits", "--json")
@@ -95,6 +97,7 @@ def test_a_data_set_by_its_name(shell, tmp_path):
     assert (found["figures"], found["records"]) == (result.figures, 360)
 
 
+@pytest.mark.slow
 def test_bad_requests_are_refused_in_one_line(shell, run, tmp_path):
     new = table(tmp_path / "new.csv", died=False)
     (tmp_path / "less.csv").write_text("colour\nred\n")

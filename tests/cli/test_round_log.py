@@ -23,6 +23,7 @@ def watch(monkeypatch):
     logs.close()
 
 
+@pytest.mark.slow
 def test_there_is_one_line_a_round_and_it_does_not_say_how_many_took_part(tmp_path, watch, capsys):
     given = settings("trusted-curator", clients__sampling="poisson")
     result, _ = served(tmp_path, given, on_start=watch.start, on_round=watch.round)

@@ -242,6 +242,7 @@ def own_things(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_ones_own_model_and_table_are_taken_by_name(own_things, monkeypatch, capsys):
     words = ["-c", "algorithm=fedavg", "-c", "model=netsofmine.net:MyNet", "-c", "data.name=mine.csv"]
     words += ["-c", "data.client_column=client", "-c", "clients.cohort=4", "-c", "rounds=5", "-c", "local.lr=0.5"]
@@ -262,6 +263,7 @@ def test_ones_own_model_and_table_are_taken_by_name(own_things, monkeypatch, cap
     assert "data.clients is 10, but the data name 8 clients; leave it out" in err
 
 
+@pytest.mark.slow
 def test_python_takes_arrays_a_client_and_a_module_and_leaves_both_alone(tmp_path):
     data, model = dataset(), network()
     weights, rows = model.weight.clone(), data.train_x.clone()
@@ -336,6 +338,7 @@ def test_a_stopped_run_ends_with_the_model_and_metrics_of_a_whole_one(tmp_path):
     assert [line | {"seconds": 0} for line in whole.metrics] == [line | {"seconds": 0} for line in resumed.metrics]
 
 
+@pytest.mark.slow
 def test_a_run_can_be_resumed_from_inside_its_folder_and_by_a_link(tmp_path, monkeypatch):
     run = stopped_after(tmp_path / "runs", FEDAVG, 2)
     (tmp_path / "last").symlink_to(run)
@@ -372,6 +375,7 @@ def fewer_rows():
     return replace(data, train_x=data.train_x[kept], train_y=data.train_y[kept], owners=data.owners[kept])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [other_rows, other_labels, other_owners, fewer_rows])
 def test_a_run_does_not_go_on_with_other_data_of_the_same_name(tmp_path, changed):
     run = stopped_after(tmp_path, PRIVATE, 2)
@@ -389,6 +393,7 @@ def test_held_out_rows_may_change(tmp_path):
     assert shoal.run(resume=run, data=replace(data, test_x=data.test_x + 1), model=network()).rounds == 6
 
 
+@pytest.mark.slow
 def test_features_may_differ_where_the_rows_do_not(tmp_path, monkeypatch):
     """They are computed in floats, which another machine may round otherwise."""
     config = {"algorithm": "fedavg", "rounds": 2, "model": "linear", "data.features": "hog", "data.clients": 4}
@@ -438,6 +443,7 @@ def cost(rounds, event=ROUND):
     return epsilon(Repeat(event, rounds), 1e-5, "pld").epsilon
 
 
+@pytest.mark.slow
 def test_a_budget_stops_the_run_before_the_round_that_would_pass_it(tmp_path):
     result = play(tmp_path, PRIVATE | {"rounds": 50, "budget.epsilon": 4.0, "engine.evaluate_every": 100})
     assert result.stopped == "budget"
@@ -449,6 +455,7 @@ def test_a_budget_stops_the_run_before_the_round_that_would_pass_it(tmp_path):
     assert (resumed.rounds, resumed.stopped, resumed.proven) == (result.rounds, "budget", result.proven)
 
 
+@pytest.mark.slow
 def test_rounds_that_are_played_again_are_paid_from_the_same_budget(tmp_path):
     config = PRIVATE | {"rounds": 50, "budget.epsilon": 4.0}
     whole = play(tmp_path / "whole", config)
@@ -459,6 +466,7 @@ def test_rounds_that_are_played_again_are_paid_from_the_same_budget(tmp_path):
     assert again.proven[0]["epsilon"] <= 4.0
 
 
+@pytest.mark.slow
 def test_a_calibrated_run_spends_its_budget_and_no_more(tmp_path):
     result = play(tmp_path, PRIVATE | {"budget.epsilon": 2.0, "budget.calibrate": True})
     assert (result.rounds, result.stopped) == (6, "rounds")
@@ -477,6 +485,7 @@ def test_a_budget_that_pays_for_no_round_is_refused_before_anything_is_written(t
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_many_rounds_between_checkpoints_are_charged_together_and_cost_the_same(tmp_path):
     config = PRIVATE | {"rounds": 12, "engine.evaluate_every": 12}
     one, many = (play(tmp_path, config | {"engine.checkpoint_every": every}) for every in (1, 12))

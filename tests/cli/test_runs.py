@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import sys
 
 import pytest
@@ -24,18 +25,23 @@ def shell(monkeypatch, capsys):
     return called
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """Three runs: private, not private, and one that was stopped."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs"
+    folder = tmp_path_factory.mktemp("made")
     found = [play(folder, PRIVATE | {"rounds": 2}).run, play(folder, FEDAVG | {"rounds": 2}).run]
     found.append(stopped_after(folder, FEDAVG, 3))
     days = ("20260110-100000", "20260220-100000", "20260330-100000")
-    moved = [run.with_name(f"{day}{run.name[15:]}") for run, day in zip(found, days, strict=True)]
-    for old, new in zip(found, moved, strict=True):
-        old.rename(new)
-    return moved
+    for run, day in zip(found, days, strict=True):
+        run.rename(run.with_name(f"{day}{run.name[15:]}"))
+    return folder
+
+
+@pytest.fixture
+def runs(made, tmp_path, monkeypatch):
+    """A copy of them, the oldest first, in the folder where the test goes on."""
+    monkeypatch.chdir(tmp_path)
+    return sorted(shutil.copytree(made, tmp_path / "runs").iterdir())
 
 
 def listed(shell, *options):
@@ -61,12 +67,14 @@ def test_runs_are_listed_by_method_data_and_date(shell, runs):
     assert "stopped" in out
 
 
+@pytest.mark.slow
 def test_a_day_that_is_none_is_refused(shell, runs):
     code, _, err = shell("runs", "list", "--since", "yesterday")
     assert code == 2
     assert "2026-01-31" in err
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_passed_over(shell, runs):
     (runs[0].parent / "other").mkdir()
     (runs[0].parent / "broken").mkdir()
@@ -74,6 +82,7 @@ def test_a_folder_of_something_else_is_passed_over(shell, runs):
     assert len(listed(shell)) == 3
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_by_the_beginning_of_its_name(shell, runs):
     code, out, _ = shell("runs", "show", "20260110", "--json")
     said = json.loads(out)
@@ -87,6 +96,7 @@ def test_a_run_is_shown_by_the_beginning_of_its_name(shell, runs):
     assert "per_round.noise_multiplier = 1.5" in out
 
 
+@pytest.mark.slow
 def test_a_name_that_fits_several_runs_or_none_is_refused(shell, runs):
     code, _, err = shell("runs", "show", "2026")
     assert code == 2
@@ -96,6 +106,7 @@ def test_a_name_that_fits_several_runs_or_none_is_refused(shell, runs):
     assert "there is no run '1999'" in err
 
 
+@pytest.mark.slow
 def test_deleting_asks_first_and_removes_just_what_was_named(shell, runs):
     code, _, err = shell("runs", "delete", "20260110")
     assert code == 2
@@ -105,6 +116,7 @@ def test_deleting_asks_first_and_removes_just_what_was_named(shell, runs):
     assert [run.exists() for run in runs] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_not_deleted(shell, runs):
     with (runs[1] / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -114,6 +126,7 @@ def test_a_run_that_goes_on_is_not_deleted(shell, runs):
     assert runs[1].exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_run_is_not_deleted(shell, runs, tmp_path):
     (tmp_path / "precious").mkdir()
     code, _, _ = shell("runs", "delete", tmp_path / "precious", "--yes")
@@ -121,6 +134,7 @@ def test_a_folder_that_is_no_run_is_not_deleted(shell, runs, tmp_path):
     assert (tmp_path / "precious").is_dir()
 
 
+@pytest.mark.slow
 def test_report_makes_the_page_of_one_run_again(shell, runs):
     (runs[0] / "report.html").unlink()
     code, out, _ = shell("report", runs[0])
@@ -128,12 +142,14 @@ def test_report_makes_the_page_of_one_run_again(shell, runs):
     assert (runs[0] / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_report_without_a_name_takes_the_newest_run(shell, runs):
     code, out, _ = shell("report", "--json")
     assert code == 0
     assert json.loads(out)["runs"] == [str(runs[2].relative_to(runs[2].parents[1]))]
 
 
+@pytest.mark.slow
 def test_report_of_several_runs_compares_them(shell, runs, tmp_path):
     code, out, _ = shell("report", *runs, "--to", tmp_path / "all.html")
     assert (code, out.strip()) == (0, str(tmp_path / "all.html"))
@@ -142,6 +158,7 @@ def test_report_of_several_runs_compares_them(shell, runs, tmp_path):
     assert all(run.name in html for run in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -74,8 +74,9 @@ def test_a_seed_decides_the_model(name):
             models.append(state.model)
         return torch.stack(models)
 
-    assert torch.equal(model(5), model(5))
-    assert not torch.allclose(model(5), model(6))
+    first = model(5)
+    assert torch.equal(model(5), first)
+    assert not torch.allclose(model(6), first)
 
 
 # --- nobody's data set a denominator
@@ -210,20 +211,10 @@ def test_state_survives_a_checkpoint(name, tmp_path):
     assert timeless[0] == timeless[1]
 
 
-@pytest.fixture(scope="module")
-def finished_run(request, tmp_path_factory):
-    """A whole run of a method; pytest runs the tests of one method after another, so that each is run once."""
-    return finished(small(request.param), tmp_path_factory.mktemp(request.param))
-
-
-every_run = pytest.mark.parametrize(
-    ("name", "finished_run"), [(name, name) for name in NAMES], indirect=["finished_run"], ids=NAMES
-)
-
-
-@every_run
-def test_every_round_of_a_run_is_charged_what_its_record_says(name, finished_run):
-    record, run = small(name), finished_run
+@every
+def test_every_round_is_charged_what_its_record_says_and_no_published_figure_is_shown_as_proven(name, tmp_path):
+    record = small(name)
+    run = finished(record, tmp_path)
     with Ledger(run.run / "ledger.jsonl") as ledger:
         assert [intent.round for intent in ledger.charged] == list(range(1, ROUNDS + 1))
         for unit, observer in PAIRS:
@@ -231,15 +222,10 @@ def test_every_round_of_a_run_is_charged_what_its_record_says(name, finished_run
             charged, distance = without_sampler(leaves(ledger.charged_event(unit, observer)))
             assert charged == leaves(expected)
             assert (distance > 0) == (not any(isinstance(leaf, Unbounded) for leaf in charged))
-
-
-@every_run
-def test_a_published_figure_is_never_shown_as_proven(name, finished_run):
-    run = finished_run
     proven = {(claim["unit"], claim["observer"]): claim for claim in run.proven}
     assert set(proven) == set(PAIRS)
     for pair, claim in proven.items():
-        charged = event(small(name), SETTING, 0, *pair)
+        charged = event(record, SETTING, 0, *pair)
         if isinstance(charged, Unbounded):
             assert (claim["epsilon"], claim["because"]) == (None, charged.because)
         else:

@@ -83,6 +83,7 @@ def test_the_event_says_how_clients_are_really_sampled(name):
         assert np.abs(shares - rate).max() < float(norm.isf(ALPHA / 2 / CLIENTS)) * spread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_TURN)
 def test_clients_that_come_in_turn_come_once_a_turn_whatever_the_seed_or_the_attempt(name):
     record = small(name)
@@ -164,6 +165,7 @@ def test_another_round_or_attempt_has_other_noise(name, monkeypatch):
     assert not torch.equal(first, later)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in BOUNDED if isinstance(algorithm(n).per_update, NoisyClip)])
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_no_two_clients_have_the_same_noise(name):

@@ -125,6 +125,7 @@ def surfaces(run, monkeypatch, capsys):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "own"])
 def test_every_output_says_that_clients_are_simulated(tmp_path, monkeypatch, capsys, name):
     data = "digits" if name == "digits" else table(tmp_path / "mine.csv")
@@ -138,6 +139,7 @@ def test_every_output_says_that_clients_are_simulated(tmp_path, monkeypatch, cap
     assert "for a simulated client (zero-out); observer:" in (result.run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_line_says_so_as_well(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [f"{key}={value}" for key, value in CLIENT_LEVEL.items()] + ["data.clients=6", "model=linear"]
@@ -150,6 +152,7 @@ def test_the_command_line_says_so_as_well(tmp_path, monkeypatch, capsys):
     assert json.loads(out)["proven"][0]["simulated"] is True
 
 
+@pytest.mark.slow
 def test_clients_that_exist_are_not_called_simulated(tmp_path, monkeypatch, capsys):
     data = shoal.from_clients([rows(20, seed) for seed in range(6)])
     result = shoal.run(CLIENT_LEVEL, data=data, overrides=["model=linear"], runs=tmp_path / "runs")
@@ -169,6 +172,7 @@ def unequal(tmp_path_factory):
     return shoal.run(RECORD_LEVEL, data=data, runs=tmp_path_factory.mktemp("unequal"))
 
 
+@pytest.mark.slow
 def test_the_page_shows_epsilon_by_client_the_worst_first(unequal):
     facts = json.loads((unequal.run / "result.json").read_text())["by_client"]
     assert facts["release"].startswith("not for release unless clients' sizes are public")
@@ -196,6 +200,7 @@ def test_epsilon_by_client_is_shown_only_as_the_ledger_has_it(unequal, tmp_path)
     assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 
 
+@pytest.mark.slow
 def test_of_many_clients_the_worst_twenty_are_shown(tmp_path):
     data = shoal.from_clients([rows(size, size) for size in range(11, 11 + 4 * 23, 4)], test=rows(50))
     result = shoal.run(RECORD_LEVEL | {"rounds": 1}, data=data, runs=tmp_path)

@@ -223,6 +223,7 @@ def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(name, noise):
     assert seen == sorted(seen, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_another_clip_or_noise_in_the_same_process_takes_effect():
     for clip, noise in ((0.5, 7.0), (4.0, 7.0), (4.0, 0.5)):
@@ -479,6 +480,7 @@ def test_a_run_proves_of_records_what_its_sampling_allows(sampling, tmp_path):
     assert (("record", "client-process") in pairs) == (sampling != "with-replacement")
 
 
+@pytest.mark.slow
 def test_a_run_may_spend_a_budget_of_records(tmp_path):
     more = {"budget.epsilon": 3.0, "budget.unit": "record", "budget.observer": "server", "budget.calibrate": True}
     run = finished(small("pfl"), tmp_path, **more)
@@ -527,11 +529,13 @@ def whole() -> bool:
     return noise_fits(small("fed-cdp")) and gone <= 1 + 1e-6 and swapped <= 2 * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_nothing_is_found_in_what_is_whole():
     assert whole()
 
 
+@pytest.mark.slow
 def test_noise_that_is_too_small_by_the_batch_is_found(monkeypatch):
     def too_small(*given):
         right = sanitise.sanitiser(*given)
@@ -541,11 +545,13 @@ def test_noise_that_is_too_small_by_the_batch_is_found(monkeypatch):
     assert not whole()
 
 
+@pytest.mark.slow
 def test_a_clip_that_is_ignored_is_found(monkeypatch):
     monkeypatch.setattr(RecordClipping, "factors", lambda self, squares, bound, layers: torch.ones_like(squares))
     assert not whole()
 
 
+@pytest.mark.slow
 def test_a_clip_of_each_layer_that_is_charged_as_one_of_the_whole_is_found(monkeypatch):
     monkeypatch.setattr(RecordClipping, "excess", lambda self, layers: 1.0)
     gone, _, _ = moved("fed-cdp", 25)
@@ -553,6 +559,7 @@ def test_a_clip_of_each_layer_that_is_charged_as_one_of_the_whole_is_found(monke
     assert not whole()
 
 
+@pytest.mark.slow
 def test_an_empty_batch_that_is_skipped_is_found(monkeypatch):
     right = sanitise.ClippedByFactors.__call__
     monkeypatch.setattr(

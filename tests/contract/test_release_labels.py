@@ -53,6 +53,7 @@ def labels(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): label(path) for path in files}
 
 
+@pytest.mark.slow
 def test_every_file_of_a_finished_run_says_whether_it_may_be_released(tmp_path):
     given = PRIVATE | {"baseline": True, "random": "secure"}
     found = labels(play(tmp_path, given).run)
@@ -74,6 +75,7 @@ def test_every_file_of_a_finished_run_says_whether_it_may_be_released(tmp_path):
     assert may == {"model.safetensors", "model.json", "config.toml", "environment.txt", "ledger.jsonl"}
 
 
+@pytest.mark.slow
 def test_every_line_of_metrics_says_so_also_after_a_resume(tmp_path):
     run = play(tmp_path, PRIVATE).run
     go_on(run)
@@ -166,6 +168,7 @@ def test_an_attack_says_so(tmp_path):
     assert labels(folder) == dict.fromkeys(["attack.json", "attack.png", "report.html"], release.ATTACK)
 
 
+@pytest.mark.slow
 def test_what_a_site_keeps_says_so_and_is_still_read(tmp_path):
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")
     from shoal.federation.serve import serve

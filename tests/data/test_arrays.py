@@ -147,6 +147,7 @@ def test_clients_keep_their_rows() -> None:
     assert Counter(everything.owners.tolist()) == {0: 5, 1: 1, 2: 10, 3: 4}
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.floats(0.05, 0.95))
 @settings(deadline=None)
 def test_every_client_has_a_training_row(sizes: list[int], fraction: float) -> None:
@@ -253,6 +254,7 @@ def test_a_dictionary_column_is_text_and_a_number_may_be_a_category(tmp_path: Pa
     assert load(path, categories={"zip": ("10", "20")}).input_shape == (5,)
 
 
+@pytest.mark.slow
 def test_the_type_of_a_column_is_taken_from_all_of_it(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     rows = [f"{k},{k % 2}" for k in range(300_000)]

@@ -151,6 +151,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_lfw_is_made_from_scikit_learns_copy(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for the download: the layout of the file, and that other people are not accepted."""
     people = types.SimpleNamespace(

@@ -71,6 +71,7 @@ def slow_hog2(picture):
     return h / np.linalg.norm(h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 12, 17)])
 @pytest.mark.parametrize(("name", "slow", "numbers"), [("hog", slow_hog, 441), ("hog2", slow_hog2, 392)])
 def test_gradient_histograms_are_those_of_a_slow_direct_computation(name, slow, numbers, shape):
@@ -101,6 +102,7 @@ def test_scattering_is_kymatios_on_pixels_from_0_to_255(shape, expected):
     assert torch.allclose(found, kymatio.reshape(3, *expected), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hog", "hog2", "scattering"])
 def test_a_picture_has_the_same_features_alone_and_in_chunks(name, monkeypatch):
     x = digits()

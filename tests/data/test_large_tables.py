@@ -225,6 +225,7 @@ def test_a_full_disk_is_said_before_anything_is_written(small, monkeypatch):
     assert copies() == []
 
 
+@pytest.mark.slow
 def test_shoal_data_lists_and_removes_copies(small):
     from typer.testing import CliRunner
 

@@ -45,6 +45,7 @@ labels_of = st.integers(1, 120).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(labels_of, st.data())
 @settings(deadline=None)
 def test_iid_and_dirichlet_give_every_record_to_one_client(labels: np.ndarray, data: st.DataObject) -> None:
@@ -57,6 +58,7 @@ def test_iid_and_dirichlet_give_every_record_to_one_client(labels: np.ndarray, d
     assert made("iid", labels, clients=clients).sizes.max() <= len(labels) // clients + 1
 
 
+@pytest.mark.slow
 @given(labels_of, st.data())
 @settings(deadline=None)
 def test_shards_give_every_record_to_one_client(labels: np.ndarray, data: st.DataObject) -> None:
@@ -67,6 +69,7 @@ def test_shards_give_every_record_to_one_client(labels: np.ndarray, data: st.Dat
     assert sorted(split.indices) == list(range(len(labels)))
 
 
+@pytest.mark.slow
 @given(labels_of, st.integers(1, 50), st.data())
 @settings(deadline=None)
 def test_records_are_repeated_equally_often_and_never_on_one_client(
@@ -84,6 +87,7 @@ def test_records_are_repeated_equally_often_and_never_on_one_client(
     assert at_random.multiplicity <= -(-clients // (len(labels) // records))
 
 
+@pytest.mark.slow
 @given(labels_of, st.integers(1, 20), st.floats(0.01, 1))
 @settings(deadline=None)
 def test_sample_draws_a_fraction_for_each_client(labels: np.ndarray, clients: int, fraction: float) -> None:
@@ -92,6 +96,7 @@ def test_sample_draws_a_fraction_for_each_client(labels: np.ndarray, clients: in
     assert set(split.sizes) == {max(1, round(fraction * len(labels)))}
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=60))
 @settings(deadline=None)
 def test_column_gives_each_owner_their_records(raw: list[int]) -> None:

@@ -200,6 +200,7 @@ def test_npz_over_the_limit_is_refused_before_it_is_unpacked() -> None:
 words = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=4), st.lists(words, max_size=5), st.binary(max_size=200), st.integers(1, 4))
 @settings(deadline=None)
 def test_any_idx_is_read_or_refused(start: bytes, sizes: list[int], rest: bytes, dimensions: int) -> None:
@@ -248,6 +249,7 @@ def test_any_npz_header_is_read_or_refused(header: str) -> None:
     refused(lambda: read_npz(io.BytesIO(npz_with_header(header)), "f"))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8))
 @settings(deadline=None)
 def test_any_gz_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]) -> None:
@@ -263,6 +265,7 @@ def read_and_encode(place: Path) -> None:
     encode_table(read_table(place), "f")
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=300))
 @settings(deadline=None)
 def test_any_csv_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:

@@ -260,6 +260,7 @@ def test_a_broken_gz_is_a_data_error(tmp_path: Path, data: bytes) -> None:
         content(file_of("a.bin"), place)
 
 
+@pytest.mark.slow
 def test_a_gz_bomb_stops_at_the_limit(tmp_path: Path) -> None:
     place = tmp_path / "bomb.gz"
     place.write_bytes(gzip.compress(bytes(50_000_000)))

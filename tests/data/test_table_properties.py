@@ -94,6 +94,7 @@ def group(cell: str) -> str:
     return {"7.0": "7", "True": "true"}.get(cell, cell)
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(), st.sampled_from(["\n", "\r\n"]), st.sampled_from([",", ";", "\t"]), st.booleans())
 def test_what_is_read_is_what_is_written(
@@ -121,6 +122,7 @@ def test_what_is_read_is_what_is_written(
     assert changed == any("clipped to their public ranges: number" in note for note in found.notes)
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(numbers=st.one_of(NUMBERS, ODD), labels=st.one_of(LABELS, TEXTS)))
 def test_what_is_no_number_or_no_class_is_refused_in_one_line_and_nothing_else_is(
@@ -146,6 +148,7 @@ def is_number(cell: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 @FEW
 @given(tables(numbers=st.one_of(NUMBERS, ODD), labels=st.one_of(LABELS, TEXTS)), st.integers(0, 2))
 def test_a_proposal_reads_its_own_table_or_says_why_not(
@@ -169,6 +172,7 @@ def test_a_proposal_reads_its_own_table_or_says_why_not(
         assert name in proposal.why
 
 
+@pytest.mark.slow
 @FEW
 @given(
     tables(), st.binary(min_size=1, max_size=4), st.integers(0, 10**6), st.sampled_from(["replace", "insert", "cut"])

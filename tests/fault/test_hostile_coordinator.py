@@ -116,6 +116,7 @@ def test_steps_too_small_for_their_noise_are_refused(tmp_path, lr):
     site.close()
 
 
+@pytest.mark.slow
 def test_small_steps_have_their_noise(tmp_path):
     """650 numbers: their standard deviation is off by 20% once in 10^12 times."""
     found = answers(tmp_path, terms(local__lr=1e-7, per_example__clip=1e-8), torch.zeros(650), 2)
@@ -175,6 +176,7 @@ def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_pa
     site.close()
 
 
+@pytest.mark.slow
 def test_noise_from_a_seed_is_charged_as_none(tmp_path):
     served(tmp_path, settings("trusted-curator"))
     with Ledger(tmp_path / "site-0" / "ledger.jsonl") as ledger:
@@ -419,6 +421,7 @@ def test_a_clip_that_cannot_be_is_refused_before_it_is_charged(tmp_path, clip):
         assert not ledger.charged
 
 
+@pytest.mark.slow
 def test_whatever_goes_wrong_in_a_letter_the_site_lives_and_says_nothing_of_it(replies, monkeypatch):
     site, first, message, told = replies
     site.answer(TERMS, first)

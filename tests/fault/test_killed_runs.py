@@ -39,9 +39,9 @@ def kill_run(experiment, folder, *options):
 
 
 def test_a_private_run_killed_at_random_moments_keeps_every_promise(tmp_path):
-    said = kill_run("random", tmp_path, "--kills", 20, "--seed", 1)
-    assert said["kills"] == 20
-    assert said["rounds released"] > 20
+    said = kill_run("random", tmp_path, "--kills", 10, "--seed", 1)
+    assert said["kills"] == 10
+    assert said["rounds released"] > 10
     assert said["charged again"] > 0
     for unit, epsilon in said["epsilon charged"].items():
         assert epsilon > said["epsilon of one attempt a round"][unit]
@@ -57,14 +57,14 @@ def test_a_private_run_killed_at_each_step_of_writing_keeps_every_promise(tmp_pa
 
 
 def test_a_run_without_noise_ends_with_the_same_model_however_often_it_is_killed(tmp_path):
-    said = kill_run("same", tmp_path, "--kills", 5, "--seed", 2)
+    said = kill_run("same", tmp_path, "--kills", 3, "--seed", 2)
     assert said["round at the last kill"] > 0
 
 
 def test_one_of_several_ranks_killed_at_random_moments_ends_the_run_and_keeps_every_promise(tmp_path):
     """Each life on another number of ranks."""
-    said = kill_run("ranks", tmp_path, "--kills", 5, "--seed", 3)
-    assert said["rounds released"] > 5
+    said = kill_run("ranks", tmp_path, "--kills", 3, "--seed", 3)
+    assert said["rounds released"] > 3
     assert said["lives by lines said"].get("0", 0) == 0, "somebody says which rank has gone"
 
 

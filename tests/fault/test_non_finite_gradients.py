@@ -86,6 +86,7 @@ def test_what_is_left_is_the_sum_of_the_others(way):
     torch.testing.assert_close(found * RECORDS, left * (RECORDS - 1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_does_not_draw_anew_for_what_is_left_out():
     """One enormous record, dropped by chance or not: no update may be exactly 0."""
     x = rows()

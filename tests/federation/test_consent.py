@@ -161,6 +161,7 @@ def replies(tmp_path):
     site.close()
 
 
+@pytest.mark.slow
 def test_every_round_asked_for_is_charged_and_those_between(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, terms)
@@ -173,6 +174,7 @@ def test_every_round_asked_for_is_charged_and_those_between(replies, tmp_path):
     assert verify(tmp_path / "new" / "ledger.jsonl").whole
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, terms)
@@ -266,6 +268,7 @@ def test_terms_that_count_on_other_sites_than_they_say_are_refused(replies, fals
     assert "site sizes differ" in answer.values["refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["layers", "parameters"])
 def test_terms_of_another_model_are_refused_before_the_site_has_a_place(replies, what):
     """Agreed to, they would let a site that can never train hold a place of the roster."""
@@ -311,6 +314,7 @@ def test_a_site_answers_only_what_it_agreed_to(replies, tmp_path, changes, words
     assert charged(tmp_path / "new")[0] == 0
 
 
+@pytest.mark.slow
 def test_terms_from_another_version_are_refused(replies):
     site, terms, _ = replies
     told = json.loads(terms.values["terms"]) | {"more": 1}
@@ -320,6 +324,7 @@ def test_terms_from_another_version_are_refused(replies):
     assert "malformed field 'terms'" in answer.values["refused"]
 
 
+@pytest.mark.slow
 def test_no_code_is_imported_because_the_coordinator_says_so(replies):
     site, terms, _ = replies
     told = json.loads(terms.values["terms"])
@@ -328,6 +333,7 @@ def test_no_code_is_imported_because_the_coordinator_says_so(replies):
     assert "--model antigravity:Net" in answer.values["refused"]
 
 
+@pytest.mark.slow
 def test_data_that_do_not_fit_are_refused(tmp_path, replies):
     _, terms, _ = replies
     site = Site(Owner("other", tmp_path / "other", reader("cancer", part=0)))
@@ -338,6 +344,7 @@ def test_data_that_do_not_fit_are_refused(tmp_path, replies):
     site.close()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_data_crosses_with_a_refusal(tmp_path, replies):
     """The coordinator says which column is the label: what stands in it is for the owner's eyes."""
     _, terms, _ = replies

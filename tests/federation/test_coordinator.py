@@ -41,6 +41,7 @@ def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
     assert [line["clients"] for line in result.metrics] == [line["clients"] for line in expected.metrics]
 
 
+@pytest.mark.slow
 def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
     given = settings("dp-sgd", data__partition="dirichlet", examples__rate=0.1, examples__nominal_records=50)
     del given["records.batch"], given["local.steps"]
@@ -53,6 +54,7 @@ def test_it_does_so_where_records_are_sampled_by_rate(tmp_path):
     assert proven["record", "server"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp-sgd", "fedavg"])
 @pytest.mark.parametrize(
     "more",
@@ -140,6 +142,7 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
     assert all(set(payload.values) == {"agreed", "name"} and not payload.vectors for payload in hellos)
 
 
+@pytest.mark.slow
 def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
     """With `per_update.at=client` what is sent differs from the clipped update by noise of that scale."""
     given = settings("fed-sdp", per_update__at="client", model="mlp", rounds=1)

@@ -40,6 +40,7 @@ def test_a_frozen_part_is_built_at_every_site_and_not_sent(tmp_path, given):
     assert len(Terms.read(asked(grid, TERMS).text("terms")).frozen) == 64
 
 
+@pytest.mark.slow
 def test_a_site_with_another_backbone_refuses_the_terms(tmp_path, given, monkeypatch):
     built = []
 

@@ -66,6 +66,7 @@ def full_once(monkeypatch, tmp_path):
     return at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["ledger", "progress"])
 def test_a_site_whose_disk_was_full_once_takes_part_again(tmp_path, full_once, place):
     """It refuses that round, and no charge is missing: a round whose progress was not written is charged twice."""
@@ -85,6 +86,7 @@ class Keyed(Loopback):
         return [Peer(node, public_pem(each.owner.key.public_key())) for node, each in self.sites.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_a_site_restarted_without_its_folder_takes_part_again(tmp_path, aggregation):
     """It is back before anybody missed it; the first round that it is asked for is of terms that it does not know."""
@@ -107,6 +109,7 @@ def test_a_site_restarted_without_its_folder_takes_part_again(tmp_path, aggregat
     assert "not the terms that this site agreed to" in result.metrics[1]["reports"][0]["why"]
 
 
+@pytest.mark.slow
 def test_a_site_that_refuses_every_round_is_asked_ever_more_rarely(tmp_path, monkeypatch):
     """A round takes half a second of this test's clock: pauses of 0, 1, 3, 7 seconds are 0, 2, 6, 14 rounds."""
     clock = [0.0]

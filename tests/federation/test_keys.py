@@ -172,6 +172,7 @@ def test_all_private_keys_of_the_coordinator_may_have_one(tmp_path):
     assert has_password(tmp_path / "server.key"), "a new key has the same"
 
 
+@pytest.mark.slow
 def test_a_password_comes_from_a_file_or_the_environment_never_from_the_command_line(tmp_path, monkeypatch, capsys):
     secret, file = tmp_path / "keys", tmp_path / "password"
     file.write_bytes(PASSWORD + b"\n")
@@ -192,6 +193,7 @@ def test_a_password_comes_from_a_file_or_the_environment_never_from_the_command_
     assert (code, "cannot be read" in said) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_terminal_asks_twice_for_a_new_password_and_once_for_an_old_one(tmp_path, monkeypatch, capsys):
     typed = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -399,6 +401,7 @@ def test_rotation_keeps_the_old_pair_and_wants_one_to_rotate(tmp_path):
         rotate_site(tmp_path, "south")
 
 
+@pytest.mark.slow
 def test_the_list_shows_what_ends_and_what_is_revoked(folder, days, monkeypatch, capsys):
     revoke(folder, "north")
     days(75)
@@ -415,6 +418,7 @@ def test_the_list_shows_what_ends_and_what_is_revoked(folder, days, monkeypatch,
     assert (code, "there are no keys in" in said) == (2, True)
 
 
+@pytest.mark.slow
 def test_revoke_and_renew_say_what_they_did(folder, monkeypatch, capsys):
     code, said = shoal(monkeypatch, capsys, "keys", "revoke", "north", "--folder", folder)
     assert (code, said.startswith("the key of north is revoked, and kept as ")) == (0, True)

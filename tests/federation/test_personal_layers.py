@@ -37,6 +37,7 @@ def federation(request, tmp_path_factory):
     return folder, given, result, grid
 
 
+@pytest.mark.slow
 def test_it_ends_where_the_simulator_does_and_every_site_has_its_clients_layers(federation):
     folder, given, result, grid = federation
     expected = simulated(folder, given)
@@ -100,6 +101,7 @@ def test_a_site_that_starts_again_goes_on_with_its_layers(federation):
         assert all(torch.equal(found[key], row) for key, row in site._state.items())
 
 
+@pytest.mark.slow
 def test_the_ledgers_of_both_charge_the_same(tmp_path):
     given = METHODS["client level"]
     ledgers = []
@@ -109,6 +111,7 @@ def test_the_ledgers_of_both_charge_the_same(tmp_path):
     assert ledgers[0] == ledgers[1]
 
 
+@pytest.mark.slow
 def test_a_site_counts_the_parameters_itself(tmp_path):
     """Noise in steps is on every layer: a coordinator that counts fewer has its terms refused."""
     _, sim = prepare(configure(METHODS["record level"]), None, None)

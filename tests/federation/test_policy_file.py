@@ -247,6 +247,7 @@ def test_all_caps_hold_at_once_and_the_ledger_says_which_run_spent(tmp_path):
     assert runs == ["one"] * first + ["two"] * second
 
 
+@pytest.mark.slow
 def test_a_plan_that_exceeds_the_cap_of_a_run_is_refused_before_it_starts(tmp_path):
     algorithm = configure(CURATOR).algorithm
     book = ledger(tmp_path, Requirements(epsilon_per_run=1.0))
@@ -318,6 +319,7 @@ def test_a_site_trains_in_its_hours(tmp_path, hours, now, open):
             bounds.refuse_hour(when)
 
 
+@pytest.mark.slow
 def test_outside_its_hours_a_site_agrees_to_terms_and_answers_no_round(tmp_path):
     policy, time = read_policy(written(tmp_path, 'hours = ["20:00-06:00"]')), [NOON]
     here = site(tmp_path, policy, reader("digits", part=0), clock=lambda: time[0])
@@ -410,6 +412,7 @@ def shoal(monkeypatch, capsys, *words):
     return done.value.code, said.out + said.err
 
 
+@pytest.mark.slow
 def test_the_command_writes_terms_and_checks_them(tmp_path, monkeypatch, capsys):
     config, file = TESTS.parent / "examples" / "federation.toml", tmp_path / "terms.toml"
     code, said = shoal(monkeypatch, capsys, "policy", "terms", config, "-o", file, "-c", "engine.device=cpu")

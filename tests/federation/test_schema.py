@@ -56,6 +56,7 @@ def federation(folder, *files, schema=SCHEMA, **owner):
     return served(folder, given, Loopback(sites)), logs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [SCHEMA, None])
 def test_the_order_of_a_sites_columns_changes_nothing(tmp_path, schema):
     numeric = schema is None
@@ -108,6 +109,7 @@ def test_a_site_may_insist_on_its_own_schema(tmp_path):
         _schema(tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 def test_a_label_of_another_name_is_given_by_the_site(tmp_path):
     renamed = table(tmp_path / "0.csv", 0, header=("age", "sex", "dead"))
     (result, _), _ = federation(tmp_path / "run", renamed, label="dead")
@@ -143,6 +145,7 @@ def test_what_a_coordinator_writes_cannot_forge_a_line_of_the_owners_terminal(tm
     assert line.isprintable()
 
 
+@pytest.mark.slow
 def test_nor_what_a_site_calls_itself_one_of_the_coordinators(tmp_path):
     grid, log = with_sites(tmp_path, 1), []
     grid.changes[100] = lambda kind, answer: named(name="north\n\x1b[2J")(kind, answer) if kind == TERMS else answer

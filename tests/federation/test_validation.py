@@ -95,6 +95,7 @@ def test_a_replayed_answer_counts_as_zero(tmp_path, silent):
     assert [line["bad_updates"] for line in result.metrics] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_site_that_keeps_sending_bad_ones_is_left_out(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(filled(float("nan")))
@@ -107,6 +108,7 @@ def test_a_site_that_keeps_sending_bad_ones_is_left_out(tmp_path):
     assert {facts["name"]: facts["strikes"] for key, facts in kept.items() if key != "release"}["site-01"] == 3
 
 
+@pytest.mark.slow
 def test_a_huge_claimed_weight_is_bad(tmp_path):
     given = settings("fedavg", clients__sampling="all", federation__fewest_records=100, federation__most_records=500)
     grid = with_sites(tmp_path, 4)
@@ -115,6 +117,7 @@ def test_a_huge_claimed_weight_is_bad(tmp_path):
     assert [line["bad_updates"] for line in result.metrics] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_bit_that_is_none_is_bad(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(named(below=100))
@@ -122,6 +125,7 @@ def test_a_bit_that_is_none_is_bad(tmp_path):
     assert [line["bad_updates"] for line in result.metrics] == [1, 1]
 
 
+@pytest.mark.slow
 def test_fedavg_takes_no_update_beyond_all_reason(tmp_path):
     """No clip bounds it: `federation.max_update_norm` does."""
     grid = with_sites(tmp_path, 4)
@@ -131,6 +135,7 @@ def test_fedavg_takes_no_update_beyond_all_reason(tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in result.model.values())
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_without_those_who_do_not_answer(tmp_path, silent):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = in_rounds(lambda kind, answer: None)
@@ -139,6 +144,7 @@ def test_a_round_goes_on_without_those_who_do_not_answer(tmp_path, silent):
     assert [line["reports"][0]["what"] for line in result.metrics] == ["late", "late"]
 
 
+@pytest.mark.slow
 def test_an_empty_cohort_is_noise_alone(tmp_path):
     grid = with_sites(tmp_path, 4)
     for node in grid.sites:

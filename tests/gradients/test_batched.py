@@ -37,7 +37,7 @@ def assert_both_ways_agree(module, x, classes, clients):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(1, 4), st.integers(8, 11), st.integers(8, 11))
 def test_random_convolutions(conv, clients, batch, high, wide):
     torch.manual_seed(0)

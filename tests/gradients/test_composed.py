@@ -40,6 +40,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.integers(1, 3), st.sampled_from([0, 1, 4]))

@@ -92,8 +92,9 @@ def plainly(module, params, x, upstream, factors):
     return torch.cat(outputs), torch.cat(into_x), 0.5 * each.sum(1), records, records.square().sum(1), weighted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(1, 3))
 def test_every_kind_gives_what_autograd_gives(drawn, clients, batch):
     torch.manual_seed(0)
@@ -291,6 +292,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_whole_networks_are_batched_and_agree_at_both_levels(name, batch):
@@ -314,11 +316,11 @@ def test_whole_networks_are_batched_and_agree_at_both_levels(name, batch):
             torch.testing.assert_close(ours.squares().sum(0), theirs.squares().sum(0), rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.slow
 def test_resnet_18_is_batched():
-    module = ResNet()
-    assert sum(p.numel() for p in module.parameters()) == 11_181_642
-    assert network(module, torch.rand(1, 3, 32, 32)).way == "rules"
+    """Every block of it, with an eighth of its channels."""
+    with torch.device("meta"):
+        assert sum(p.numel() for p in ResNet().parameters()) == 11_181_642
+    assert network(ResNet(channels=8), torch.rand(1, 3, 32, 32)).way == "rules"
 
 
 class ChangesItsInput(nn.Module):

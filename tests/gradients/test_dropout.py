@@ -79,6 +79,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [0, 1, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_all_ways_drop_the_same(name, records):

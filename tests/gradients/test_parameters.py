@@ -60,6 +60,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0]) / self.temperature
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leading", [(1,), ()], ids=["[1, T, D]", "[T, D]"])
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_vision_transformer(leading, batch):
@@ -101,6 +102,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inner", "shape", "records"), SHAPES)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(st.integers(1, 3), st.sampled_from([0, 1, 4]), st.booleans())
@@ -147,6 +149,7 @@ def test_without_a_sample_nothing_is_known_of_their_shapes():
     assert network(Scale(4), torch.rand(3, 4)).way == "rules"
 
 
+@pytest.mark.slow
 def test_a_large_parameter_is_not_copied_for_each_record():
     assert network(Scale(LARGEST + 1), torch.rand(1, LARGEST + 1)).way != "rules"
 
@@ -160,6 +163,7 @@ def test_a_class_that_cannot_be_derived_from_goes_one_client_after_the_other():
     assert network(Final(4), torch.rand(3, 4)).way != "rules"
 
 
+@pytest.mark.slow
 def test_the_model_that_was_given_stays_as_it_is():
     module = VisionTransformer()
     assert isinstance(network(module, torch.rand(3, 1, 8, 8)), BatchedNetwork)
@@ -196,6 +200,7 @@ class Sliced(nn.Module):
         return self.last(self.shares[0] * x.mean(1) + self.shares[1] * x[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 6, 7])
 @pytest.mark.parametrize("batch", [1, 3, 9])
 def test_an_index_is_one_of_the_parameter_whatever_the_number_of_records(length, batch):
@@ -217,6 +222,7 @@ class Deep(nn.Module):
         return self.layers(x * self.scale)
 
 
+@pytest.mark.slow
 def test_a_trial_sees_small_gradients():
     """Of six records of six numbers: one scale for each record could be one for each number."""
     torch.manual_seed(0)

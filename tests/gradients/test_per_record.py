@@ -84,7 +84,7 @@ def test_nor_where_products_are_long_sums(apart, turned):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(convolutions(), st.integers(1, 3), st.integers(0, 4), st.integers(4, 11), st.integers(4, 11))
 def test_random_convolutions(conv, clients, batch, high, wide):
     torch.manual_seed(0)
@@ -126,7 +126,7 @@ class Swapped(nn.Module):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(networks(), st.integers(1, 3), st.sampled_from([0, 1, 4]))
 def test_random_networks_on_words(drawn, clients, batch):
     torch.manual_seed(0)
@@ -259,6 +259,7 @@ def test_on_cuda_a_norm_is_that_of_the_gradient_that_is_added_even_where_product
 # --- sums over many records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("side", [5, 9])
 def test_many_records_are_summed_in_pieces(side, kernels):
@@ -360,11 +361,13 @@ LONG_SUMS = {
 LONG_SUMS |= {f"{way}, in pieces": in_pieces(added) for way, added in LONG_SUMS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_one_record_moves_the_sum_of_a_large_batch_by_no_more_than_its_clip(way):
     assert 0.99 <= moved_by_one_record(LONG_SUMS[way], 32768) <= 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_a_record_that_is_not_drawn_moves_the_sum_by_no_more_than_is_charged(way):
     """In a Poisson batch all that follow it take other places then, and so do the ends of every piece."""

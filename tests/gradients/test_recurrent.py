@@ -75,7 +75,8 @@ def batch(module, clients, records, length):
     return net, params, x, y, weights
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(networks(), st.integers(1, 3), st.integers(0, 4), st.sampled_from([1, 2, 5, 30]))
 def test_gradients_norms_and_sums_are_those_of_plain_layers(module, clients, records, length):
     torch.manual_seed(0)
@@ -194,6 +195,7 @@ def test_a_model_with_other_sequences_than_its_records_goes_one_client_after_the
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CLIENT_LEVEL, RECORD_LEVEL], ids=["client", "record"])
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_round_moves_the_model_as_one_client_after_the_other_would(kind, config):
@@ -238,6 +240,7 @@ CELLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("records", [0, 1, 4])

@@ -115,6 +115,7 @@ def next_word(logits, y):
     return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(1)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     st.booleans(),
@@ -131,6 +132,7 @@ def test_an_embedding_tied_to_its_head(bias, padding, twice, clients, batch, len
     assert_both_ways_agree(Tied(bias, padding, twice), x, y, next_word)
 
 
+@pytest.mark.slow
 def test_a_tied_matrix_is_never_made_for_each_record():
     torch.manual_seed(0)
     x = torch.randint(0, WORDS, (2, 3, 5))
@@ -200,6 +202,7 @@ class Wide(nn.Module):
         return self.last(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
 
 
+@pytest.mark.slow
 def test_updates_of_a_layer_that_is_called_again_may_be_deferred():
     torch.manual_seed(0)
     module = Wide().double()

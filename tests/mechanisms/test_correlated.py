@@ -84,6 +84,7 @@ def test_one_pass_with_one_band_costs_one_gaussian(turns):
 # --- what a client costs
 
 
+@pytest.mark.slow
 @few
 @given(BANDS, MOMENTUM, TURNS, st.integers(1, 9))
 def test_the_price_of_rounds_is_the_sensitivity_over_all_ways_to_come(bands, momentum, turns, rounds):
@@ -109,6 +110,7 @@ def test_no_updates_that_point_elsewhere_cost_more(bands, momentum, turns, round
         assert np.square(matrix(noise, rounds) @ came).sum() <= charged(noise, turns, rounds) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @few
 @given(BANDS, MOMENTUM, TURNS, st.sampled_from(["linear:4:1", "linear:1:4", "cyclic:4:2", "decay:3:0.3:1", "2"]))
 def test_at_any_time_what_was_charged_is_what_the_dearest_client_has_paid(bands, momentum, turns, schedule):
@@ -119,6 +121,7 @@ def test_at_any_time_what_was_charged_is_what_the_dearest_client_has_paid(bands,
         assert charged(noise, turns, now, rounds) == pytest.approx(max(paid), rel=1e-9)
 
 
+@pytest.mark.slow
 @few
 @given(BANDS, MOMENTUM, TURNS, st.sampled_from(["1", "linear:4:1", "linear:1:4"]), st.data())
 def test_rounds_played_again_are_charged_for_whomever_they_hit(bands, momentum, turns, schedule, data):
@@ -216,6 +219,7 @@ def test_a_falling_clip_takes_its_noise_with_it():
     np.testing.assert_allclose(np.stack(found), drawn(Correlated(1.0, bands=3), 3, 100, Streams(3)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_in_secure_mode_what_is_released_lies_on_a_grid_of_the_noise():
     noise, memory, streams = Correlated(3.0, bands=5, momentum=0.9), {}, SecureStreams()
     step = 2.0 ** math.floor(math.log2(3.0 * 0.7 / FINEST))

@@ -78,6 +78,7 @@ def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(schedule, kin
     assert sizes[0] > 1.2 * sizes[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=3 * ALPHA)
 def test_another_noise_in_the_same_process_takes_effect():
     for noise in (0.5, 7.0, 2.0):

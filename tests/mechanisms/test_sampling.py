@@ -59,6 +59,7 @@ def test_a_cohort_without_clients_is_refused(cohort):
         Clients("poisson", cohort)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 3))
 def test_a_shuffled_epoch_uses_every_record_once(records, batch, epochs):
     sampler = Records("shuffled", batch)

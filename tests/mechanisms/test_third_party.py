@@ -144,6 +144,7 @@ class GreedyLayerClip(LayerClip):
         return updates
 
 
+@pytest.mark.slow
 def test_an_audit_flags_a_clip_that_gives_each_layer_the_whole_bound():
     """Four layers: twice the bound."""
     greedy = replace(UPDATES, per_update=GreedyLayerClip(1.0))

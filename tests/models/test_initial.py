@@ -65,6 +65,7 @@ def test_a_frozen_layer_is_taken_as_well(tmp_path):
     assert torch.equal(model[0].bias, torch.ones(2))
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_them(model, tmp_path):
     save_file(model.state_dict(), tmp_path / "public.safetensors")
     run = {"model": "digits-mlp", "init": str(tmp_path / "public.safetensors"), "rounds": 1, "local.lr": 0.0}

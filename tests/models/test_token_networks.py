@@ -52,6 +52,7 @@ def test_many_clients_are_trained_at_once(name):
     assert network(build(name, tuple(x.shape[1:]), task.outputs), x, y, losses=task.losses).way == "rules"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["char-lstm", "char-transformer"])
 def test_a_character_model_learns_a_sequence_by_heart(name):
     model, both = build(name, (20,), TOKENS), sequences(rows=1)

@@ -201,6 +201,7 @@ def test_a_claim_that_a_change_makes_true_names_the_change():
     assert accuracy.proven == "a record: 14"
 
 
+@pytest.mark.slow
 def test_mends_of_the_papers_claims_are_mends():
     claims = [cell.claim for found in tables().values() for cell in found.cells if cell.claim and cell.claim.amended]
     assert len(claims) > 50
@@ -264,6 +265,7 @@ def test_the_command_lists_shows_runs_and_compares(tmp_path):
     assert "<table>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_from_the_root_of_the_repository_compare_shows_what_is_kept_and_what_was_run_here_counts_more(
     tmp_path, monkeypatch
 ):

@@ -26,6 +26,7 @@ def written(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_the_kept_files_say(written, name):
     assert (written / name).read_text(encoding="utf-8") == (RESULTS / name).read_text(encoding="utf-8"), (
@@ -46,6 +47,7 @@ def test_every_table_stands_on_a_page_with_a_sentence_in_short():
     assert numbered <= {name for name, _ in SHORT.findall(text)}
 
 
+@pytest.mark.slow
 def test_words_around_a_table_stay_and_old_figures_in_it_do_not(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
@@ -65,6 +67,7 @@ def test_words_around_a_table_stay_and_old_figures_in_it_do_not(tmp_path):
     assert "| [thesis-table4.2](page.md#thesis-table4.2) | 3 | 🟢 3 | 🟢 3 | 🟢 3 | so. |" in overview
 
 
+@pytest.mark.slow
 def test_a_name_or_all_with_a_folder(tmp_path):
     for words in ([], ["--all"], ["geyer-table1", "--all", "--write", str(tmp_path)]):
         done = CliRunner().invoke(app, ["papers", "compare", *words])

@@ -147,6 +147,7 @@ def test_every_published_figure_has_a_cell(name):
             assert given or not missing, (measure, row, missing)
 
 
+@pytest.mark.slow
 def test_the_settings_of_every_cell_are_ones_that_a_run_takes():
     seen = set()
     for found in tables().values():

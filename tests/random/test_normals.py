@@ -32,6 +32,7 @@ def drawn(clients, size, *, steps=1, numbers=(0, 0), scales=None, purpose="step 
     return torch.stack(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.statistical(false_alarm=4e-7)
 def test_numbers_are_normal(kernels):

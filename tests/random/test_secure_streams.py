@@ -128,6 +128,7 @@ def test_a_step_moves_a_model_of_zeros_by_steps_of_the_grid_of_its_noise():
     assert not torch.equal(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_sampling_works_from_the_cipher():
     generator = SecureStreams().generator("clients")
@@ -138,6 +139,7 @@ def test_sampling_works_from_the_cipher():
         assert Records(kind, 3).draw(generator, 10, 4).shape[0] == 4
 
 
+@pytest.mark.slow
 def test_a_secure_run_says_so_everywhere_and_cannot_be_repeated(tmp_path):
     runs = [play(tmp_path, PRIVATE | {"random": "secure"}) for _ in range(2)]
     assert not torch.equal(runs[0].model["weight"], runs[1].model["weight"])
@@ -155,6 +157,7 @@ def test_a_secure_run_says_so_everywhere_and_cannot_be_repeated(tmp_path):
             assert claim["epsilon"] == pytest.approx(secure["epsilon"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeded", "mode"), [(False, "secure"), (True, "research")])
 def test_a_federation_is_in_secure_mode_unless_it_asks_for_a_seed_and_says_which(tmp_path, seeded, mode):
     run, _ = served(tmp_path, settings("geyer-private", federation__seeded=seeded))
@@ -163,6 +166,7 @@ def test_a_federation_is_in_secure_mode_unless_it_asks_for_a_seed_and_says_which
     assert f"random numbers</th><td>{mode}<" in (run.run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_secure_run_draws_fresh_entropy(tmp_path):
     """The same checkpoint resumed twice: two different models, and both charged."""
     import shutil
@@ -175,6 +179,7 @@ def test_a_resumed_secure_run_draws_fresh_entropy(tmp_path):
     assert not torch.equal(one.model["weight"], other.model["weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["secure", "research"])
 def test_the_checkpoint_of_a_secure_run_holds_no_clients_momentum(tmp_path, mode):
     kept = {"local.momentum": 0.5, "local.keep_momentum": True, "random": mode}

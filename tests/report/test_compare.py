@@ -35,6 +35,7 @@ def test_each_run_is_a_point_of_its_accuracy_and_proven_epsilon(runs, tmp_path):
     assert [series["values"][-1] for series in plots["over-rounds"]["series"]] == [run.scores.score for run in runs]
 
 
+@pytest.mark.slow
 def test_the_epsilon_of_a_record_can_be_asked_for(runs, tmp_path):
     points = plots_of(write_comparison(tmp_path / "c.html", runs, "record", "release"))["frontier"]["points"]
     assert points[0]["x"] == runs[0].epsilon("record", "release") != runs[0].epsilon("client", "release")

@@ -144,6 +144,7 @@ def test_every_claim_of_a_run_names_its_adjacency_and_that_the_number_of_clients
     assert {charge["adjacency"] for charge in lines[1]["charges"]} == {"zero-out", "replace-one"}
 
 
+@pytest.mark.slow
 def test_a_delta_above_one_over_the_number_of_clients_is_warned_of(tmp_path):
     settings = {"algorithm": "trusted-curator", "model": "linear", "rounds": 1, "data.clients": 20, "local.steps": 1}
     result = shoal.run(settings | {"budget.delta": 0.1}, runs=tmp_path)
@@ -168,6 +169,7 @@ def test_the_confusion_counts_every_held_out_record_once_and_agrees_with_accurac
     assert sum(kept["train_classes"]) == kept["train_rows"] == len(dataset().train_y)
 
 
+@pytest.mark.slow
 def test_signal_to_noise_halves_where_the_noise_doubles(tmp_path):
     once, twice = (
         metrics(play(tmp_path, PRIVATE | {"rounds": 1, "per_round.noise_multiplier": noise}).run)[0]
@@ -219,6 +221,7 @@ def test_a_run_that_goes_on_shows_its_rounds_and_asks_to_be_looked_at_again(tmp_
     assert "<body data-live>" not in (result.run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_pages_take_a_small_share_of_a_runs_time(tmp_path, monkeypatch):
     """By a clock that goes on by a quarter of a second whenever it is looked at."""
     written, clock = [], count()
@@ -527,6 +530,7 @@ def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     assert "a client (zero-out)" in " ".join(shown.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
     """Another accountant's last digits must not make its ledger look broken."""
     run = play(tmp_path, PRIVATE).run

@@ -172,6 +172,7 @@ def test_canaries_alone_flag_only_what_they_see_twice(monkeypatch, lucky_runs, f
     assert (alpha, second) == (0.01, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)
 def test_a_clip_that_ends_at_its_limit_is_not_taken_for_too_little_noise():

@@ -41,6 +41,7 @@ def test_the_sampler_on_cuda_passes():
     assert not tails.sampler_checks(STREAMS, torch.device("cuda"))[-1].flagged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sampler_of_31_bits_is_flagged(seed):
     numbers = torch.zeros(tails.ROWS, tails.WIDTH)
@@ -49,12 +50,14 @@ def test_a_sampler_of_31_bits_is_flagged(seed):
     assert tails.beyond(of_31_bits, Streams(seed)).flagged
 
 
+@pytest.mark.slow
 def test_a_sampler_of_31_bits_is_flagged_where_a_run_would_use_it(monkeypatch):
     """Through the pieces in which a run draws."""
     monkeypatch.setattr("shoal.random.normals.add_normals", lambda *given, loop: of_31_bits(*given))
     assert tails.sampler_checks(STREAMS, torch.device("cpu"))[-1].flagged
 
 
+@pytest.mark.slow
 def test_radii_that_are_not_extended_where_they_should_be_are_flagged(monkeypatch):
     monkeypatch.setattr("shoal.random.normals.RARE", 2**12)
     monkeypatch.setattr("shoal.random.normals.loop_in_c", lambda: None)

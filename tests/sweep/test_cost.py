@@ -56,6 +56,7 @@ def steps(noise):
     return Repeat(Sampled("poisson", 0.5, Gaussian(noise)), 3)
 
 
+@pytest.mark.slow
 def test_all_cells_together_cost_the_composition_of_their_ledgers(sweep):
     together = client(cost.all_together(*sweep))
     expected = accountants.epsilon(Compose((steps(2.0), steps(4.0))), 1e-3).epsilon
@@ -64,6 +65,7 @@ def test_all_cells_together_cost_the_composition_of_their_ledgers(sweep):
     assert max(alone) < together.epsilon < sum(alone)
 
 
+@pytest.mark.slow
 def test_a_cell_that_was_never_released_is_charged_all_the_same(tmp_path):
     plan = played(tmp_path)
     before = client(cost.all_together(tmp_path, plan)).epsilon
@@ -72,6 +74,7 @@ def test_a_cell_that_was_never_released_is_charged_all_the_same(tmp_path):
     assert client(cost.all_together(tmp_path, plan)).epsilon == before
 
 
+@pytest.mark.slow
 def test_a_broken_ledger_leaves_nothing_proven(tmp_path):
     plan = played(tmp_path)
     (ledger,) = cell_folder(tmp_path, 0).glob("*/ledger.jsonl")
@@ -91,6 +94,7 @@ def test_a_unit_that_a_round_charges_twice_is_charged_twice(tmp_path):
     assert cost.charged(tmp_path / "run")["record", "release"] == Compose((Gaussian(1.0), Gaussian(1000.0)))
 
 
+@pytest.mark.slow
 def test_cells_that_share_noise_cannot_be_added_up(tmp_path):
     plan = played(tmp_path, ["per_round.noise_multiplier=2.0,4.0", "noise_seed=7"])
     for claim in cost.all_together(tmp_path, plan):
@@ -98,6 +102,7 @@ def test_cells_that_share_noise_cannot_be_added_up(tmp_path):
         assert "same noise" in claim.because
 
 
+@pytest.mark.slow
 def test_cells_that_split_the_data_anew_have_no_common_client_but_common_records(tmp_path):
     plan = played(tmp_path, ["seed=1,2"])
     claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
@@ -106,6 +111,7 @@ def test_cells_that_split_the_data_anew_have_no_common_client_but_common_records
     assert claims["record", "release"].epsilon > 0
 
 
+@pytest.mark.slow
 def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both(tmp_path):
     """Clients of 10, 11 and 20 records, then of 5, 6 and 11: the middle one is charged most in both."""
     table = table_of(tmp_path, ["y"] * 12 + ["x"] * 14 + ["z"] * 25)
@@ -124,6 +130,7 @@ def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both
     assert claims["record", "release"].epsilon >= truth
 
 
+@pytest.mark.slow
 def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
     plan = played(tmp_path, private=True, expected_trials=2.0)
     claim = client(cost.of_the_best(tmp_path, plan))
@@ -134,6 +141,7 @@ def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
     assert client(cost.of_the_best(tmp_path, dearer)).epsilon > claim.epsilon
 
 
+@pytest.mark.slow
 def test_a_private_selection_claims_nothing_against_who_sees_every_trial(tmp_path):
     words = ["per_round.noise_multiplier=2.0,4.0", "per_round.at=shared", "clients.sampling=fixed-size"]
     plan = played(tmp_path, words, private=True, expected_trials=2.0)
@@ -184,6 +192,7 @@ def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and
     assert "hold out different rows" in said["record", "release"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path):
     plan = played(
@@ -200,6 +209,7 @@ def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path
     assert drawn
 
 
+@pytest.mark.slow
 def test_cells_that_were_not_drawn_count_too(tmp_path):
     plan = played(tmp_path, private=True, expected_trials=2.0)
     only = replace(plan.selection, cells=[{"per_round.noise_multiplier": 4.0}])
@@ -209,6 +219,7 @@ def test_cells_that_were_not_drawn_count_too(tmp_path):
     assert (lone < both) if cheap else (lone == pytest.approx(both))
 
 
+@pytest.mark.slow
 def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_others_stay_hidden(tmp_path):
     plan = played(tmp_path, private=True, expected_trials=6.0, shape=3.0)
     outcome = outcome_of(tmp_path, plan)
@@ -229,6 +240,7 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert read_run(chosen).epsilon("client", "release") == own, "the ledger knows of the selection"
 
 
+@pytest.mark.slow
 def test_a_cell_whose_result_was_edited_proves_nothing_on_the_sweeps_page(tmp_path):
     plan = played(tmp_path)
     (path,) = cell_folder(tmp_path, 0).glob("*/result.json")
@@ -245,6 +257,7 @@ def test_what_is_charged_is_what_all_cells_cost(sweep):
     assert outcome.to_json()["charged"][0]["epsilon"] == client(cost.all_together(*sweep)).epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"private": True, "expected_trials": 2.0}, {"charge": True}])
 def test_what_a_sweep_proves_in_research_mode_says_on_what_it_rests(how, tmp_path):
     plan = played(tmp_path, **how)

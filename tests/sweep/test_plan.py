@@ -92,6 +92,7 @@ def test_cells_draw_noise_of_their_own_on_the_same_clients():
     assert plan == make_plan(base_settings(None, []), GRID)  # and it can be repeated
 
 
+@pytest.mark.slow
 def test_a_noise_seed_changes_what_is_drawn_and_not_the_clients(tmp_path):
     first, again, other = (play(tmp_path, PRIVATE | {"noise_seed": seed}) for seed in (1, 1, 2))
     same, differs = (
@@ -112,6 +113,7 @@ def test_a_plan_is_read_back_as_it_was_written(tmp_path):
         Plan.read(tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_trials_of_a_private_selection_are_drawn_afresh_and_from_the_cells_alone():
     plans = [make_plan(base_settings(None, []), GRID, private=True, expected_trials=20.0) for _ in range(4)]
     assert len({tuple(plan.seeds) for plan in plans}) == 4

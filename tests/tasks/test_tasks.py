@@ -11,6 +11,7 @@ from sklearn import metrics
 from shoal.errors import ConfigError, DataError, ModelError
 from shoal.tasks import Classification, MultiLabel, NextToken, Own, Regression, TaskSettings, choose
 from shoal.tasks.classification import calibration_error
+from shoal.tasks.ranking import f1, ranking
 
 
 def numbers(*shape, seed=0):
@@ -79,6 +80,18 @@ def test_padding_alone_costs_nothing():
     assert TOKENS.losses(numbers(2, 5, 7), padding).tolist() == [0.0, 0.0]
 
 
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), min_size=2, max_size=30))
+def test_rankings_with_ties_and_f1_are_scikit_learns(records):
+    """A class that no record has, or every one, is not ranked."""
+    hits, answers, scores = map(np.array, zip(*records, strict=True))
+    (found,) = f1(hits[:, None], answers[:, None])
+    assert found == pytest.approx(metrics.f1_score(hits, answers, zero_division=0.0))
+    if 0 < hits.sum() < len(hits):
+        area, precision = ranking(hits, scores)
+        assert area == pytest.approx(metrics.roc_auc_score(hits, scores))
+        assert precision == pytest.approx(metrics.average_precision_score(hits, scores))
+
+
 def test_figures_are_scikit_learns():
     outputs, y = of_task(CLASSES)
     probabilities, truth = CLASSES.predictions(outputs, y).numpy(), y.numpy()
@@ -104,6 +117,7 @@ def test_figures_are_scikit_learns():
     found = LABELS.all_figures(probabilities, truth)
     assert found["auroc"] == pytest.approx(metrics.roc_auc_score(truth, probabilities, average="macro"))
     assert found["f1"] == pytest.approx(metrics.f1_score(truth, probabilities > 0.5, average="micro"))
+    assert found["average_precision"] == pytest.approx(metrics.average_precision_score(truth, probabilities))
     outputs, y = of_task(TOKENS)
     found = TOKENS.all_figures(TOKENS.predictions(outputs, y).numpy(), y.numpy())
     counted = y.flatten() != -100
@@ -142,6 +156,7 @@ def test_the_trivial_prediction_is_the_best_constant():
     assert TOKENS.trivial_figures(tokens)["perplexity"] == pytest.approx(np.exp(entropy))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(0, 2**32 - 1))
 def test_figures_exist_for_any_held_out_records(labels, seed):
     """One class alone, one record alone: what cannot be computed is left out, nothing fails."""

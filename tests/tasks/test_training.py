@@ -30,6 +30,7 @@ def trained(config, data, model, folder, **task):
     return shoal.run(config | {"task": task}, data=data, model=model, runs=folder)
 
 
+@pytest.mark.slow
 @LEVELS
 def test_regression_learns(config, tmp_path):
     y = (2 + X[:, 0] - 0.5 * X[:, 1]).clip(0, 5).astype(np.float32)
@@ -43,6 +44,7 @@ def test_regression_learns(config, tmp_path):
         _ = result.accuracy
 
 
+@pytest.mark.slow
 @LEVELS
 def test_multi_label_learns(config, tmp_path):
     y = (np.stack([X[:, 0], X[:, 1] + X[:, 2], -X[:, 3]], 1) > 0).astype(np.float32)
@@ -52,6 +54,7 @@ def test_multi_label_learns(config, tmp_path):
     assert result.score > result.trivial["f1"] + 0.1
 
 
+@pytest.mark.slow
 @LEVELS
 def test_one_logit_learns_what_two_scores_learn(config, tmp_path):
     y = (X[:, 0] + X[:, 1] > 0).astype(np.int64)
@@ -61,6 +64,7 @@ def test_one_logit_learns_what_two_scores_learn(config, tmp_path):
     assert result.figures["auroc"] > 0.95
 
 
+@pytest.mark.slow
 @LEVELS
 def test_class_weights_shift_the_answers(config, tmp_path):
     y = (X[:, 0] + GENERATOR.standard_normal(240) > 1.5).astype(np.int64)
@@ -93,6 +97,7 @@ class Recurrent(nn.Module):
         return self.scores(self.lstm(self.embedding(x))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Tokens, Recurrent])
 @LEVELS
 def test_next_token_learns_with_whole_numbers_as_inputs(config, model, tmp_path):
@@ -120,6 +125,7 @@ def test_tokens_that_the_model_does_not_take_are_named_before_training(token, tm
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @LEVELS
 def test_a_loss_and_a_metric_of_ones_own(config, tmp_path, monkeypatch):
     (tmp_path / "own_loss.py").write_text(
@@ -151,6 +157,7 @@ def test_classes_that_are_numbers_may_be_regressed(tmp_path):
         trained(CLIENT_LEVEL, named, linear(1), tmp_path, kind="regression", range=(1.0, 5.0))
 
 
+@pytest.mark.slow
 def test_a_model_that_learnt_nothing_is_called_so(tmp_path):
     y = (GENERATOR.random(240) < 0.13).astype(np.int64)
     data = shoal.from_arrays(0 * X, y, client=OWNERS)
@@ -217,6 +224,7 @@ def test_a_metric_that_fails_does_not_lose_the_run(tmp_path):
     assert result.score is not None
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_is_evaluated_in_smaller_parts(tmp_path, monkeypatch):
     seen = []
 
@@ -287,6 +295,7 @@ def test_figures_of_one_name_are_refused(metrics, words, tmp_path):
         trained(CLIENT_LEVEL, data, linear(2), tmp_path, metrics=metrics)
 
 
+@pytest.mark.slow
 def test_every_line_of_metrics_is_json_where_nothing_is_proven(tmp_path):
     """Noise far too small for any bound: no infinite epsilon is written."""
     config = CLIENT_LEVEL | {"per_round": {"noise_multiplier": 1e-9}, "rounds": 2}

@@ -41,6 +41,7 @@ def trainer_of(config, data, model, mode="research"):
     return prepare(configure(settings), data, model)[1]
 
 
+@pytest.mark.slow
 @MODES
 @LEVELS
 def test_frozen_parts_stay_and_are_saved(config, mode):
@@ -119,6 +120,7 @@ TWO = {"numbers": X, "place": PLACES}
 DECIDED_BY_PLACE = (PLACES > 1).astype(int)
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize(
     "form",
@@ -134,6 +136,7 @@ def test_several_inputs_are_passed_by_name(config, form, tmp_path):
     assert len(result.figures_by_client) == 8
 
 
+@pytest.mark.slow
 @LEVELS
 def test_several_inputs_and_dropout_train_without_rules(config, tmp_path):
     data = shoal.from_arrays(TWO, DECIDED_BY_PLACE, client=OWNERS)
@@ -141,6 +144,7 @@ def test_several_inputs_and_dropout_train_without_rules(config, tmp_path):
     assert result.accuracy > 0.85
 
 
+@pytest.mark.slow
 def test_a_run_on_several_inputs_can_be_resumed_on_the_same_ones_only(tmp_path):
     data = shoal.from_arrays(TWO, DECIDED_BY_PLACE, client=OWNERS)
     run = shoal.run(CLIENT_LEVEL, data=data, model=TwoInputs(), runs=tmp_path).run
@@ -186,6 +190,7 @@ class Series(nn.Module):
         return self.head(self.layer(x).relu().mean(2))
 
 
+@pytest.mark.slow
 @LEVELS
 def test_series_keep_their_shape(config, tmp_path):
     series = GENERATOR.standard_normal((240, 2, 9)).astype(np.float32) + Y[:, None, None]
@@ -212,6 +217,7 @@ def sentences():
     return [GENERATOR.integers(0, 5, size=n) + 5 * label for n, label in zip(lengths, Y, strict=True)]
 
 
+@pytest.mark.slow
 @LEVELS
 def test_sequences_are_padded_with_their_mask(config, tmp_path):
     words = sentences()
@@ -233,6 +239,7 @@ class NextWord(nn.Module):
         return self.head(self.words(x))
 
 
+@pytest.mark.slow
 @LEVELS
 def test_targets_of_sequences_are_padded_with_what_counts_for_nothing(config, tmp_path):
     words = [own + 0 for own in sentences()]

@@ -80,6 +80,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @LEVELS
 def test_a_round_ends_where_the_sequential_way_ends(name, config):
@@ -104,6 +105,7 @@ class Mixes(Classifier):
         return self.head(self.body(self.words(x) + self.positions[:, 0]).mean(1))
 
 
+@pytest.mark.slow
 def test_attention_between_records_is_refused():
     settings = {**RECORD_LEVEL, "engine": {"device": "cpu", "threads": 1}}
     with pytest.raises(ModelError, match="mixes the records of a batch"):

@@ -106,6 +106,7 @@ def test_a_records_gradient_is_the_mean_over_its_views_and_clipped_after_that(wa
     assert metrics.records == float((planned(sim.cohort, CLIENTS, FIRST).batches >= 0).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_one_record_is_one_clip_however_many_views_it_has(name):
     """Batched and sequential, whole and in pieces, the same step."""
@@ -118,6 +119,7 @@ def test_one_record_is_one_clip_however_many_views_it_has(name):
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.floats(-3, 6), st.integers(0, 2**31), st.sampled_from([1e-4, 0.1, 10.0]))
 def test_no_record_leaves_longer_than_the_clip(views, size, seed, clip):
@@ -140,6 +142,7 @@ def test_views_are_the_clients_own_in_any_chunk_and_other_ones_in_every_step_rou
     assert len(np.unique(steps, axis=0)) == len(steps)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_model_again_and_views_another_one():
     def model(views, seed=5):
         sim = simulator(viewed(small("dp-sgd"), views), streams=Streams(seed))
@@ -150,6 +153,7 @@ def test_a_seed_gives_the_same_model_again_and_views_another_one():
     assert not torch.allclose(model(2), model(2, seed=6))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_ends_as_if_nothing_had_been(tmp_path):
     given = {"algorithm": "fedavg", "model": "digits-mlp", "rounds": 3, "data.clients": 5, "clients.cohort": 3}
     given |= {"records.augmentations": 2, "engine.micro_batch": 3, "engine.precision": "bf16"}

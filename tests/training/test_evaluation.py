@@ -11,6 +11,7 @@ from shoal.training.evaluation import IN_FULL, Evaluation
 from shoal.training.workers import Workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, IN_FULL, IN_FULL + 1])
 def test_many_clients_have_their_headline_figure_alone(clients):
     """Each holds as many rows as the others; the model answers 1 where the first feature is positive."""

@@ -83,6 +83,7 @@ class Looking(nn.Module):
         return x if x.ndim and x.isnan().any().item() else x * 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [False, True], ids=["vmap", "one by one"])
 @pytest.mark.parametrize("changes", [{}, {"momentum": 0.9}, {"optimizer": "adamw"}, {"personal": 1, "proximal": 0.5}])
 def test_a_record_without_a_finite_gradient_is_trained_with_as_one_whose_gradient_is_0(changes, looks):

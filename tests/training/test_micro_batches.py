@@ -84,6 +84,7 @@ def test_so_do_the_pieces_of_a_batch_that_is_summed_in_float64(name, monkeypatch
     assert_same(trained(METHODS[name], 2), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_convolutions_and_normalisations_too(monkeypatch):
     def updates(micro_batch):
         torch.manual_seed(0)
@@ -123,6 +124,7 @@ def test_only_one_piece_is_ever_run(monkeypatch):
     assert widths.count(2) > len(CLIENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [[3], [0, 7, 11]])
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 def test_records_without_a_finite_norm_are_left_out_piece_by_piece(bad, way):

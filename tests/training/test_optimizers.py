@@ -86,6 +86,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_does_what_torch_does_for_each_client(case, way):
@@ -143,6 +144,7 @@ def test_a_client_that_diverges_keeps_what_it_had():
     assert state["velocity.0"] is had
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_ends_as_if_nothing_had_been(tmp_path):
     given = {"algorithm": "fedavg", "model": "linear", "rounds": 4, "data.clients": 5, "clients.cohort": 3}
     given |= {"local.optimizer": "adamw", "local.lr": 0.01, "local.weight_decay": 0.1, "local.keep_momentum": True}

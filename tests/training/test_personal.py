@@ -239,6 +239,7 @@ def ran(tmp_path_factory):
     return shoal.run(GIVEN, runs=tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_no_clients_layer_is_in_the_released_model(ran):
     """At most the initial values are, which follow from the seed."""
     assert list(ran.model) == ["1.weight", "1.bias"]
@@ -285,6 +286,7 @@ def test_after_an_evaluation_the_module_holds_no_clients_layers():
 # --- used as each client would
 
 
+@pytest.mark.slow
 def test_each_held_out_record_is_predicted_with_its_clients_own_layers():
     """Three clients that mean different things by the same picture: no shared model can please two of them."""
     x = torch.eye(6).repeat(20, 1)
@@ -356,6 +358,7 @@ def test_numbers_have_no_classes_and_are_shared_by_size():
 # --- going on
 
 
+@pytest.mark.slow
 def test_layers_survive_a_stop_also_where_the_noise_is_the_systems(tmp_path):
     held = []
 
@@ -372,6 +375,7 @@ def test_layers_survive_a_stop_also_where_the_noise_is_the_systems(tmp_path):
     assert shoal.run(resume=stopped.value.run).rounds == 3
 
 
+@pytest.mark.slow
 def test_the_baseline_begins_with_the_same_layers(tmp_path):
     """Without noise and clip, the baseline of a method that has neither is the method itself."""
     result = shoal.run(GIVEN | {"baseline": True}, runs=tmp_path)

@@ -79,6 +79,7 @@ def assert_clip_holds(tape, size, clip, device="cpu"):
         assert float(clipped.double().norm()) <= clip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -97,6 +98,7 @@ def test_in_bf16_no_convolution_leaves_longer_than_its_clip(device, conv, batch,
     assert_clip_holds(tape, sum(p.numel() for p in module.parameters()), 0.1, device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
@@ -218,6 +220,7 @@ def test_bf16_gives_nearly_the_update_of_float32_and_not_the_same(record, way):
     assert 1e-4 < apart(found, wanted) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [RECORD, small("fedavg")], ids=lambda record: record.name)
 def test_pieces_and_views_are_in_bf16_as_well(record):
     record = replace(record, records=replace(record.records, augmentations=2))
@@ -226,6 +229,7 @@ def test_pieces_and_views_are_in_bf16_as_well(record):
     assert 1e-4 < apart(updates(record, "float32"), wanted) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["auto", "tf32"])
 def test_on_a_cpu_nothing_but_bf16_has_fewer_digits(precision):
     assert torch.equal(updates(RECORD, precision), updates(RECORD, "float32"))

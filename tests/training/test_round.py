@@ -150,6 +150,7 @@ def test_kept_momentum_goes_on_where_the_client_left_off():
     assert not torch.allclose(final_model(Settings(), kept), final_model(Settings(), reset), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_v_c_and_u_s_are_those_of_001():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
     updates = train(sim.cohort, sim.params, np.arange(5), RoundIndex(0, 3), {})[0].double()
@@ -203,6 +204,7 @@ def test_ten_thousand_clients_are_index_views():
     assert parts.indices.nbytes == 4 * 600 * 10_000
 
 
+@pytest.mark.slow
 def test_dropout_follows_the_seed_and_leaves_other_random_numbers_alone():
     def model():
         torch.manual_seed(5)
@@ -228,6 +230,7 @@ class Viewer(nn.Module):
         return self.last(torch.relu(self.convolution(x)).view(-1, 4 * 6 * 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_model_that_views_its_pictures_is_trained_and_evaluated(channels, tmp_path):
     generator = np.random.default_rng(0)
@@ -266,6 +269,7 @@ def test_no_poisson_batch_is_wider_than_the_widest_but_for_a_chance_of_1e_30(rec
     assert above * 10**33 <= 1001 * records**records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_in_secure_mode_clients_are_trained_one_by_one_in_one_thread_each(size, monkeypatch):
     seen = []

@@ -6,12 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs transformers (extra 'dev')")
-pytest.importorskip("peft", reason="needs peft (extra 'dev')")
-
-import peft
-import transformers
-
 import shoal
 from shoal.calling import call
 from shoal.config import configure
@@ -22,6 +16,8 @@ from shoal.prepare import prepare
 from shoal.tasks import Classification, NextToken
 from support import levels
 
+pytestmark = pytest.mark.slow  # importing the two takes seconds
+
 WORDS, LENGTH, CLIENTS, RECORDS = 20, 8, 2, 4
 GENERATOR = np.random.default_rng(11)
 SENTENCES = [GENERATOR.integers(1, WORDS, size=n) for n in GENERATOR.integers(2, LENGTH + 1, 96)]
@@ -31,7 +27,13 @@ FEW = {"rounds": 2, "local": {"lr": 0.1, "epochs": 1}}
 CLIENT_LEVEL, RECORD_LEVEL = levels.CLIENT_LEVEL | FEW, levels.RECORD_LEVEL | FEW | {"records": {"batch": 4}}
 
 
+def library(name):
+    """Imported by the tests that use it, as collecting tests should be quick."""
+    return pytest.importorskip(name, reason=f"needs {name} (extra 'dev')")
+
+
 def bert(dropout=0.0):
+    transformers = library("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=WORDS,
@@ -49,6 +51,7 @@ def bert(dropout=0.0):
 
 def gpt2(dropout=0.0):
     """Its embedding and its output share one matrix."""
+    transformers = library("transformers")
     torch.manual_seed(0)
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     none = {"bos_token_id": None, "eos_token_id": None}
@@ -60,6 +63,7 @@ def gpt2(dropout=0.0):
 
 def llama():
     """Its norms are parameters of its own code; its output is tied as well."""
+    transformers = library("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=WORDS,
@@ -76,11 +80,13 @@ def llama():
 
 
 def lora_bert(dropout=0.0):
+    peft = library("peft")
     adapter = peft.LoraConfig(r=2, lora_dropout=dropout, target_modules=["query", "value"], task_type="SEQ_CLS")
     return awake(peft.get_peft_model(bert(dropout), adapter))
 
 
 def lora_gpt2(dropout=0.0):
+    peft = library("peft")
     adapter = peft.LoraConfig(
         r=2, lora_dropout=dropout, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
     )

@@ -88,6 +88,7 @@ def played(trainer, rounds=1):
     return trainer.params
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize("model", [Squares, Gated])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -112,6 +113,7 @@ SCHEDULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", SCHEDULES, ids=["client", "record"])
 @pytest.mark.parametrize("way", ["vmap", COMPILED])
 def test_schedules_of_clip_noise_and_learning_rate_are_heeded(config, way):
@@ -121,6 +123,7 @@ def test_schedules_of_clip_noise_and_learning_rate_are_heeded(config, way):
     assert float((played(trainer_of(constant, Squares(), "vmap"), 3) - wanted).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 @LEVELS
 def test_gradients_of_records_that_would_take_too_much_memory_are_computed_in_pieces(config):
     whole, pieces = (trainer_of(config, Squares(), "vmap", memory=memory) for memory in (None, 4e-6))
@@ -139,6 +142,7 @@ def test_a_model_that_draws_random_numbers_goes_one_client_after_the_other_where
         trainer_of(CLIENT_LEVEL, SometimesDeep(0.5, each_record=True), "vmap")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", [1e-6, 0.5])
 def test_at_record_level_it_goes_client_by_client_and_follows_the_seed(probability):
     found = []
@@ -171,6 +175,7 @@ class SometimesDeep(nn.Module):
         return self.last(hidden + self.second(hidden))
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize("each_record", [True, False])
 @pytest.mark.parametrize(("probability", "micro_batch"), [(1e-6, None), (0.5, None), (0.5, 4)])
@@ -211,6 +216,7 @@ class MixesMany(nn.Module):
         return self.last(self.drop(x - self.share * x.mean(0) if len(x) > self.most else x))
 
 
+@pytest.mark.slow
 @LEVELS
 @pytest.mark.parametrize(("most", "way"), [(7, False), (40, False), (1000, True)])
 def test_rules_are_tried_with_as_many_records_as_a_step_has(config, most, way):
@@ -321,6 +327,7 @@ def test_the_choice_sees_no_record(monkeypatch):
         assert one[3:] == other[3:]
 
 
+@pytest.mark.slow
 @LEVELS
 def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypatch):
     """Else one record more would choose the way, and with it the last digits of all."""
@@ -340,6 +347,7 @@ def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypat
     assert seen[4:6] != seen[6:8]
 
 
+@pytest.mark.slow
 def test_a_process_measures_each_model_once(monkeypatch):
     monkeypatch.setattr(made_up, "_measured", {})
     timed = []
@@ -351,6 +359,7 @@ def test_a_process_measures_each_model_once(monkeypatch):
     assert len(timed) == 4 * (1 + made_up.TIMES)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_way_it_began(tmp_path, monkeypatch):
     """Another would change its last digits."""
     fast = {"vmap": 1.0, "sequential": 2.0}
@@ -399,6 +408,7 @@ def one_round(trainer, most=None):
     return params, state, metrics, limited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
@@ -536,6 +546,7 @@ class Dropped(nn.Module):
 ENGINES = [{"way": "rules"}, {"way": "rules", "threads": 3}, {"way": "rules", "micro_batch": 3}, {"way": "vmap"}]
 
 
+@pytest.mark.slow
 @LEVELS
 def test_dropout_is_the_same_in_every_way_chunk_and_piece(config):
     wanted = played(trainer_of(config, Dropped(), "sequential"))
@@ -546,6 +557,7 @@ def test_dropout_is_the_same_in_every_way_chunk_and_piece(config):
     assert float((played(trainer_of(config, Dropped(0.0), "rules")) - wanted).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 @LEVELS
 def test_dropout_is_the_same_in_every_way_in_secure_mode(config):
     """With one key for all of them."""
@@ -560,6 +572,7 @@ def test_dropout_is_the_same_in_every_way_in_secure_mode(config):
         torch.testing.assert_close(other, found[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_seed_is_of_a_record_in_a_step_whatever_else_is_in_the_batch():
     trainer = trainer_of(RECORD_LEVEL, Dropped(), "rules")
     cohort = trainer.cohort

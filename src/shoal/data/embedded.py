@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -24,11 +26,14 @@ CANCER_HIGH = (
 )
 
 
+@cache
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """1,797 pictures `[N, 1, 8, 8]` from 0 to 16, and labels."""
+    """1,797 pictures `[N, 1, 8, 8]` from 0 to 16, and labels; read once, so neither can be written to."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
+    for array in (x, y):
+        array.flags.writeable = False
     return x.reshape(-1, 1, 8, 8), y
 
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -138,11 +139,17 @@ class Account:
 
     def measure(self, job: Job | None = None) -> Line:
         """Compute it."""
-        return {self.measure_name: float(self.recipe(*self.arguments))}
+        return {self.measure_name: _computed(self.recipe, self.arguments)}
 
     def figures(self, line: Line) -> dict[str, float]:
         """The one figure."""
         return {self.measure_name: line[self.measure_name]}
+
+
+@cache
+def _computed(recipe: Callable[..., float], arguments: tuple[Any, ...]) -> float:
+    """Once: a table is compared, counted and drawn."""
+    return float(recipe(*arguments))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.errors import ConfigError, DataError
+from shoal.tasks.ranking import f1, rankings
 from shoal.tasks.settings import TaskSettings
 from shoal.tasks.task import Columns, Figures, Task, needs, probabilities
 
@@ -102,22 +103,15 @@ class Classification(Task):
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """Accuracy, and what it hides where classes are rare; means over the classes that the targets have."""
-        from sklearn import metrics
-
         answers, present = predictions.argmax(1), np.unique(targets)
         found = self.cheap_figures(predictions, targets)
         recalls = [float((answers[targets == k] == k).mean()) for k in present]
         found["balanced_accuracy"] = float(np.mean(recalls))
-        ranked = [k for k in present if len(present) > 1]
-        if self.outputs == 2:
-            ranked = [k for k in ranked if k == 1]
-        if ranked:
-            found["auroc"] = float(np.mean([metrics.roc_auc_score(targets == k, predictions[:, k]) for k in ranked]))
-            found["average_precision"] = float(
-                np.mean([metrics.average_precision_score(targets == k, predictions[:, k]) for k in ranked])
-            )
-        of = {"average": "binary"} if self.outputs == 2 else {"average": "macro", "labels": present}
-        found["f1"] = float(metrics.f1_score(targets, answers, zero_division=0.0, **of))
+        scored = np.array([1]) if self.outputs == 2 else present
+        hits = targets[:, None] == scored
+        if len(present) > 1:
+            found |= rankings(hits, predictions[:, scored])
+        found["f1"] = float(f1(hits, answers[:, None] == scored).mean())
         return found | {"calibration_error": calibration_error(predictions, targets)}
 
     def trivial(self, targets: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.errors import ConfigError, DataError
+from shoal.tasks.ranking import f1, rankings
 from shoal.tasks.settings import TaskSettings
 from shoal.tasks.task import Columns, Figures, Task, needs, probabilities
 
@@ -67,19 +68,15 @@ class MultiLabel(Task):
 
     def figures(self, predictions: np.ndarray, targets: np.ndarray) -> Figures:
         """Means over labels; those that all records or none have cannot be ranked, and are left out there."""
-        from sklearn import metrics
-
-        answers = predictions > 0.5
+        answers, hits = predictions > 0.5, targets > 0.5
         found = {
-            "f1": float(metrics.f1_score(targets, answers, average="micro", zero_division=0.0)),
-            "exact_match": float((answers == (targets > 0.5)).all(1).mean()),
-            "label_accuracy": float((answers == (targets > 0.5)).mean()),
+            "f1": float(f1(hits.reshape(-1, 1), answers.reshape(-1, 1))[0]),
+            "exact_match": float((answers == hits).all(1).mean()),
+            "label_accuracy": float((answers == hits).mean()),
         }
-        ranked = [k for k in range(self.outputs) if 0 < targets[:, k].sum() < len(targets)]
+        ranked = [k for k in range(self.outputs) if 0 < hits[:, k].sum() < len(hits)]
         if ranked:
-            ranks = [metrics.roc_auc_score(targets[:, k], predictions[:, k]) for k in ranked]
-            precisions = [metrics.average_precision_score(targets[:, k], predictions[:, k]) for k in ranked]
-            found |= {"auroc": float(np.mean(ranks)), "average_precision": float(np.mean(precisions))}
+            found |= rankings(hits[:, ranked], predictions[:, ranked])
         return found
 
     def trivial(self, targets: np.ndarray) -> np.ndarray:

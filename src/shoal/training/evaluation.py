@@ -21,7 +21,7 @@ from shoal.tasks import Figures
 from shoal.training.workers import Workers
 
 ROWS = 250  # evaluated at once
-IN_FULL = 100  # clients at most, each with all figures; of more the headline alone: scikit-learn takes its time
+IN_FULL = 100  # clients at most, each with all figures; of more the headline alone
 NO_ONE: Mapping[int, Tensor] = {}
 OUTPUTS = 2**25
 """Numbers that the model may give at once, 128 MiB: of a large vocabulary fewer rows."""

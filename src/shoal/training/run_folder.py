@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -33,6 +34,8 @@ from shoal.training.ranks import planned
 
 CHECKPOINT = "checkpoint/state.safetensors"
 DATA_KEY = "data-key.json"
+PACKAGES = ("shoal", "numpy", "scipy", "scikit-learn", "dp-accounting", "safetensors")
+"""Whose versions a run notes."""
 
 
 class RunFolder:
@@ -184,12 +187,16 @@ def environment(device: torch.device, random: str = "research") -> str:
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     facts |= {"random": random, "torch": torch.__version__, release.KEY: release.ENVIRONMENT}
-    for name in ("shoal", "numpy", "scipy", "scikit-learn", "dp-accounting", "safetensors"):
-        try:
-            facts[name] = version(name)
-        except PackageNotFoundError:
-            facts[name] = "not installed"
+    facts |= {name: _installed(name) for name in PACKAGES}
     return "".join(f"{key}: {value}\n" for key, value in facts.items())
+
+
+@cache
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _processor() -> str:

@@ -95,6 +95,7 @@ def test_a_long_path_and_a_socket_that_a_killed_coordinator_left(tmp_path):
         ask(run, command="list")
 
 
+@pytest.mark.slow
 def test_the_command(listening, monkeypatch, capsys):
     run, _, _ = listening
 
@@ -214,6 +215,7 @@ def kept(result):
     return {each["name"]: (each["number"], each["dropped"]) for key, each in facts.items() if key != "release"}
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_a_site_that_never_comes_goes_on_once_it_is_dropped(tmp_path):
     federation = Federation(tmp_path, away={103})
     federation.when("waiting for sites: 3 of 4", "drop", site="site-03")
@@ -224,6 +226,7 @@ def test_a_run_that_waits_for_a_site_that_never_comes_goes_on_once_it_is_dropped
     assert kept(result)["site-03"] == (None, True)
 
 
+@pytest.mark.slow
 def test_a_round_that_waits_for_a_site_goes_on_once_it_is_dropped(tmp_path):
     """It has ten minutes to answer, and never does; the site learns that the run is over for it."""
     federation = Federation(tmp_path)
@@ -246,6 +249,7 @@ def test_a_round_that_waits_for_a_site_goes_on_once_it_is_dropped(tmp_path):
 SECURE = {"federation.aggregation": "secure", "federation.threshold": 4}
 
 
+@pytest.mark.slow
 def test_with_threshold_all_an_invited_site_takes_the_place_of_a_dropped_one(tmp_path):
     """A site leaves between two rounds: none is begun, or charged, until there are four again."""
     federation = Federation(tmp_path, spare=1)
@@ -272,6 +276,7 @@ def test_with_threshold_all_an_invited_site_takes_the_place_of_a_dropped_one(tmp
     assert (tmp_path / "sites" / "site-04.pub").read_text() == key, "it is kept for a restart"
 
 
+@pytest.mark.slow
 def test_with_threshold_all_the_run_may_end_with_the_model_that_it_has(tmp_path):
     """A site leaves in the second round: that has no sum, stays charged, and the model is the first round's."""
     federation = Federation(tmp_path)
@@ -300,6 +305,7 @@ class _Leaving:
         return None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_dropped_or_invited_is_refused(tmp_path):
     federation = Federation(tmp_path, away={103})
     mine = (tmp_path / "sites" / "site-00.pub").read_text()

@@ -45,6 +45,7 @@ def told_of(name, result, monitor, lines):
     return [*found, status.problem] if status.problem else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["fixed-size", "poisson", "all"])
 def test_who_answered_is_logged_for_debugging_only(tmp_path, sampling):
     given = settings("trusted-curator", clients__sampling=sampling)
@@ -56,6 +57,7 @@ def test_who_answered_is_logged_for_debugging_only(tmp_path, sampling):
     assert monitor.answered == (4 if sampling == "all" else None)
 
 
+@pytest.mark.slow
 def test_a_site_that_breaks_off_when_its_numbers_are_in_the_sum_is_not_named(tmp_path):
     """Secure aggregation, four of five sites, the coordinator's noise: sampling counts against released models."""
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(5)]
@@ -73,6 +75,7 @@ def test_a_site_that_breaks_off_when_its_numbers_are_in_the_sum_is_not_named(tmp
     assert "late" not in body(monitor) + metrics_text(monitor).decode()
 
 
+@pytest.mark.slow
 def test_a_site_cannot_flood_logs_and_page_with_its_reasons(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = lambda kind, answer: Payload({"refused": 10**6 * "x"}) if kind == ROUND else answer
@@ -82,6 +85,7 @@ def test_a_site_cannot_flood_logs_and_page_with_its_reasons(tmp_path):
     assert (result.run / "metrics.jsonl").stat().st_size < 20_000
 
 
+@pytest.mark.slow
 def test_a_site_that_is_not_in_the_sum_is_named(tmp_path):
     grid = with_sites(tmp_path, 4)
     grid.changes[BAD] = lambda kind, answer: None if kind == ROUND else answer

@@ -169,6 +169,7 @@ def test_nothing_but_the_protocols_letters_is_on_the_wire(tmp_path):
 # ---------------------------------------------------------------- noise and claims
 
 
+@pytest.mark.slow
 def test_the_sites_noise_is_in_the_model(tmp_path, sums):
     """52,650 numbers whose standard deviation is what the plan says, to 2.2% (by chance off once in 10^11 times)."""
     given = secure(model="mlp", rounds=1, federation__seeded=False)
@@ -230,6 +231,7 @@ def test_a_round_goes_on_without_a_site(tmp_path, kind):
     assert [(report["site"], report["what"]) for report in result.metrics[0]["reports"]] == [("site-02", "late")]
 
 
+@pytest.mark.slow
 def test_a_round_with_too_few_is_charged_and_changes_nothing(tmp_path):
     grid_ = with_keys(tmp_path)
     for node in (101, 102):
@@ -255,6 +257,7 @@ def masked_lie(kind, answer):
     return Payload(answer.values, {"masked": torch.ones_like(answer.vectors["masked"])})
 
 
+@pytest.mark.slow
 def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
     grid_ = with_keys(tmp_path)
     grid_.changes[101] = masked_lie
@@ -263,6 +266,7 @@ def test_a_masked_lie_spoils_its_round_and_is_told_of(tmp_path):
     assert "masks hide which one" in result.metrics[0]["reports"][0]["why"]
 
 
+@pytest.mark.slow
 def test_a_run_stops_after_failed_rounds_in_a_row_and_charges_no_more(tmp_path):
     """Nobody can be named for a masked lie, so it is the run that ends; sites are told, and pay for two rounds."""
     grid_, told = with_keys(tmp_path), []
@@ -283,6 +287,7 @@ def test_a_run_stops_after_failed_rounds_in_a_row_and_charges_no_more(tmp_path):
     assert (progress["next"], progress["ended"]) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_so_can_be_resumed(tmp_path):
     grid_ = with_keys(tmp_path)
     grid_.changes[101] = masked_lie
@@ -314,6 +319,7 @@ def opened_wrongly(kind, answer):
     return Payload(answer.values | {"shares": write_shares(dict.fromkeys(shares, 1))})
 
 
+@pytest.mark.slow
 def test_a_site_that_opens_wrong_shares_is_named_and_excluded_and_no_round_is_lost(tmp_path):
     grid_, told = with_keys(tmp_path), []
     grid_.changes[101] = opened_wrongly
@@ -331,6 +337,7 @@ def identity(grid_, node):
     return hashlib.sha256(public_pem(grid_.sites[node].owner.key.public_key())).hexdigest()[:16]
 
 
+@pytest.mark.slow
 def test_a_site_that_deals_false_shares_is_named_and_excluded_and_the_run_goes_on(tmp_path):
     """Two rounds are lost to it; the third has a sum, of the others."""
     grid_, told = with_keys(tmp_path), []
@@ -349,6 +356,7 @@ def test_a_site_that_deals_false_shares_is_named_and_excluded_and_the_run_goes_o
     assert any("site site-01" in line and "excluded from now on" in line for line in told)
 
 
+@pytest.mark.slow
 def test_a_dispute_is_reported_without_a_strike(tmp_path):
     grid_ = with_keys(tmp_path)
 
@@ -376,6 +384,7 @@ def few_neighbours(monkeypatch):
     monkeypatch.setattr(graph, "UNDELIVERED", math.inf)
 
 
+@pytest.mark.slow
 def test_a_large_cohort_shares_with_neighbours_and_says_what_that_risks(tmp_path, few_neighbours, sums):
     grid_, told = with_keys(tmp_path), []
     site = grid_.sites[100]
@@ -394,6 +403,7 @@ def test_a_large_cohort_shares_with_neighbours_and_says_what_that_risks(tmp_path
     assert set(sent[ROUND].values) - NAMED == {"signature"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", [1e-13, 1.0])
 def test_the_claim_against_the_server_counts_the_graphs_failure(tmp_path, few_neighbours, monkeypatch, failure):
     """Of a run: two rounds are charged half of it each; a site charges what it computes, not what it is told."""
@@ -416,6 +426,7 @@ def test_the_claim_against_the_server_counts_the_graphs_failure(tmp_path, few_ne
     assert Terms.read(json.dumps(lower, sort_keys=True)).charged.graph_failure == pytest.approx(failure / 2, abs=0)
 
 
+@pytest.mark.slow
 def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, monkeypatch):
     grid_ = with_keys(tmp_path)
     served(tmp_path, secure(rounds=1, federation__neighbours=1, federation__share_threshold=1), grid_)
@@ -442,6 +453,7 @@ def test_the_number_of_failed_rounds_is_checked():
         configure({"federation.max_failed_rounds": 0})
 
 
+@pytest.mark.slow
 def test_another_sites_signature_is_a_bad_answer(tmp_path):
     """A site that shows another key than the one by which it joined is told of, and gets a strike."""
     grid_ = with_keys(tmp_path)
@@ -455,6 +467,7 @@ def test_another_sites_signature_is_a_bad_answer(tmp_path):
     assert result.metrics[0]["clients"] == 3
 
 
+@pytest.mark.slow
 def test_a_site_that_starts_anew_sits_out_the_round(tmp_path):
     """Its keys are gone with its memory: no disk ever holds them."""
     grid_ = with_keys(tmp_path)
@@ -531,6 +544,7 @@ def test_sites_refuse_what_they_cannot_check(tmp_path):
     assert "agreed" in told_by_a_site(tmp_path / "4", given, key=key, requirements=Requirements(epsilon=50.0))
 
 
+@pytest.mark.slow
 def test_a_site_never_adds_no_noise_where_it_should_share_it(tmp_path):
     """Terms with shared noise, but without secure aggregation, are refused by the site itself."""
     grid_ = with_keys(tmp_path)
@@ -565,6 +579,7 @@ def test_peers_are_read_from_a_folder(tmp_path):
     assert found["north"] == public_pem(read_site_key(private).public_key())
 
 
+@pytest.mark.slow
 def test_a_simulation_of_it_adds_the_noise_to_the_sum(tmp_path):
     given = {key: value for key, value in secure().items() if not key.startswith("federation")}
     one = shoal.run(given, runs=tmp_path)

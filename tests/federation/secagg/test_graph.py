@@ -448,6 +448,7 @@ def test_a_packed_list_that_makes_no_sense_is_refused(tiny, change):
         cohort.desks[0].answer(SHARES, Payload({"cards": change(packed)}), NOW, 0)
 
 
+@pytest.mark.slow
 def test_a_site_picks_its_neighbours_once_however_often_it_is_shown_a_forged_list(tiny):
     """Its picks, six of eleven, miss the forged entry 5 times in 11: all of 25 sites do once in 10^8 times."""
     refused = 0
@@ -550,6 +551,7 @@ def test_every_list_that_a_large_federation_can_fill_counts():
     assert Plan.of(config.algorithm, section, setting, 10, 0, 0.4).graph.lists == 10
 
 
+@pytest.mark.slow
 def test_the_best_of_several_lists_is_cut_more_often_than_one():
     """Why they count: the chance with ten lists is above the bound for one, and below ten times it."""
     n, k, threshold, least, lists = 10, 5, 9, 3, 10

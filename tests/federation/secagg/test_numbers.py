@@ -126,6 +126,7 @@ def test_rounding_makes_no_number_larger_and_the_norm_is_within_the_clip(values,
 # ---------------------------------------------------------------- the plan of a round
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 300_000), st.floats(0, 1e4), st.floats(1e-6, 1e6), st.integers(1, 3), st.booleans())
 def test_no_sum_passes_the_modulus(cohort, noise, bound, colluding, counts):
