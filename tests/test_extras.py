@@ -84,7 +84,8 @@ def test_the_default_experiment_runs_without_any_extra_and_what_needs_one_names_
 
 
 def test_making_lfw_names_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
+    for name in ("PIL", "PIL.Image"):  # also where another test has imported it
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ShoalError, match=r"needs PIL: pip install 'shoal\[lfw\]'"):
         make("lfw62.npz")
 

@@ -34,6 +34,7 @@ def test_a_page_says_what_the_kept_files_say(written, name):
     )
 
 
+@pytest.mark.slow
 def test_the_pictures_are_drawn(written):
     for name in ("frontier.png", "geyer-figure3.png"):
         assert (written / name).read_bytes().startswith(b"\x89PNG")
