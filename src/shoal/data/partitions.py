@@ -6,8 +6,9 @@ No client holds a record twice; a record may sit on several clients, and `multip
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,11 +22,16 @@ KINDS = ("iid", "shards", "dirichlet", "sample", "column")
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Client k holds the records `indices[offsets[k]:offsets[k + 1]]`."""
+    """Client k holds the records `indices[offsets[k]:offsets[k + 1]]`.
+
+    `users` are the users of every record of the data, [N, U], -1 where it has fewer; None where nobody knows.
+    """
 
     indices: np.ndarray  # int32, records of all clients one after the other
     offsets: np.ndarray  # int64, [K + 1]
     simulated: bool = False  # records were dealt to clients that do not exist
+    users: np.ndarray | None = None
+    public_ownership: bool = False  # it is public which users each record has
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -48,6 +54,38 @@ class Partition:
         Per-record guarantees compose that often: 1 means that clients are disjoint.
         """
         return int(np.bincount(self.indices).max())
+
+    @cached_property
+    def clients_per_user(self) -> int:
+        """The greatest number of clients that hold records of one user."""
+        if self.users is None:
+            return 1
+        at = np.concatenate([np.unique(self.users[self.records(client)]) for client in range(len(self))])
+        return int(np.bincount(at[at >= 0]).max())
+
+    def capped(self, most: int) -> Partition:
+        """The same with at most so many records of each user at each client (Ganesh et al. 2025).
+
+        A client takes its records in turn, those with the fewest users first, and keeps one if none of its users has
+        `most` records yet. Nothing but their users and their order counts.
+        """
+        assert self.users is not None
+        held = (self.records(client) for client in range(len(self)))
+        kept = [records[_within(self.users[records], most)] for records in held]
+        offsets = np.append(0, np.cumsum([len(records) for records in kept]))
+        return replace(self, indices=np.concatenate(kept), offsets=offsets)
+
+
+def _within(users: np.ndarray, most: int) -> np.ndarray:
+    """The places of the records that one client keeps, given the users of each."""
+    counts: Counter[int] = Counter()
+    keep = np.zeros(len(users), np.bool_)
+    for place in np.argsort((users >= 0).sum(axis=1), kind="stable"):
+        own = users[place][users[place] >= 0].tolist()
+        if all(counts[user] < most for user in own):
+            counts.update(own)
+            keep[place] = True
+    return np.flatnonzero(keep)
 
 
 def partition(
