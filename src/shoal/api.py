@@ -399,7 +399,9 @@ def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
     """Warnings of a delta that is too large, for the units for which something is proven."""
     from shoal.accounting.claims import large_delta
 
-    units = {"client": trainer.setting.clients, "record": len(_held(trainer))}
+    held, users = _held(trainer), trainer.evaluation.dataset.users
+    owned = np.zeros(0) if users is None or not len(held) else users[held]
+    units = {"client": trainer.setting.clients, "record": len(held), "user": len(np.unique(owned[owned >= 0]))}
     found = {claim["unit"] for claim in proven if claim["epsilon"] is not None}
     said = [large_delta(unit, delta, count) for unit, count in units.items() if unit in found]
     return [warning for warning in said if warning]

@@ -43,6 +43,7 @@ class DataSection:
     features: str = "none"
     label: str = "label"
     client_column: str | None = None
+    public_ownership: bool = False
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class BudgetSection:
 
     epsilon: float | None = None
     delta: float = 1e-5
-    unit: Literal["client", "record"] = "client"
+    unit: Literal["client", "record", "user"] = "client"
     observer: Literal["release", "server", "client-process"] = "release"
     calibrate: bool = False
 
@@ -93,6 +94,8 @@ class FederationSection:
     (two thirds of the cohort and one more if not given), even if it colludes with `colluding` of them; after
     `max_failed_rounds` in a row without a sum the run stops. With more than 100 sites in a cohort each shares with
     `neighbours` others, `share_threshold` of whom can replace it; both are computed if not given.
+    `max_sites_per_user`: the most sites that hold records of one user; all if not given, and 1 where no user is at
+    two sites.
     """
 
     deadline: float = 60.0
@@ -109,9 +112,11 @@ class FederationSection:
     max_update_norm: float = 1e4
     min_records: int | None = None
     max_records: int | None = None
+    max_sites_per_user: int | None = None
 
     def __post_init__(self) -> None:
         sites = (
+            "max_sites_per_user",
             "min_sites_to_start",
             "min_sites",
             "min_records",

@@ -138,8 +138,13 @@ def streams_of(config: Config) -> Streams:
 
 def parted(config: Config, dataset: Dataset) -> Partition:
     """Who holds which records, as the configuration says."""
-    section = config.data
-    return partition(
+    section, most = config.data, config.algorithm.records.max_per_user
+    if most is not None and dataset.users is None:
+        raise ConfigError(
+            f"records.max_per_user is {most}, but records of data '{dataset.name}' name no users: set "
+            f"schema.user_column, or shoal.from_arrays(..., user=...)"
+        )
+    parts = partition(
         section.partition,
         dataset.train_y,
         clients=None if section.partition == "column" else section.clients,
@@ -150,6 +155,8 @@ def parted(config: Config, dataset: Dataset) -> Partition:
         owners=dataset.owners,
         generator=Streams(config.seed).generator("partition"),
     )
+    parts = replace(parts, users=dataset.users, public_ownership=section.public_ownership)
+    return parts if most is None else parts.capped(most)
 
 
 def with_noise(config: Config, dataset: Dataset, module: nn.Module) -> Config:

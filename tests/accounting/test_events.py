@@ -18,6 +18,7 @@ from shoal.accounting.events import (
     OnClients,
     Repeat,
     Sampled,
+    SampledUser,
     TwoLevel,
     Unbounded,
     apart,
@@ -35,6 +36,7 @@ uses = st.lists(st.tuples(st.integers(0, 10**6), rates, st.integers(1, 99)), min
 simple = st.one_of(
     noises.map(Gaussian),
     st.text(min_size=1).map(Unbounded),
+    st.builds(SampledUser, st.integers(1, 99), rates, noises),
     st.builds(lambda noise, some: BySize(TwoLevel(0.5, 1.0, 99, noise), some), noises, uses),
     st.builds(
         TwoLevel,
@@ -148,6 +150,8 @@ def test_json_that_is_nested_too_deep_is_refused() -> None:
         (lambda: OnClients(0, Gaussian(1)), "clients must be"),
         (lambda: TwoLevel(0.1, 0.1, 0, 1), "local_steps must be"),
         (lambda: TwoLevel(0.1, 2, 1, 1), "rate must be in"),
+        (lambda: TwoLevel(0.1, 0.1, 1, 1, "shuffled", records=2), "local must be poisson for several records"),
+        (lambda: SampledUser(0, 0.1, 1), "records must be"),
         (lambda: TwoLevel(0.1, 0.1, 1, 1, participation="seen"), "participation must be"),  # type: ignore[arg-type]
         (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ()), "uses must be a list"),
         (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.1, 2), (5, 0.1, 2))), "uses must be in ascending order"),

@@ -204,3 +204,12 @@ def test_no_ledger_is_an_error(tmp_path: Path) -> None:
     ran = CliRunner().invoke(ledger.app, ["verify", str(tmp_path)])
     assert isinstance(ran.exception, LedgerError)
     assert "there is no ledger" in str(ran.exception)
+
+
+def test_a_user_with_several_records_costs_more() -> None:
+    known = ["epsilon", "--noise", "1", "--delta", "1e-6", "--steps", "1000", "--sampling-rate", "0.01"]
+    found = calculate(*known, "--records-per-user", "4")
+    assert found["epsilon"] == pytest.approx(10.0153, abs=1e-3)
+    assert found["because"] == "at most 4 records of a user are used"
+    with pytest.raises(ConfigError, match="--records-per-user 4 needs --sampling poisson"):
+        calculate(*known, "--records-per-user", "4", "--sampling", "shuffled")

@@ -18,6 +18,9 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.float64]
 Curve: TypeAlias = Callable[[Array], Array]
 
+_FAR = 13.0  # standard deviations, beyond which a normal distribution has less than 1e-38
+_THRESHOLDS = 100_001  # at which the divergences of a user's mixture are computed
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -99,6 +102,50 @@ def sometimes(pair: Pair, rate: float) -> Pair:
 
     back = forward if pair.symmetric else backward
     return Pair(forward, back, pair.end_forward, pair.end_backward)
+
+
+def user_sampled(shift: float, rate: float, records: int) -> Pair:
+    """Each of a user's records entered with probability `rate`: sum_j Bin(records, rate)(j) N(j shift, 1), N(0, 1).
+
+    The worst pair (Charles et al. 2024). The ratio of the densities rises, so that a divergence is exact at the
+    epsilon of each threshold; between two of them the chord bounds it, as it is convex in e^epsilon. Counts j that
+    all but never occur are given to an infinite loss.
+    """
+    from scipy.special import log_ndtr, ndtr
+    from scipy.stats import binom
+
+    most = int(np.argmax(binom.sf(np.arange(records + 1), records, rate) < 1e-22))
+    at = np.linspace(-_FAR, most * shift + _FAR, _THRESHOLDS)
+    loss, under = np.full(at.size, -np.inf), np.zeros(at.size)
+    over = np.full(at.size, binom.sf(most, records, rate))
+    for j in range(most + 1):
+        log_weight = binom.logpmf(j, records, rate)
+        loss = np.logaddexp(loss, log_weight + j * shift * at - (j * shift) ** 2 / 2)
+        over += np.exp(log_weight) * ndtr(j * shift - at)
+        under += np.exp(log_weight) * ndtr(at - j * shift)
+    forward = over - np.exp(loss + log_ndtr(-at))
+    with np.errstate(divide="ignore"):
+        backward = ndtr(at) - np.exp(np.log(under) - loss)
+    return Pair(
+        _chords(loss, forward),
+        _chords(-loss[::-1], backward[::-1]),
+        end_backward=-records * math.log1p(-rate),
+    )
+
+
+def _chords(epsilons: Array, deltas: Array) -> Curve:
+    """A curve that is known at some epsilons, and is bounded by the chords between them."""
+    rising = np.append(True, np.diff(np.maximum.accumulate(epsilons)) > 0)
+    known, exact = epsilons[rising], _positive(deltas[rising])
+
+    def curve(epsilon: Array) -> Array:
+        place = np.clip(np.searchsorted(known, epsilon), 1, known.size - 1)
+        low, high = known[place - 1], known[place]
+        share = np.clip(np.expm1(epsilon - low) / np.expm1(high - low), 0.0, 1.0)
+        found: Array = exact[place - 1] + share * (exact[place] - exact[place - 1])
+        return found
+
+    return curve
 
 
 def poisson_replaced(shift: float, rate: float) -> Pair:

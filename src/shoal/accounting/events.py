@@ -1,7 +1,7 @@
 """Events: small frozen records of what was done to one unit's data. They state facts and are never re-interpreted.
 
 An algorithm states events, the ledger stores them, accountants read them. A unit is what is protected: a
-record (record level) or a client (client level). `noise` is always sigma / sensitivity, where sensitivity
+record, a user with several records, or a client. `noise` is always sigma / sensitivity, where sensitivity
 is what one unit can add to or take from the sum (the clip); accountants double it under replace-one.
 """
 
@@ -75,6 +75,23 @@ class Sampled(_Fact):
 
 
 @dataclass(frozen=True)
+class SampledUser(_Fact):
+    """A step that took each of a user's records, `records` at most, independently with probability `rate`.
+
+    `noise` is in units of what one record can add.
+    """
+
+    records: int
+    rate: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
+        _require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
+        Gaussian(self.noise)  # validates it
+
+
+@dataclass(frozen=True)
 class TwoLevel(_Fact):
     """A round in which the record's client took part with probability `client_rate`, then trained locally.
 
@@ -82,7 +99,8 @@ class TwoLevel(_Fact):
     (see Sampled), and Gaussian noise was added. `participation` says whether the observer can learn that the
     client took part at all: `visible` (from the updates, or because a client's other records move the model
     more than the noise hides) or `hidden` (its absence looks like its presence without the record). Only
-    where it is hidden does the choice of clients amplify the privacy of a record.
+    where it is hidden does the choice of clients amplify the privacy of a record. With `records` > 1 the unit is a
+    user, and the client holds so many of its records at most (see SampledUser).
     """
 
     client_rate: float
@@ -92,17 +110,22 @@ class TwoLevel(_Fact):
     local: SamplingKind = "poisson"
     participation: Participation = "visible"
     draws: int | None = None
+    records: int = 1
 
     def __post_init__(self) -> None:
         _require(_is_rate(self.client_rate), "client_rate", self.client_rate, "in [0, 1]")
         _require(_is_count(self.local_steps, 1), "local_steps", self.local_steps, "a whole number >= 1")
         _require_one_of(Participation, "participation", self.participation)
+        _require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
+        _require(self.records == 1 or self.local == "poisson", "local", self.local, "poisson for several records")
         self.local_event  # noqa: B018  (its parts validate themselves)
 
     @property
     def local_event(self) -> Event:
         """What happens to the record in a round in which its client takes part."""
-        step = Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
+        step: Event = Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
+        if self.records > 1:
+            step = SampledUser(self.records, self.sampling_rate, self.noise)
         return Repeat(step, self.local_steps)
 
 
@@ -140,7 +163,7 @@ class BySize(_Fact):
 
 @dataclass(frozen=True)
 class OnClients(_Fact):
-    """Up to `clients` clients hold the record, and each of them did `event`, with its own noise."""
+    """Up to `clients` clients hold the record, or records of the user; each did `event`, with its own noise."""
 
     clients: int
     event: Event
@@ -196,12 +219,15 @@ class SamplerError(_Fact):
         _require(_is_number(self.distance) and 0 <= self.distance <= 1, "distance", self.distance, "in [0, 1]")
 
 
-Event: TypeAlias = Gaussian | Sampled | TwoLevel | BySize | OnClients | Repeat | Compose | Unbounded | SamplerError
-Leaf: TypeAlias = Gaussian | Sampled | TwoLevel | Unbounded | SamplerError
+Event: TypeAlias = (
+    Gaussian | Sampled | SampledUser | TwoLevel | BySize | OnClients | Repeat | Compose | Unbounded | SamplerError
+)
+Leaf: TypeAlias = Gaussian | Sampled | SampledUser | TwoLevel | Unbounded | SamplerError
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian": Gaussian,
     "sampled": Sampled,
+    "sampled-user": SampledUser,
     "two-level": TwoLevel,
     "by-size": BySize,
     "on-clients": OnClients,
@@ -311,9 +337,11 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             _walk(inner, times * count, counts)
         case OnClients(clients, inner):  # whose sizes may differ
             _walk(apart(inner), times * clients, counts)
+        case SampledUser(records, rate, noise) if records == 1 or rate in (0, 1):
+            _walk(Sampled("poisson", rate, Gaussian(noise / records)), times, counts)
         case Sampled() | TwoLevel():
             _walk_sampled(event, times, counts)
-        case Gaussian() | Unbounded() | BySize() | SamplerError():
+        case Gaussian() | SampledUser() | Unbounded() | BySize() | SamplerError():
             counts[event] += times
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shoal.accounting import curves
 from shoal.accounting.curves import Array, Curve, Pair
-from shoal.accounting.events import Gaussian, Leaf, Sampled, TwoLevel, leaves
+from shoal.accounting.events import Gaussian, Leaf, Sampled, SampledUser, TwoLevel, leaves
 from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
@@ -29,7 +29,7 @@ _ROUNDING = 1e-15  # what the FFT may lose for each composition, measured agains
 _POINTS_A_STEP = 80  # grid points in one standard deviation of the loss of a step: an error of about 2e-5
 _COARSEST = 0.05  # connect-the-dots keeps the mean of e^-loss: coarser grids shift the loss itself
 _MOST_POINTS = 1_000_000  # in one distribution, and three times this in the composed one
-_BINS = {Sampled: 100, TwoLevel: 24}  # of noise, for schedules
+_BINS = {Sampled: 100, SampledUser: 100, TwoLevel: 24}  # of noise, for schedules
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ def _pair(leaf: Leaf, adjacency: Adjacency) -> Pair:
             return curves.amplified(curves.gaussian(1 / noise), rate)
         case Sampled("poisson", rate, inner) if not replace_one:
             return curves.amplified(_composed_pair(leaves(inner), adjacency), rate)
+        case SampledUser(records, rate, noise) if not replace_one:
+            return curves.user_sampled(1 / noise, rate, records)
         case Sampled("fixed-size", rate, Gaussian(noise)):
             return displaced(curves.gaussian(2 / noise), rate)
         case Sampled("with-replacement", rate, Gaussian(noise), int(draws)):
@@ -289,6 +291,6 @@ def _family(leaf: Leaf) -> tuple[Leaf, float]:
     """The event without its noise, and the noise."""
     if isinstance(leaf, Sampled) and isinstance(leaf.event, Gaussian):
         return replace(leaf, event=Gaussian(1.0)), leaf.event.noise
-    if isinstance(leaf, TwoLevel):
+    if isinstance(leaf, SampledUser | TwoLevel):
         return replace(leaf, noise=1.0), leaf.noise
     return leaf, 1.0

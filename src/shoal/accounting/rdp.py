@@ -17,7 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
+from shoal.accounting.events import (
+    Event,
+    Gaussian,
+    Leaf,
+    Sampled,
+    SampledUser,
+    TwoLevel,
+    Unbounded,
+    leaves,
+    without_sampler,
+)
 from shoal.accounting.sampler_error import epsilon_beside
 from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError, nearest
@@ -33,6 +43,7 @@ GRIDS: dict[str, Orders] = {
 _CHUNK = 64  # noises at a time: bounds the memory of the quadrature
 _LEAST_NOISE = 0.1  # below this the quadrature needs too many points
 _MOST_MOMENT = 64  # moments beyond these are bounded, not computed
+_MOST_SHIFT = 4096.0  # standard deviations over which a user's integrals run
 _ROUNDING = 5e-15  # of a logarithm near 0: added, so that many faint steps are not taken for none
 
 
@@ -76,6 +87,8 @@ def divergence(leaf: Leaf, adjacency: Adjacency, orders: Orders = DEFAULT) -> Ar
             return _without_replacement(rate, noise / 2, orders)
         case Sampled("poisson", rate, inner) if adjacency != "replace-one":
             return _amplified(rate, total(leaves(inner), adjacency, orders), orders)
+        case SampledUser(records, rate, noise) if noise >= _LEAST_NOISE and adjacency != "replace-one":
+            return _user_sampled(rate, records, noise, orders)
         case TwoLevel(rate, participation="visible"):
             inside = total(leaves(leaf.local_event), adjacency, orders)
             less_one = np.array(orders) - 1
@@ -168,6 +181,29 @@ def _poisson_replaced(rate: float, noise: float, orders: Orders) -> Array:
     exponent = other - y**2 / 2 + alpha[:, None] * (one - other)
     summed = _log_sum(exponent) + math.log(step / math.sqrt(2 * math.pi))
     found: Array = np.maximum(summed, 0.0) / (alpha - 1) + _ROUNDING * alpha / (alpha - 1)
+    return found
+
+
+def _user_sampled(rate: float, records: int, noise: float, orders: Orders) -> Array:
+    """Poisson sampling of each of a user's records (curves.user_sampled), the larger of both directions.
+
+    By the trapezoid rule, as above: all zeros of the ratio, a polynomial in e^(y / noise), are real and negative.
+    Infinite at orders whose integrals would take too many points.
+    """
+    j, found = np.arange(records + 1), np.full(len(orders), np.inf)
+    step = min(0.25, noise / 2)
+    furthest = max((order for order in orders if order * records / noise <= _MOST_SHIFT), default=0.0)
+    lowest = -12.0 - math.sqrt(-2 * max(furthest - 1, 0.0) * records * math.log1p(-rate))
+    y = np.arange(lowest, furthest * records / noise + 12.0, step)
+    log_ratio = np.full(y.size, -np.inf)
+    weights = _log_binomial(records, j) + j * math.log(rate) + (records - j) * math.log1p(-rate)
+    for k, weight in zip(j, weights, strict=True):
+        log_ratio = np.logaddexp(log_ratio, weight + k * y / noise - 0.5 * (k / noise) ** 2)
+    log_density = math.log(step / math.sqrt(2 * math.pi)) - y**2 / 2
+    for place, order in enumerate(orders):
+        if order <= furthest:
+            both = _log_sum(np.array([log_density + power * log_ratio for power in (order, 1 - order)]))
+            found[place] = (max(float(both.max()), 0.0) + _ROUNDING * order) / (order - 1)
     return found
 
 

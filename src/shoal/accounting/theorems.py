@@ -14,16 +14,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from shoal.accounting.events import BySize, Compose, Event, Leaf, OnClients, Repeat, Sampled, TwoLevel, by_size
+from shoal.accounting.events import (
+    BySize,
+    Compose,
+    Event,
+    Leaf,
+    OnClients,
+    Repeat,
+    Sampled,
+    SampledUser,
+    TwoLevel,
+    by_size,
+)
 from shoal.errors import ConfigError, nearest
 
-Unit: TypeAlias = Literal["record", "client"]
+Unit: TypeAlias = Literal["record", "user", "client"]
 Observer: TypeAlias = Literal["release", "server", "client-process"]
 Adjacency: TypeAlias = Literal["add-or-remove", "zero-out", "replace-one"]
-Level: TypeAlias = Literal["clients", "records"]
+Level: TypeAlias = Literal["clients", "records", "users"]
 
 BALLE = "Balle, Barthe, Gaboardi 2018"
 GAUSS = "Balle, Wang 2018, Theorem 8"
+CHARLES = "Charles et al. 2024; Choquette-Choo et al. 2024, mixtures of Gaussians"
 MEAN = "the hockey-stick divergence of a mixture with a visible component is the mean over components"
 
 
@@ -41,6 +53,7 @@ class Cell:
         return f"refused: {self.refused}" if self.refused else f"{self.theorem} ({self.reference})"
 
 
+_MIXTURE = "sum_j Bin(K, q)(j) N(j) against N(0), in both directions, with K records of a user"
 _TWICE = "at two clips, in both directions"
 _SECRET: dict[tuple[str, Adjacency], Cell] = {
     ("none", "add-or-remove"): Cell("N(1) against N(0)", GAUSS),
@@ -78,6 +91,9 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
     ),
     ("shuffled", "zero-out"): Cell("N(1) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
     ("shuffled", "replace-one"): Cell("N(2) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
+    ("by-user", "add-or-remove"): Cell(_MIXTURE, CHARLES, amplified=True),
+    ("by-user", "zero-out"): Cell(_MIXTURE, CHARLES, amplified=True),
+    ("by-user", "replace-one"): Cell(refused="no worst pair of neighbours is known"),
     ("cyclic", "add-or-remove"): Cell(
         refused="with one client more or fewer, every client's place in the cycle may change"
     ),
@@ -103,17 +119,25 @@ def _clients(scheme: str, adjacency: Adjacency, observer: Observer) -> Cell:
     return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
 
 
-TABLE: dict[tuple[Level, str, Adjacency, Observer], Cell] = {
-    ("clients", scheme, adjacency, observer): _clients(scheme, adjacency, observer)
-    for scheme in _CLIENTS
-    for adjacency in ("zero-out", "add-or-remove", "replace-one")
-    for observer in ("release", "server", "client-process")
-} | {  # no observer sees which records a step drew, only the noisy steps
-    ("records", scheme, adjacency, observer): _SECRET[scheme, adjacency]
-    for scheme in _RECORDS
-    for adjacency in ("zero-out", "add-or-remove", "replace-one")
-    for observer in ("release", "server", "client-process")
-}
+TABLE: dict[tuple[Level, str, Adjacency, Observer], Cell] = (
+    {
+        ("clients", scheme, adjacency, observer): _clients(scheme, adjacency, observer)
+        for scheme in _CLIENTS
+        for adjacency in ("zero-out", "add-or-remove", "replace-one")
+        for observer in ("release", "server", "client-process")
+    }
+    | {  # no observer sees which records a step drew, only the noisy steps
+        ("records", scheme, adjacency, observer): _SECRET[scheme, adjacency]
+        for scheme in _RECORDS
+        for adjacency in ("zero-out", "add-or-remove", "replace-one")
+        for observer in ("release", "server", "client-process")
+    }
+    | {  # of a user's records, K at most at a client
+        ("users", "poisson", adjacency, observer): _SECRET["by-user", adjacency]
+        for adjacency in ("zero-out", "add-or-remove", "replace-one")
+        for observer in ("release", "server", "client-process")
+    }
+)
 
 
 def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
@@ -126,9 +150,10 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
         raise ConfigError(f"no adjacency is called '{adjacency}'{nearest(adjacency, get_args(Adjacency))}")
     for scheme in _schemes(event):
         if refused := _SECRET[scheme, adjacency].refused:
+            others = "zero-out" if adjacency == "replace-one" else "replace-one or zero-out"
             raise ConfigError(
                 f"{scheme} sampling under {adjacency} is not accounted: {refused}; "
-                f"take replace-one or zero-out as the adjacency (--adjacency)"
+                f"take {others} as the adjacency (--adjacency)"
             )
     return by_size(event)
 
@@ -140,6 +165,8 @@ def _schemes(event: Event) -> Iterator[str]:
             if 0 < rate < 1:
                 yield kind
             yield from _schemes(inner)
+        case SampledUser():
+            yield "by-user"
         case TwoLevel():
             yield from _schemes(event.local_event)
         case Repeat(inner) | OnClients(_, inner) | BySize(inner):

@@ -36,6 +36,11 @@ from shoal.random import discrete_gaussian
 from shoal.random.normals import TAIL
 from shoal.random.secure_streams import FINEST
 
+NO_USERS = Unbounded("records name no users: schema.user_column says which column does")
+USERS_IN_STEPS = Unbounded(
+    "users are accounted where noise is added in the steps; a claim for clients covers users all of whose records "
+    "are at one client"
+)
 COUNTS_RECORDS = "the clip of gradients follows counts whose noise is scaled for one record"
 ONE_CLIENT = "there is only one client, and a model trained on its data alone cannot hide them"
 
@@ -49,10 +54,19 @@ PAIRS: tuple[tuple[Unit, Observer], ...] = (
 )
 
 
+USER_PAIRS: tuple[tuple[Unit, Observer], ...] = (("user", "release"), ("user", "server"), ("user", "client-process"))
+
+
+def pairs(setting: Setting) -> tuple[tuple[Unit, Observer], ...]:
+    """The units and observers for which a round is charged; users where records name them."""
+    return PAIRS + USER_PAIRS if setting.user_columns else PAIRS
+
+
 def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False) -> tuple[Charge, ...]:
     """What round t (from 0) is charged; `again`: it was charged before, and is run again."""
     return tuple(
-        Charge(unit, who, event(algorithm, setting, t, unit, who, again), ADJACENCIES[unit]) for unit, who in PAIRS
+        Charge(unit, who, event(algorithm, setting, t, unit, who, again), ADJACENCIES[unit])
+        for unit, who in pairs(setting)
     )
 
 
@@ -63,13 +77,13 @@ def event(
     boundary, found = _decided(algorithm, setting, t, unit, observer, again)
     if isinstance(found, Unbounded):
         return found
-    distance = _sampler_distance(algorithm.round(setting, t), boundary)
+    distance = _sampler_distance(algorithm.round(setting, t), boundary, unit)
     if boundary == "updates" and observer == "server":
         distance = min(1.0, distance + setting.graph_failure)
     return Compose((found, SamplerError(distance))) if distance else found
 
 
-def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) -> float:
+def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"], unit: Unit) -> float:
     """The largest distance of a round's noise from its distribution: the sum over its coordinates.
 
     In secure mode a batch that is wider than its public width counts too: its shape shows in the last digits.
@@ -78,7 +92,7 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) ->
     each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # the largest of all widths that are drawn
     if boundary == "per_step":
         counts = round.per_record is not None and round.per_record.counts
-        draws = setting.multiplicity * max((steps for *_, steps in round.uses), default=1)
+        draws = max(setting.multiplicity, setting.holders(unit)) * max((steps for *_, steps in round.uses), default=1)
         wider = draws * round.records.wider() if setting.secure else 0.0
     else:
         assert round.per_update is not None
@@ -96,6 +110,10 @@ def _decided(
     if unit == "client" and setting.clients == 1:
         return "updates", Unbounded(ONE_CLIENT)
     round = algorithm.round(setting, t, again)
+    if unit == "user" and (not setting.user_columns or algorithm.per_step is None):
+        return "updates", USERS_IN_STEPS if setting.user_columns else NO_USERS
+    if unit == "user":
+        return "per_step", _on_steps(round, unit, observer)
     updates = _on_updates(algorithm, round, unit, observer)
     if algorithm.per_step is None:
         return "updates", updates

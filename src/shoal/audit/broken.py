@@ -85,6 +85,14 @@ def statistic_unprotected(case: Case, streams: Streams) -> Broken | None:
     return None
 
 
+def cap_off(case: Case, streams: Streams) -> Broken | None:
+    """All records of a user are used, and only as many charged as may be."""
+    if case.unit != "user":
+        return None
+    records = replace(case.record.records, max_per_user=None)
+    return Broken(case, replace(case.record, records=records), streams)
+
+
 VARIANTS: dict[str, Callable[[Case, Streams], Broken | None]] = {
     "noise x 1/2": less_noise(0.5),
     "noise x 1/4": less_noise(0.25),
@@ -93,6 +101,7 @@ VARIANTS: dict[str, Callable[[Case, Streams], Broken | None]] = {
     "factor B missing": batch_forgotten,
     "noise reused": noise_reused,
     "median or maximum unprotected": statistic_unprotected,
+    "users uncapped": cap_off,
 }
 
 

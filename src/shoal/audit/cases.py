@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from shoal.accounting.calibration import Budget
 from shoal.accounting.calibration import noise as least_noise
@@ -30,6 +30,7 @@ from shoal.mechanisms.setting import Setting
 Where = Literal["steps", "sum", "drift"]
 Kind = Literal["proven", "published", "none"]
 BATCH = 4
+MORE = 4  # times as many records as a user may have, of which it has so many
 DELTA = 1e-5
 
 
@@ -64,7 +65,8 @@ class Case:
 def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, rounds: int = 1) -> Iterator[Case]:
     """What there is to audit of a method: for each unit a claim, or one case without any."""
     found = False
-    for unit in ("client", "record"):
+    units: tuple[Unit, ...] = ("client", "record") if record.records.max_per_user is None else get_args(Unit)
+    for unit in units:
         if level in (None, unit):
             for case in (_proven(record, unit, epsilon, rounds), _published(record, unit, epsilon)):
                 if case is not None:
@@ -77,10 +79,11 @@ def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, ro
 
 
 def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case | None:
-    where: Where = "steps" if unit == "record" and record.per_step is not None else "sum"
+    where: Where = "steps" if unit != "client" and record.per_step is not None else "sum"
     observer: Observer = "server" if where == "steps" else "release"
     scaled, setting = _small(record, unit, where, rounds)
-    for method, place in ((record, SOMEWHERE), (scaled, setting)):  # a small one leaves much out
+    somewhere = replace(SOMEWHERE, user_columns=1) if unit == "user" else SOMEWHERE
+    for method, place in ((record, somewhere), (scaled, setting)):  # a small one leaves much out
         if isinstance(first_event(method, place, 0, unit, observer), Unbounded):
             return None
     if where == "sum" and record.per_step is not None and record.per_round is None:
@@ -164,6 +167,10 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
     """The method with few clients and one local step; what the server does after the noise is left out."""
     clients, cohort = record.clients.audited
     small = replace(record, local=Local(steps=1, lr=1.0), server=Server())
+    most = record.records.max_per_user
+    if unit == "user" and most is not None:  # a batch would hold all that the user has, if nothing capped them
+        small = replace(small, clients=Clients("all"), records=record.records.of_batch(MORE * most + BATCH - 1))
+        return small, Setting(1, rounds, sizes=(most + BATCH - 1,), user_columns=1)
     if where == "steps":
         small = replace(small, clients=Clients("all"), records=record.records.of_batch(BATCH))
         return small, Setting(1, rounds, sizes=(BATCH,))
@@ -204,6 +211,9 @@ def noise_of(record: Algorithm) -> float:
 
 def _note(record: Algorithm, setting: Setting, where: Where, epsilon: float) -> str:
     noise = f"noise {noise_of(record):.3g}, so that the claim is epsilon {epsilon:g}"
+    if setting.user_columns:
+        most = record.records.max_per_user or 0
+        return f"one local step; a user has {MORE * most} records, of which {most} may be used, {noise}"
     if where == "steps":
         return f"one local step on {BATCH} records, {noise}"
     cohort = record.clients.expected(0, setting.rounds, setting.clients)

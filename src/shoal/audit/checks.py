@@ -19,7 +19,7 @@ from shoal.accounting.events import Event, Gaussian, Sampled, leaves
 from shoal.audit.bounds import ALPHA
 from shoal.audit.broken import Broken
 from shoal.audit.cases import BATCH
-from shoal.audit.game import FAR, step_radius, update_radius
+from shoal.audit.game import FAR, of_unit, step_radius, update_radius
 from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, simulation, steps_of
 from shoal.data import ListedPartition
 from shoal.mechanisms.sampling import Clients
@@ -108,7 +108,8 @@ def _sides(broken: Broken, trials: int) -> tuple[list[Seen], list[Seen]]:
         width = 250
         clip = step_radius(case.record, streams, width)
         others = [Row(0.0, place) for place in range(1, BATCH)]
-        sides = ([Row(0.999 * clip), *others], [Row(FAR * clip, sign=-1), *others], [Row(0.0), *others])
+        units = (Row(0.999 * clip), Row(FAR * clip, sign=-1), Row(0.0))
+        sides = [[*of_unit(case, row), *others] for row in units]
         sims = [federation(played, [side] * trials, width, streams) for side in sides]
         return [steps_of(sim, played) for sim in sims], [steps_of(sim, quiet) for sim in sims]
     cohort = round(case.record.clients.expected(0, case.setting.rounds, case.setting.clients))

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.algorithms.base import Algorithm, Local
 from shoal.audit import bounds
 from shoal.audit.bounds import Array, Point
-from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, Case
+from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, MORE, Case
 from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, steps_of, without
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
@@ -82,10 +82,20 @@ def step_neighbours(case: Case, streams: Streams) -> tuple[Holder, Holder]:
     """Two clients' records: one record for its opposite; or, where the noise follows the data, one more of norm C."""
     clip = step_radius(case.record, streams)
     others = [Row(0.0, place) for place in range(1, BATCH)]
+    if case.unit == "user":  # zero-out
+        return [*of_unit(case, Row(0.0)), *others], [*of_unit(case, Row(FAR * clip)), *others]
     if case.kind == "proven":
         return [Row(0.999 * clip), *others], [Row(FAR * clip, sign=-1), *others]
     others = [Row(0.5 * clip, place) for place in range(1, BATCH)]
     return others, [Row(clip), *others]
+
+
+def of_unit(case: Case, row: Row) -> list[Row]:
+    """The records of the unit, all alike: a user has more than may be used."""
+    if case.unit != "user":
+        return [row]
+    assert case.record.records.max_per_user is not None
+    return [replace(row, user=0)] * (MORE * case.record.records.max_per_user)
 
 
 def step_radius(record: Algorithm, streams: Streams, width: int = WIDTH) -> float:

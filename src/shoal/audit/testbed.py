@@ -35,11 +35,15 @@ AT_ONCE = 1000  # clients whose local steps are played together
 
 @dataclass(frozen=True)
 class Row:
-    """A record: its gradient has this `norm` before any clip, along coordinate `place`; `sign` turns it round."""
+    """A record: its gradient has this `norm` before any clip, along coordinate `place`; `sign` turns it round.
+
+    `user`: the user whose it is, where it is one of several.
+    """
 
     norm: float
     place: int = 0
     sign: int = 1
+    user: int | None = None
 
 
 Holder = Sequence[Row]
@@ -67,7 +71,12 @@ def federation(
         y[number] = 0 if row.sign > 0 else 1
     indices = np.array([numbers[row] for held in clients for row in held], dtype=np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(held) for held in clients])])
-    return simulation(record, SideBySide(width, layers), x, y, ListedPartition(indices, offsets), streams, rounds)
+    parts = ListedPartition(indices, offsets)
+    most = record.records.max_per_user
+    if most is not None and any(row.user is not None for row in rows):
+        users = [len(rows) + number if row.user is None else row.user for row, number in numbers.items()]
+        parts = replace(parts, users=np.array(users)[:, None]).capped(most)
+    return simulation(record, SideBySide(width, layers), x, y, parts, streams, rounds)
 
 
 class SideBySide(nn.Module):

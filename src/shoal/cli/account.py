@@ -41,6 +41,9 @@ ClientRate = Annotated[
 ]
 Planned = Annotated[int | None, typer.Option(min=1, help="Planned rounds, over which a noise schedule is spread.")]
 LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: a client's local steps in a round.")]
+RecordsPerUser = Annotated[
+    int, typer.Option(min=1, help="The unit is a user with at most so many records, each Poisson sampled.")
+]
 AccountantOption = Annotated[
     str, typer.Option(help="The accountant: pld, rdp, rdp-classic, zcdp, advanced, basic, or a plugin's.")
 ]
@@ -64,6 +67,7 @@ class Setting:
     sampling_rate: Rate = 1.0
     client_rate: ClientRate = None
     local_steps: LocalSteps = 1
+    records_per_user: RecordsPerUser = 1
     sampling: SamplingOption = "poisson"
     adjacency: AdjacencyOption = "add-or-remove"
     participation: ParticipationOption = "visible"
@@ -73,14 +77,18 @@ class Setting:
 
     def steps(self, noise: float, count: int) -> Event:
         """The event of `count` steps, or rounds, with the same noise."""
-        from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel
+        from shoal.accounting.events import Gaussian, Repeat, Sampled, SampledUser, TwoLevel
 
-        rate = 1.0 if self.sampling == "none" else self.sampling_rate
+        rate, several = 1.0 if self.sampling == "none" else self.sampling_rate, self.records_per_user
+        if several > 1 and self.sampling != "poisson":
+            raise ConfigError(f"--records-per-user {several} needs --sampling poisson, got {self.sampling}")
         if self.client_rate is None:
             if self.local_steps != 1:
                 raise ConfigError(f"--local-steps {self.local_steps} needs --client-rate: it counts steps in a round")
-            return Repeat(Sampled(self.sampling, rate, Gaussian(noise)), count)
-        done = TwoLevel(self.client_rate, rate, self.local_steps, noise, self.sampling, self.participation)
+            one = Sampled(self.sampling, rate, Gaussian(noise))
+            return Repeat(SampledUser(several, rate, noise) if several > 1 else one, count)
+        seen = self.participation
+        done = TwoLevel(self.client_rate, rate, self.local_steps, noise, self.sampling, seen, records=several)
         return Repeat(done, count)
 
     def scheduled(self, noise: str, count: int, planned: int) -> Event:

@@ -28,7 +28,7 @@ def command(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every registered method, on one page.")] = False,
     level: Annotated[
-        Literal["client", "record"] | None, typer.Option(help="The unit; by default all that have a claim.")
+        Literal["client", "record", "user"] | None, typer.Option(help="The unit; by default all that have a claim.")
     ] = None,
     claim: Annotated[
         Literal["proven", "published"] | None, typer.Option(help="Only proven claims, or only published ones.")

@@ -100,7 +100,7 @@ def command(
     from shoal.federation.site_records import reader
 
     Log(log_level, log_format)
-    _choice("--unit", unit, (None, "client", "record"))
+    _choice("--unit", unit, (None, "client", "record", "user"))
     _choice("--against", against, (None, "release", "server", "client-process"))
     address = _address(host, ca, insecure)
     site_name = name or (key.stem if key else socket.gethostname())
@@ -122,7 +122,7 @@ def command(
             epsilon=require_epsilon,
             delta=1e-5 if require_delta is None else require_delta,
             noise=require_noise,
-            unit=cast(Literal["client", "record"] | None, unit),
+            unit=cast(Literal["client", "record", "user"] | None, unit),
             against=cast(Literal["release", "server", "client-process"] | None, against),
             bounds=bound or (),
             no_guarantee=no_guarantee,

@@ -182,6 +182,24 @@ def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[s
     return codes.astype(np.int64), tuple(str(value) for value in found)
 
 
+def users_of(user: Array, rows: int, where: str) -> np.ndarray:
+    """The users of each row, numbered from 0, [N, U]; -1 where a row has fewer ('' or -1), or names one twice."""
+    array = array_of(user, f"{where}, user")
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iuU":
+        raise DataError(
+            f"{where}: user is {array.dtype} {array.shape}, expected whole numbers or text, one or more for each of "
+            f"{rows} rows"
+        )
+    absent = array == "" if array.dtype.kind == "U" else array < 0
+    codes: np.ndarray = np.unique(array, return_inverse=True)[1].reshape(array.shape).astype(np.int64)
+    for column in range(1, codes.shape[1]):
+        absent[:, column] |= (codes[:, :column] == codes[:, [column]]).any(axis=1)
+    if (nobody := absent.all(axis=1)).any():
+        raise DataError(f"{where}: row {int(nobody.argmax())} has no user; remove such rows, or name their users")
+    return np.where(absent, -1, codes)
+
+
 def split(groups: np.ndarray, test_fraction: float, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers to train on and to test with, of each group in proportion."""
     if not 0 < test_fraction < 1:

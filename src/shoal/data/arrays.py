@@ -21,6 +21,7 @@ from shoal.data.array_parts import (
     owners_of,
     split,
     targets_of,
+    users_of,
 )
 from shoal.data.dataset import Dataset
 from shoal.data.readers import read_npy, read_npz
@@ -32,8 +33,8 @@ from shoal.inputs import Inputs, InputShape, Shape, parts, take
 from shoal.inputs import count as count_of
 from shoal.tasks import Classification, MultiLabel, Regression, Task
 
-NPZ_PLAIN = ("x", "y", "client", "client_names", "classes")
-NPZ_SPLIT = ("train_x", "train_y", "test_x", "test_y", "train_client", "client_names", "classes")
+NPZ_PLAIN = ("x", "y", "client", "client_names", "classes", "user")
+NPZ_SPLIT = ("train_x", "train_y", "test_x", "test_y", "train_client", "client_names", "classes", "train_user")
 
 
 def from_arrays(
@@ -41,6 +42,7 @@ def from_arrays(
     y: Array,
     *,
     client: Array | None = None,
+    user: Array | None = None,
     test: tuple[Array, Array] | None = None,
     classes: Sequence[str] | None = None,
     test_fraction: float = 0.2,
@@ -62,6 +64,8 @@ def from_arrays(
         y: Labels `[N]`, whole numbers or text; or other numbers `[N]` or `[N, D]`, labels `[N, L]` of 0 and 1 with
             their names in `classes`, or the tokens `[N, T]` of a vocabulary `classes`, -100 for padding.
         client: The owner of each row: whole numbers or text.
+        user: The user whom each row is about, whole numbers or text `[N]`; or several, `[N, U]`, with -1 or '' where
+            a row has fewer.
         test: Test rows and labels. Without them a fixed share of the rows is held out: of each client where owners
             are known, else by the rows' numbers alone, so that no row's label decides where another one goes.
         classes: The classes' names; labels are then these names or, where not all names are whole numbers, numbers
@@ -92,13 +96,15 @@ def from_arrays(
     train_x = inputs_of(x, where, scale, pictures)
     rows = count_of(train_x)
     owners, owner_names = (None, ()) if client is None else owners_of(client, rows, where)
-    test_owners = None
+    users = None if user is None else users_of(user, rows, where)
+    test_owners = test_users = None
     if test is None:
         (codes,), class_names = targets_of([y], [rows], classes, where, task)
         keep, out = split(np.zeros(rows, np.int64) if owners is None else owners, test_fraction, where)
         test_x, test_y = take(train_x, out), codes[out]
         train_x, train_y = take(train_x, keep), codes[keep]
         owners, test_owners = (None, None) if owners is None else (owners[keep], owners[out])
+        users, test_users = (None, None) if users is None else (users[keep], users[out])
     else:
         test_x = inputs_of(test[0], f"{where}, test", scale, pictures)
         (train_y, test_y), class_names = targets_of([y, test[1]], [rows, count_of(test_x)], classes, where, task)
@@ -114,6 +120,8 @@ def from_arrays(
         notes=notes,
         test_owners=test_owners,
         known_task=task,
+        users=users,
+        test_users=test_users,
     )
 
 
@@ -194,6 +202,7 @@ def read_own_npz(
         arrays[allowed[0]],
         _by_name(arrays[allowed[1]], given),
         client=arrays.get("train_client" if split else "client"),
+        user=arrays.get("train_user" if split else "user"),
         test=(arrays["test_x"], _by_name(arrays["test_y"], given)) if "test_x" in arrays else None,
         classes=classes or given,
         test_fraction=test_fraction,

@@ -66,6 +66,8 @@ class Dataset:
         known_task: The task, where the data bring one or the configuration has named it.
         features: The names of a row's numbers, where it comes from a table.
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
+        users: The users of each training row, numbered from 0, [N, U], -1 where it has fewer; None where unknown.
+        test_users: Those of each test row.
         files: The files on disk whose rows are read when they are needed; none where all are in memory.
     """
 
@@ -84,6 +86,8 @@ class Dataset:
     features: tuple[str, ...] = ()
     linked: bool = False
     files: tuple[Released, ...] = ()
+    users: np.ndarray | None = None
+    test_users: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

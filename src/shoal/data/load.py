@@ -96,6 +96,8 @@ def load(
 
 def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACTION, owners: bool = True) -> Dataset:
     """The data set in a table, as its schema says; of one that is too large for memory a copy on disk is made."""
+    if is_large(path, schema) and schema.users:
+        raise DataError(f"{path} is too large for schema.user_column: rows of users must fit into memory")
     if is_large(path, schema):
         return read_large(path, schema, test_fraction=test_fraction, owners=owners)
     table = schema.encode(schema.read(path, owners=owners), str(path), owners=owners)
@@ -104,6 +106,7 @@ def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACT
         table.inputs,
         table.targets,
         client=table.owners,
+        user=table.users,
         classes=schema.outputs,
         test_fraction=test_fraction,
         name=path.stem,

@@ -7,6 +7,7 @@ are not listed. No client holds a record twice; a record may sit on several clie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,9 +24,14 @@ LONGEST_LIST = 2**24
 
 
 class Partition(ABC):
-    """Which records each client holds; clients are numbered from 0."""
+    """Which records each client holds; clients are numbered from 0.
+
+    `users` are the users of every record of the data, [N, U], -1 where it has fewer; None where nobody knows.
+    """
 
     simulated: bool  # records were dealt to clients that do not exist
+    users: np.ndarray | None
+    public_ownership: bool  # it is public which users each record has
 
     @abstractmethod
     def __len__(self) -> int:
@@ -64,6 +70,25 @@ class Partition(ABC):
             raise IndexError(f"client {client} of {len(self)}")
         return self.records_of(np.array([client]))[0]
 
+    @cached_property
+    def clients_per_user(self) -> int:
+        """The greatest number of clients that hold records of one user."""
+        if self.users is None:
+            return 1
+        at = np.concatenate([np.unique(self.users[own]) for own in self.records_of(np.arange(len(self)))])
+        return int(np.bincount(at[at >= 0]).max())
+
+    def capped(self, most: int) -> ListedPartition:
+        """The same with at most so many records of each user at each client (Ganesh et al. 2025).
+
+        A client takes its records in turn, those with the fewest users first, and keeps one if none of its users has
+        `most` records yet. Nothing but their users and their order counts.
+        """
+        assert self.users is not None
+        kept = [own[_within(self.users[own], most)] for own in self.records_of(np.arange(len(self)))]
+        offsets = np.append(0, np.cumsum([len(records) for records in kept]))
+        return ListedPartition(np.concatenate(kept), offsets, self.simulated, self.users, self.public_ownership)
+
 
 @dataclass(frozen=True, eq=False)
 class ListedPartition(Partition):
@@ -72,6 +97,8 @@ class ListedPartition(Partition):
     indices: np.ndarray  # int32
     offsets: np.ndarray  # int64, [K + 1]
     simulated: bool = False
+    users: np.ndarray | None = None
+    public_ownership: bool = False
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -120,6 +147,8 @@ class DealtPartition(Partition):
     clients: int
     each: int
     simulated: bool = True
+    users: np.ndarray | None = None
+    public_ownership: bool = False
 
     def __len__(self) -> int:
         return self.clients
@@ -156,6 +185,18 @@ class DealtPartition(Partition):
         return self.order, self.starts, self.strides, np.array([self.clients, self.each])
 
 
+def _within(users: np.ndarray, most: int) -> np.ndarray:
+    """The places of the records that one client keeps, given the users of each."""
+    counts: Counter[int] = Counter()
+    keep = np.zeros(len(users), np.bool_)
+    for place in np.argsort((users >= 0).sum(axis=1), kind="stable"):
+        own = users[place][users[place] >= 0].tolist()
+        if all(counts[user] < most for user in own):
+            counts.update(own)
+            keep[place] = True
+    return np.flatnonzero(keep)
+
+
 def partition(
     kind: str,
     labels: torch.Tensor | np.ndarray | Sequence[int],
@@ -167,7 +208,7 @@ def partition(
     records: int | None = None,
     owners: np.ndarray | None = None,
     generator: Generator,
-) -> Partition:
+) -> ListedPartition | DealtPartition:
     """Split records over clients.
 
     Args:
@@ -213,7 +254,9 @@ def partition(
     return sample(len(labels), clients=clients, fraction=fraction, generator=generator)
 
 
-def iid(rows: int, *, clients: int, records: int | None = None, generator: Generator) -> Partition:
+def iid(
+    rows: int, *, clients: int, records: int | None = None, generator: Generator
+) -> ListedPartition | DealtPartition:
     """Records in random order, dealt out evenly.
 
     With `records` each client gets so many; where clients * records exceeds what is there, the data are
@@ -237,7 +280,7 @@ def iid(rows: int, *, clients: int, records: int | None = None, generator: Gener
 
 def shards_by_label(
     labels: np.ndarray, *, clients: int, shards: int = 2, records: int | None = None, generator: Generator
-) -> Partition:
+) -> ListedPartition:
     """Records sorted by label and cut into shards of one size; each client gets `shards` of them.
 
     With `records` a shard is records / shards long, and when clients need more shards than there are, every
@@ -265,7 +308,7 @@ def shards_by_label(
     return _partition(by_label[positions], lengths_KS.sum(1))
 
 
-def dirichlet(labels: np.ndarray, *, clients: int, alpha: float = 0.5, generator: Generator) -> Partition:
+def dirichlet(labels: np.ndarray, *, clients: int, alpha: float = 0.5, generator: Generator) -> ListedPartition:
     """Each class is shared out in proportions drawn from Dirichlet(alpha) over the clients.
 
     A client that would get nothing takes one record from the client that has most at that moment.
@@ -289,7 +332,7 @@ def dirichlet(labels: np.ndarray, *, clients: int, alpha: float = 0.5, generator
     return _partition(np.argsort(holder, kind="stable"), sizes)
 
 
-def sample(rows: int, *, clients: int, fraction: float = 0.1, generator: Generator) -> Partition:
+def sample(rows: int, *, clients: int, fraction: float = 0.1, generator: Generator) -> ListedPartition:
     """Each client draws this fraction of all records, independently, so clients overlap (PFL)."""
     _whole("clients", clients)
     if not 0 < fraction <= 1:
@@ -301,7 +344,7 @@ def sample(rows: int, *, clients: int, fraction: float = 0.1, generator: Generat
     return _partition(indices.reshape(-1), np.full(clients, each))
 
 
-def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) -> Partition:
+def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) -> ListedPartition:
     """The data say who owns each record (their `client` column)."""
     if owners is None:
         raise ConfigError("partition 'column' needs data with a client column; these have none, use iid or shards")

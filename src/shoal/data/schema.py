@@ -4,12 +4,12 @@
     label = "died"
     classes = ["0", "1"]
     client_column = "hospital"
+    user_column = "patient_id"
 
     [schema.columns]
     age = {kind = "number", range = [0, 120], missing = 60}
     sex = {kind = "category", categories = ["F", "M"]}
     note = {kind = "text", buckets = 256}
-    patient_id = {kind = "ignore"}
 
 Nothing is computed from the data. Columns are found by name and encoded in the order of their names, so that neither
 a file's order nor the schema's own can change what a model sees. The same schema serves a simulation, the sites of a
@@ -52,6 +52,8 @@ class Schema:
         classes: The label's public classes (classification).
         range: The label's public range (regression).
         client_column: The column with each row's owner.
+        user_column: The column with the user whom each row is about, such as a patient with several visits; several
+            columns where a row may have several users.
         task: What is learnt.
         unconfirmed: Columns whose range or categories were proposed from the data; nobody has confirmed them yet.
     """
@@ -61,6 +63,7 @@ class Schema:
     classes: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
     client_column: str | None = None
+    user_column: str | tuple[str, ...] | None = None
     task: TaskKind = "classification"
     unconfirmed: tuple[str, ...] = ()
 
@@ -131,6 +134,11 @@ class Schema:
         return (self.label,) if isinstance(self.label, str) else self.label or ()
 
     @property
+    def users(self) -> tuple[str, ...]:
+        """The columns that name a row's users."""
+        return (self.user_column,) if isinstance(self.user_column, str) else self.user_column or ()
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the classes, labels or tokens that a model scores; none for numbers."""
         if self.task == "next-token":
@@ -176,7 +184,8 @@ class Schema:
                 raise ConfigError(f"column '{name}' is {role}, so it is no input: remove schema.columns.{name}")
 
     def _roles(self) -> dict[str, tuple[str, ...]]:
-        return {"label": self.labels, "client_column": (self.client_column,) if self.client_column else ()}
+        client = (self.client_column,) if self.client_column else ()
+        return {"label": self.labels, "client_column": client, "user_column": self.users}
 
     def _check_label(self) -> None:
         task = self.task

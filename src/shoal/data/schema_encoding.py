@@ -32,7 +32,8 @@ def encode(schema: Schema, table: pa.Table, where: str, *, targets: bool, owners
     tally = Tally.new()
     inputs, found = encode_piece(schema, table, where, tally, targets=targets)
     names = owners_in(schema, table, where) if owners and schema.client_column is not None else None
-    return Encoded(inputs, found, names, schema.features, unconfirmed(schema) + tally.notes())
+    users = _users_in(schema, table, where) if targets and schema.users else None
+    return Encoded(inputs, found, names, schema.features, unconfirmed(schema) + tally.notes(), users)
 
 
 def encode_piece(
@@ -52,7 +53,21 @@ def owners_in(schema: Schema, table: pa.Table, where: str, before: int = 0) -> n
     here = f"{where}: client column '{schema.client_column}'"
     texts = _cells(table[schema.client_column], here)
     _refuse_missing(texts == None, here, before)  # noqa: E711  each element
-    if (longest := max(map(len, texts))) > NAME_LIMIT:
+    return _names(texts, here)
+
+
+def _users_in(schema: Schema, table: pa.Table, where: str) -> np.ndarray:
+    """The users of each row, as text, '' where a row has fewer than others."""
+    columns = [_cells(table[name], f"{where}: user column '{name}'") for name in schema.users]
+    found = np.stack(columns, axis=1)
+    here = f"{where}: user column {' and '.join(map(repr, schema.users))}"
+    _refuse_missing((found == None).all(axis=1), here, 0)  # noqa: E711  each element
+    found[found == None] = ""  # noqa: E711
+    return _names(found, here)
+
+
+def _names(texts: np.ndarray, here: str) -> np.ndarray:
+    if (longest := max(map(len, texts.flat))) > NAME_LIMIT:
         raise DataError(f"{here}: a text of {longest} characters is no name (at most {NAME_LIMIT})")
     return texts.astype(np.str_)
 
@@ -60,7 +75,7 @@ def owners_in(schema: Schema, table: pa.Table, where: str, before: int = 0) -> n
 def needed(schema: Schema, targets: bool, owners: bool) -> list[str]:
     """The columns that are read."""
     client = (schema.client_column,) if owners and schema.client_column else ()
-    return [*schema.inputs, *(schema.labels if targets else ()), *client]
+    return [*schema.inputs, *((*schema.labels, *schema.users) if targets else ()), *client]
 
 
 def _inputs(

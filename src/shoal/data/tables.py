@@ -42,6 +42,7 @@ class Encoded:
         owners: The owner of each row; None where nobody knows.
         features: The names of the F numbers.
         notes: What a reader of results should know.
+        users: The users of each row, [N, U], '' where it has fewer; None where rows name none.
     """
 
     inputs: np.ndarray
@@ -49,6 +50,7 @@ class Encoded:
     owners: np.ndarray | None
     features: tuple[str, ...]
     notes: tuple[str, ...]
+    users: np.ndarray | None = None
 
 
 def encode_table(

@@ -117,7 +117,7 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
     """
     rounds = algorithm.extreme_rounds(setting.rounds)
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
-    if unit == "record" and per_step is not None and clip is not None:
+    if unit != "client" and per_step is not None and clip is not None:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
     if algorithm.per_round is not None and (observer == "release" or algorithm.per_round.at == "shared"):
         return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
@@ -331,7 +331,9 @@ def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> 
         if _hidden(planned_charge)
         else replace(
             planned_charge,
-            event=event(always, setting, t, planned_charge.unit, planned_charge.observer) if asked else NOTHING,
+            event=event(always, setting, t, planned_charge.unit, planned_charge.observer)
+            if asked or setting.holders(planned_charge.unit) > 1  # other sites that hold the user may be asked
+            else NOTHING,
         )
         for planned_charge in charges(algorithm, setting, t)
     )

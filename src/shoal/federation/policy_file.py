@@ -31,7 +31,7 @@ PRIVACY: dict[str, Any] = {
     "epsilon_total": float,
     "delta": float,
     "noise_multiplier": float,
-    "unit": Literal["client", "record"],
+    "unit": Literal["client", "record", "user"],
     "observer": Literal["release", "server", "client-process", "none"],
 }
 AMOUNTS = frozenset({"epsilon_per_run", "epsilon_per_month", "epsilon_total", "noise_multiplier"})
@@ -94,7 +94,7 @@ def read_policy(path: Path) -> Policy:
     )
     for key in found.keys() & AMOUNTS:
         if "unit" not in found:  # else the coordinator would choose the cheaper one
-            raise ConfigError(f'{sources[key]}: for whom? Add unit = "record" or unit = "client"')
+            raise ConfigError(f'{sources[key]}: for whom? Add unit = "record", unit = "user" or unit = "client"')
         if observer == "none":
             raise ConfigError(f"{sources[key]}: against whom? It contradicts {sources['observer']}")
     ranges = {name: found[name] for name in RANGES if name in found}

@@ -146,4 +146,4 @@ def coordinator(
 def _without_owners(config: Config) -> Config:
     """The configuration for held-out rows, whose owners do not matter: the clients are the sites."""
     schema = config.schema
-    return config if schema is None else replace(config, schema=replace(schema, client_column=None))
+    return config if schema is None else replace(config, schema=replace(schema, client_column=None, user_column=None))

@@ -47,6 +47,7 @@ from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import write_whole
 
 Log = Callable[[str], None]
+USERS = ("user_columns", "clients_per_user", "public_ownership")
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 INTERNAL_ERROR = "internal error at {site}; see its log"
 LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
@@ -166,10 +167,13 @@ class Site:
             if secure
             else None
         )
-        sizes = population(settings).sizes
+        sites = population(settings)
+        sizes = sites.sizes
         only_two_sizes = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size in between
         if terms.setting.sizes != sizes or terms.setting.all_answer or only_two_sizes:
             raise Refused("the terms' site sizes differ from those of their configuration")
+        if any(getattr(terms.setting, name) != getattr(sites, name) for name in USERS):
+            raise Refused("what the terms say of users differs from their configuration")
         self._compared = terms.digest
         try:
             dataset = self.owner.records(terms)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
-from shoal.data import Dataset, load
+from shoal.data import Dataset, ListedPartition, load
 from shoal.data.load import with_schema
 from shoal.data.schema import Schema
 from shoal.data.table_files import MANY, missing_columns
@@ -18,6 +19,9 @@ from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
 from shoal.inputs import each, joined, take
 from shoal.prepare import parted, with_features, with_task
+
+NOBODY: dict[str, Any] = {"owners": None, "owner_names": (), "test_owners": None, "test_users": None}
+"""A site is one client."""
 
 
 def reader(
@@ -46,10 +50,29 @@ def reader(
             return with_features(_part(_named(name, terms, label), terms, part), section.features)
         dataset = _of_schema(name, terms.settings.schema, label) if terms.schema else _named(name, terms, label)
         x, y = joined(dataset.train_x, dataset.test_x), torch.cat([dataset.train_y, dataset.test_y])
-        everything = replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
-        return with_features(everything, section.features)
+        everything = replace(dataset, train_x=x, train_y=y, **NOBODY)
+        if dataset.users is not None and dataset.test_users is not None:
+            everything = replace(everything, users=np.concatenate([dataset.users, dataset.test_users]))
+        return with_features(capped(everything, terms.settings.algorithm.records.max_per_user), section.features)
 
     return read
+
+
+def capped(dataset: Dataset, most: int | None) -> Dataset:
+    """A site's records, at most so many of each user."""
+    if most is None:
+        return dataset
+    if dataset.users is None:
+        raise Refused(f"the terms allow {most} records of a user, but name no column of users (schema.user_column)")
+    rows = np.arange(len(dataset.train_y), dtype=np.int32)
+    kept = ListedPartition(rows, np.array([0, len(rows)]), users=dataset.users).capped(most).indices
+    return _rows(dataset, kept)
+
+
+def _rows(dataset: Dataset, rows: np.ndarray) -> Dataset:
+    chosen = torch.from_numpy(rows).long()
+    users = None if dataset.users is None else dataset.users[rows]
+    return replace(dataset, train_x=take(dataset.train_x, chosen), train_y=dataset.train_y[chosen], users=users)
 
 
 def columns_read(terms: Terms, dataset: Dataset) -> str:
@@ -114,6 +137,4 @@ def _part(dataset: Dataset, terms: Terms, part: int) -> Dataset:
     parts = parted(settings, dataset)
     if not 0 <= part < len(parts):
         raise ConfigError(f"--part must be in 0 to {len(parts) - 1}, got {part}")
-    rows = torch.from_numpy(parts.records(part)).long()
-    x, y = take(dataset.train_x, rows), dataset.train_y[rows]
-    return replace(dataset, train_x=x, train_y=y, owners=None, owner_names=(), test_owners=None)
+    return replace(_rows(dataset, parts.records(part)), **NOBODY)

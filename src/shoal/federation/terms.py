@@ -28,7 +28,8 @@ from shoal.mechanisms.setting import Setting
 from shoal.toml_text import toml_word
 from shoal.training.cohort import Population
 
-PROTOCOL = 6
+PROTOCOL = 7
+COUNTS = ("clients", "rounds", "multiplicity", "layers", "clients_per_user")
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 
@@ -94,7 +95,7 @@ class Terms:
 
     def refuse_counts(self) -> None:
         """Raise InvalidMessage where a count is below 1: zero rounds, for example, would be charged nothing."""
-        counts = {name: getattr(self.setting, name) for name in ("clients", "rounds", "multiplicity", "layers")}
+        counts = {name: getattr(self.setting, name) for name in COUNTS}
         counts |= {"parameters": self.parameters} | {f"sizes[{i}]": n for i, n in enumerate(self.setting.sizes)}
         for name, count in counts.items():
             if count < 1:
@@ -127,14 +128,12 @@ class Terms:
                 )
             setting = {each.name: found["setting"].pop(each.name) for each in fields(Setting)}
             setting["sizes"] = tuple(int(size) for size in setting["sizes"])
-            if any(
-                type(setting[name]) is not int
-                for name in ("clients", "rounds", "multiplicity", "layers", "parameters")
-            ):
+            if any(type(setting[name]) is not int for name in (*COUNTS, "parameters", "user_columns")):
                 raise TypeError
             if type(setting["graph_failure"]) is not float:
                 raise TypeError
-            if any(type(setting[name]) is not bool for name in ("all_answer", "bounds", "simulated", "secure")):
+            flags = ("all_answer", "bounds", "simulated", "secure", "public_ownership")
+            if any(type(setting[name]) is not bool for name in flags):
                 raise TypeError
             terms = cls(
                 run=str(found.pop("run")),
@@ -201,7 +200,12 @@ def population(config: Config) -> Population:
     section = config.federation
     sizes = {size for size in (section.min_records, section.max_records) if size is not None}
     failure = graph_failure(config.algorithm, section, Setting(config.data.clients, config.rounds))
-    return Population(config.data.clients, tuple(sorted(sizes)), all_answer=False, bounds=True, graph_failure=failure)
+    sites, users = config.data.clients, 0 if config.schema is None else len(config.schema.users)
+    return Population(
+        sites, tuple(sorted(sizes)), all_answer=False, bounds=True, graph_failure=failure, user_columns=users,
+        clients_per_user=min(section.max_sites_per_user or sites, sites) if users else 1,
+        public_ownership=config.data.public_ownership,
+    )  # fmt: skip
 
 
 def schema_digest(config: Config) -> str | None:

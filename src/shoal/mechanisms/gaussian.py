@@ -31,6 +31,11 @@ HOW_MANY = Unbounded(
     "each update has its own noise, so the amount in the sum reveals the cohort size; a fixed-size cohort of fewer "
     "than all clients hides it"
 )
+UNCAPPED = Unbounded("a user may have any number of records: set records.max_per_user")
+PRIVATE_OWNERSHIP = Unbounded(
+    "records have several users, so that one user decides which records of others are used: only where it is public "
+    "whose each record is (data.public_ownership=true) is something proven"
+)
 WITH_ITS_NOISE = Unbounded("each client adds its own noise, and a client that drops out takes its noise with it")
 
 
@@ -141,10 +146,10 @@ class StepNoise(StepMechanism):
             return NO_NOISE
         if round.clients.cyclic:
             return CYCLIC
-        copies = round.setting.multiplicity if unit == "record" else 1
+        copies = round.setting.holders(unit)
         rate = round.clients.rate(*round.when, round.setting.clients, copies)
-        if unit == "record":
-            return self._of_a_record(round, rate, z)
+        if unit != "client":
+            return self._of_records(round, unit, rate, z)
         return self._of_a_client(round, rate, z, observer)
 
     def _counted(self, round: Round, clip: GradientClip) -> float:
@@ -164,17 +169,27 @@ class StepNoise(StepMechanism):
         share = charged(drawn, STEPS, max(setting.parameters, 1)) / drawn
         return z * min(share, 1 / (1 + clip.count_rounding(batch)))
 
-    def _of_a_record(self, round: Round, rate: float, z: float) -> Event:
-        """One record is replaced by another, on each of the clients that hold it.
+    def _of_records(self, round: Round, unit: Unit, rate: float, z: float) -> Event:
+        """One record is replaced by another, or all of a user's are left out, on each of the clients that hold any.
 
         Several clients are charged as if each took part independently.
         """
-        found, copies = round.uses, round.setting.multiplicity
+        setting, found, most = round.setting, round.uses, round.records.max_per_user
         if not found:
             return Unbounded("clients' sizes are not known, so neither is how often a record is used")
-        worst, found = round.records.event(rate, z, found)
-        if copies > 1:
-            return OnClients(copies, worst)
+        if unit == "record":
+            worst, found = round.records.event(rate, z, found)
+        else:
+            if most is None:
+                return UNCAPPED
+            if setting.user_columns > 1 and not setting.public_ownership:
+                return PRIVATE_OWNERSHIP
+            stated = round.records.user_event(rate, z, found, most)
+            if isinstance(stated, Unbounded):
+                return stated
+            worst, found = stated
+        if setting.holders(unit) > 1:
+            return OnClients(setting.holders(unit), worst)
         return worst if len(found) == 1 else BySize(worst, tuple(found))
 
     def _of_a_client(self, round: Round, rate: float, z: float, observer: Observer) -> Event:

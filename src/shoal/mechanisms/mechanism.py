@@ -42,8 +42,8 @@ Draw = Callable[[int], np.random.Generator]
 Bound = float | Tensor
 """A clip's bound as a number, or as a tensor on a device."""
 
-ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one"}
-"""A client contributes nothing, and still counts among the K. A record is replaced by another one."""
+ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one", "user": "zero-out"}
+"""A client or user contributes nothing, and it and its records still count. A record is replaced by another one."""
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")

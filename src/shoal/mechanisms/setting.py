@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.accounting.theorems import Unit
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -14,6 +16,8 @@ class Setting:
     are only the smallest and the largest, and any between may occur. `all_answer`: no client drops out, which no real
     federation can promise. `simulated`: records were assigned to clients that do not exist. `parameters`: the number
     of model parameters, 0 where the noise sampler is taken as perfect. `secure`: noise is that of secure mode.
+    `user_columns`: how many users a record may have, 0 where records name none; `clients_per_user`: the most clients
+    that hold records of one user; `public_ownership`: it is public which users each record has.
     `graph_failure`: the probability, for each round, that a sparse graph of secure aggregation hides too little.
     """
 
@@ -28,3 +32,10 @@ class Setting:
     parameters: int = 0
     secure: bool = False
     graph_failure: float = 0.0
+    user_columns: int = 0
+    clients_per_user: int = 1
+    public_ownership: bool = False
+
+    def holders(self, unit: Unit) -> int:
+        """The most clients that hold data of one unit."""
+        return {"client": 1, "record": self.multiplicity, "user": self.clients_per_user}[unit]

@@ -157,7 +157,11 @@ def _meaning(claim: dict[str, Any]) -> str:
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     times = up(math.exp(epsilon), 3) if epsilon < 9 else f"10{power}"
     client = "simulated client" if claim.get("simulated") else "client"
-    asked = {"client": f"whether one {client}'s data were used", "record": "which of two records was used"}
+    asked = {
+        "client": f"whether one {client}'s data were used",
+        "record": "which of two records was used",
+        "user": "whether one user's records were used",
+    }
     return (
         f"{TESTER[str(claim['observer'])]} and tests {asked[claim['unit']]} has a true-positive rate of at most "
         f"{times} times the false-positive rate, plus {up(delta, 6)}."

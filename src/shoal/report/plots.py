@@ -9,7 +9,7 @@ from shoal.report.run_reader import Run
 from shoal.report.scores import Scores, name_of, number, title_of
 from shoal.report.series import MOST_POINTS, Plot, Series, build, column, figure, in_bytes
 
-UNITS = {"client": "a client", "record": "a record"}
+UNITS = {"client": "a client", "record": "a record", "user": "a user"}
 OBSERVERS = {
     "release": "released models",
     "server": "server",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -119,7 +119,8 @@ def _claims(record: Record) -> list[dict[str, Any]]:
         return record.selected or _nothing(_AFTERWARDS)
     if record.closed is not None and "proven" in record.closed:
         return list(record.closed["proven"])
-    return [_charged(record, *pair).to_json() for pair in _pairs()] if record.charged else []
+    units = {charge.unit for intent in record.charged for charge in intent.charges}
+    return [_charged(record, *pair).to_json() for pair in _pairs(units)] if units else []
 
 
 def _charged(record: Record, unit: Unit, observer: Observer) -> Proven:
@@ -147,5 +148,5 @@ def _nothing(because: str) -> list[dict[str, Any]]:
     return [Proven(*pair, None, None, None, because).to_json() for pair in _pairs()]
 
 
-def _pairs() -> list[tuple[Unit, Observer]]:
-    return list(product(sorted(get_args(Unit)), get_args(Observer)))
+def _pairs(units: Collection[Unit] = ()) -> list[tuple[Unit, Observer]]:
+    return list(product(sorted({"client", "record", *units}), get_args(Observer)))

@@ -22,7 +22,7 @@ from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.charges import PAIRS, charges, event
+from shoal.algorithms.charges import charges, event, pairs
 from shoal.errors import ConfigError, LedgerError
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.setting import Setting
@@ -54,7 +54,7 @@ class Spending:
     def __init__(self, algorithm: Algorithm, setting: Setting, limit: Limit, ledger: Ledger) -> None:
         self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
         self._kept: tuple[Unit, Observer] | None = None
-        self._running = {pair: Running(ADJACENCIES[pair[0]]) for pair in PAIRS}
+        self._running = {pair: Running(ADJACENCIES[pair[0]]) for pair in pairs(setting)}
         self._furthest = 0  # the last round that was ever charged; a round up to here is run again
         for intent in ledger.charged:
             self._count(intent)
@@ -127,7 +127,7 @@ class Spending:
 
     def proven(self) -> list[Proven]:
         """What is proven of all charges, by PLD, for every unit and observer."""
-        return [self._prove(unit, who) for unit, who in PAIRS]
+        return [self._prove(unit, who) for unit, who in pairs(self._setting)]
 
     def _prove(self, unit: Unit, who: Observer) -> Proven:
         spent = self._ledger.charged_event(unit, who)
@@ -137,6 +137,8 @@ class Spending:
             found = of_research(found)
         if who == "server" and self._setting.graph_failure:
             found = saying(found, GRAPH)
+        if unit == "user":
+            found = saying(found, users_said(self._setting))
         return replace(found, simulated=unit == "client" and self._setting.simulated)
 
     def by_client(self, sizes: np.ndarray) -> list[tuple[int, Proven]]:
@@ -209,6 +211,13 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
             f"budget.epsilon {budget.epsilon:g} does not pay for the first round ({needed}); raise it, add noise, or "
             f"let budget.calibrate=true choose the noise{meant}"
         )
+
+
+def users_said(setting: Setting) -> str:
+    """What a claim for users assumes."""
+    several = setting.clients_per_user
+    where = f"no user has records at more than {several:,} clients" if several > 1 else "no user is at two clients"
+    return f"{where}; it is public whose each record is" if setting.user_columns > 1 else where
 
 
 def _one_after_the_other(events: list[Event]) -> Event:

@@ -40,6 +40,9 @@ class Population:
         bounds: `sizes` are only the smallest and the largest.
         simulated: Records were assigned to clients that do not exist.
         graph_failure: The probability, for each round, that a sparse graph of secure aggregation hides too little.
+        user_columns: How many users a record may have; 0 where records name none.
+        clients_per_user: The most clients that hold records of one user.
+        public_ownership: It is public which users each record has.
     """
 
     clients: int
@@ -49,12 +52,19 @@ class Population:
     bounds: bool = False
     simulated: bool = False
     graph_failure: float = 0.0
+    user_columns: int = 0
+    clients_per_user: int = 1
+    public_ownership: bool = False
 
     @classmethod
     def of(cls, partition: Partition) -> Population:
         """The clients among whom a partition divides the records."""
         sizes = tuple(np.unique(partition.sizes).tolist())
-        return cls(len(partition), sizes, partition.multiplicity, simulated=partition.simulated)
+        users = {} if partition.users is None else {"user_columns": partition.users.shape[1]}
+        return cls(
+            len(partition), sizes, partition.multiplicity, simulated=partition.simulated, **users,
+            clients_per_user=partition.clients_per_user, public_ownership=partition.public_ownership,
+        )  # fmt: skip
 
     def setting(self, rounds: int, layout: Layout, secure: bool) -> Setting:
         """What accounting needs to know: the clients, the planned rounds, the model, the source of the noise."""

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from shoal.accounting.events import TwoLevel, Use, passes
+from shoal.accounting.events import TwoLevel, Unbounded, Use, passes
 from shoal.errors import ConfigError, PluginError
 from shoal.mechanisms.sampling.scheme import Indices, Scheme, required
 from shoal.mechanisms.setting import Setting
@@ -23,6 +23,8 @@ LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
 WIDER = 1e-30
 """The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
+Stated = tuple[TwoLevel, list[Use]]
+"""What a unit is charged at worst, and the uses from which that is taken."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Records(Scheme):
 
     `augmentations`: views of each picture, cropped and flipped at random, over which its gradient is averaged before
     it is clipped; 0: the picture itself.
+
+    `max_per_user`: how many records of one user a client uses, in the whole run; it ignores the others.
     """
 
     sampling: str = "shuffled"
@@ -42,6 +46,7 @@ class Records(Scheme):
     rate: float | None = None
     nominal_records: int | None = None
     augmentations: int = 0
+    max_per_user: int | None = None
 
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
@@ -50,6 +55,11 @@ class Records(Scheme):
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
     """May a record occur more than once in a batch?"""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if {"draw", "drawn"} & vars(cls).keys() and "user_event" not in vars(cls):
+            cls.user_event = Records.user_event  # type: ignore[method-assign]  # another's need not hold for it
 
     def __post_init__(self) -> None:
         if (self.rate is None) != (self.nominal_records is None):
@@ -60,6 +70,8 @@ class Records(Scheme):
         if self.rate is not None and self.nominal_records is not None:
             self._refuse_rate(self.rate, self.nominal_records)
             object.__setattr__(self, "batch", max(1, round(self.rate * self.nominal_records)))
+        if self.max_per_user is not None and self.max_per_user < 1:
+            raise ConfigError(f"records.max_per_user must be >= 1, got {self.max_per_user}")
         if self.batch < 1:
             raise ConfigError(f"records.batch must be >= 1, got {self.batch}")
         if not 0 <= self.augmentations <= MOST_VIEWS:
@@ -135,7 +147,7 @@ class Records(Scheme):
                 ranges.append((least, most))
         return [(least, self.share(least), steps or self.steps(most, epochs)) for least, most in _few(ranges)]
 
-    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+    def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """What one record is charged at worst, and the uses from which that is taken.
 
         Args:
@@ -144,6 +156,10 @@ class Records(Scheme):
             uses: How clients use a record, by size.
         """
         return TwoLevel(rate, 1.0, max(steps for *_, steps in uses), noise, local="none"), uses[:1]
+
+    def user_event(self, rate: float, noise: float, uses: list[Use], most: int) -> Stated | Unbounded:
+        """What a user is charged, of whose records a client uses `most`; by default nothing is proven."""
+        return Unbounded(f"nothing is proven for users with records.sampling={self.sampling}; poisson is accounted")
 
 
 @dataclass(frozen=True)
@@ -183,9 +199,14 @@ class PoissonRecords(Records):
         """The most records that a batch may hold."""
         return max((1, *sizes)) if sizes else LARGEST_BATCH
 
-    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+    def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """What a record is charged, amplified by Poisson sampling."""
         return TwoLevel(rate, *_worst(uses), noise, local="poisson"), uses
+
+    def user_event(self, rate: float, noise: float, uses: list[Use], most: int) -> Stated | Unbounded:
+        """Each of a user's records is sampled independently: a mixture of Gaussians."""
+        event, uses = self.event(rate, noise, uses)
+        return replace(event, records=most), uses
 
 
 @dataclass(frozen=True)
@@ -199,7 +220,7 @@ class RecordsWithReplacement(Records):
         """Each place of a batch independently."""
         return generator.integers(records, size=(steps, self.batch))
 
-    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+    def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """What a record is charged, amplified by sampling with replacement."""
         share, steps = _worst(uses)
         if share >= 1:  # all draws of a step may be of one record
@@ -233,10 +254,14 @@ class ShuffledRecords(Records):
         ranges = _sizes(setting, self.batch)
         return [(least, 1 / self.steps(least, 1), steps or self.steps(least, epochs)) for least, _ in ranges]
 
-    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+    def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """Charged as for the client that uses its records most often."""
         worst = [max(uses, key=lambda use: passes(use[1], use[2]))]
         return TwoLevel(rate, *_worst(worst), noise, local="shuffled"), worst
+
+    def user_event(self, rate: float, noise: float, uses: list[Use], most: int) -> Stated | Unbounded:
+        """At worst all of a user's records are in one batch, of every pass."""
+        return self.event(rate, noise / most, uses)
 
 
 @dataclass(frozen=True)
