@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.accounting.events import BySize, Event, Unbounded
+from shoal.accounting.events import Event, Unbounded
 from shoal.accounting.events import Gaussian as OneGaussian
 from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
@@ -113,8 +113,7 @@ class NoiseShares(Gaussian):
             return OneGaussian(z / round.setting.multiplicity)
         if not round.uses:
             return Unbounded("clients' sizes are not known, so neither is how often a record is used")
-        worst, found = round.records.event(round.rate, z, round.uses)
-        return worst if len(found) == 1 else BySize(worst, tuple(found))
+        return round.records.event(round.rate, z, round.uses)[0]  # at the smallest site's rate
 
     def _left(self, round: Round, observer: Observer) -> float:
         """The noise that an observer cannot subtract, in a sum of as few sites as there may be."""
