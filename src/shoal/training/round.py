@@ -167,7 +167,7 @@ class SimulatedCohort(TrainingContext, Cohort):
         if self.algorithm.per_update is None and (weights == weights[0]).all():
             update = raw * float(weights[0])
         else:
-            left = self._with_shares(protected_updates(self, part, clip_norm, index), part.clients, clip_norm, index)
+            left = self.with_shares(protected_updates(self, part, clip_norm, index), part.clients, clip_norm, index)
             update = weighed_sum(left[None], torch.as_tensor(weights, dtype=left.dtype, device=left.device)[None])[0]
         return PartialSum(
             update,
@@ -182,7 +182,7 @@ class SimulatedCohort(TrainingContext, Cohort):
             clipped_records=float(part.metrics.clipped) if part.metrics else 0.0,
         )
 
-    def _with_shares(self, updates: Tensor, clients: np.ndarray, clip_norm: float, index: RoundIndex) -> Tensor:
+    def with_shares(self, updates: Tensor, clients: np.ndarray, clip_norm: float, index: RoundIndex) -> Tensor:
         """The updates as they leave where clients add shares of the noise, the same as sites draw."""
         if (scale := self._share(clip_norm, index)) is None:
             return updates
