@@ -62,6 +62,8 @@ _OTHERS = (
      "Inverting Gradients: How Easy Is It to Break Privacy in Federated Learning?", "2003.14053"),
     ("Kairouz et al. (2021)", "P. Kairouz et al.",
      "Practical and Private (Deep) Learning without Sampling or Shuffling", "2103.00039"),
+    ("Kairouz, Liu & Steinke (2021)", "P. Kairouz, Z. Liu, T. Steinke",
+     "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation", "2102.06387"),
     ("Li et al. (2020)", "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith",
      "Federated Optimization in Heterogeneous Networks", "1812.06127"),
     ("Loshchilov & Hutter (2019)", "I. Loshchilov, F. Hutter",

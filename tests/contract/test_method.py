@@ -32,6 +32,7 @@ from support.small_federation import (
     PER_EXAMPLE,
     ROUNDS,
     SETTING,
+    SHARED,
     UNPROVEN,
     WIDE,
     against_release,
@@ -133,7 +134,7 @@ def test_a_run_of_empty_cohorts_costs_as_much_as_any_other(name, tmp_path):
 # --- one client only, and clients that send rubbish
 
 
-@every
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SHARED])
 def test_one_client_is_enough(name):
     record = small(name)
     record = replace(record, clients=replace(record.clients, cohort=1))
@@ -229,7 +230,7 @@ def test_every_round_is_charged_what_its_record_says_and_no_published_figure_is_
         if isinstance(charged, Unbounded):
             assert (claim["epsilon"], claim["because"]) == (None, charged.because)
         else:
-            assert name in BOUNDED + PER_EXAMPLE
+            assert name in BOUNDED + PER_EXAMPLE + SHARED
             assert claim["accountant"] == "pld" or "sampler" in claim["because"], "an epsilon in the hundreds is none"
     for figure in run.published:
         assert figure["recipe"]
@@ -261,6 +262,13 @@ def test_a_method_that_protects_records_says_so_and_what_it_does_not_do_for_clie
     assert ("client level in name only" in said) == (name not in BOUNDED)
 
 
+@pytest.mark.parametrize("name", SHARED)
+def test_a_method_whose_sites_share_the_noise_says_against_whom(name):
+    assert proves(algorithm(name)) == "record level, against released models and the server"
+    with pytest.raises(ConfigError, match=r"per_round.threshold must be greater than per_round.colluding \(1\)"):
+        simulator(small(name), clients=1)
+
+
 # --- where it comes from
 
 
@@ -288,5 +296,7 @@ def test_the_paper_is_cited_and_the_method_described(name):
 
 
 def test_no_method_escapes_this_suite():
-    """Whatever proves something must be measured: for clients in contract_noise, for records in contract_examples."""
-    assert {name for name in NAMES if not proves(algorithm(name)).startswith("nothing")} == {*BOUNDED, *PER_EXAMPLE}
+    """Whatever proves something must be measured: for clients in test_noise, for records in test_records, and in
+    test_noise_shares."""
+    measured = {*BOUNDED, *PER_EXAMPLE, *SHARED}
+    assert {name for name in NAMES if not proves(algorithm(name)).startswith("nothing")} == measured

@@ -28,6 +28,7 @@ from support.small_federation import (
     IN_TURN,
     NAMES,
     ROUNDS,
+    SHARED,
     WIDE,
     StillCohort,
     against_release,
@@ -130,7 +131,7 @@ def test_the_noise_on_the_sum_is_what_the_event_says(name):
         assert [told["noise"] / told["clip"] for told in tales] == pytest.approx([update_noise(record)] * len(tales))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if algorithm(name).per_round is not None])
+@pytest.mark.parametrize("name", [n for n in NAMES if algorithm(n).per_round is not None and n not in SHARED])
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_noise_is_the_clip_times_the_multiplier_whatever_the_updates(name, monkeypatch):
     """What the round differs by from one without noise, also where nothing is proven; 104,000 numbers (finds 2%)."""

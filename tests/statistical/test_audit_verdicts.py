@@ -30,6 +30,7 @@ FEW = replace(LITTLE, canaries=200)
 CASES = {(name, case.unit): case for name in algorithms() for case in cases(algorithm(name))}
 PROVEN_STEPS = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "steps"]
 PROVEN_SUM = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "sum"]
+COLLUDING = [key for key in PROVEN_SUM if CASES[key].colluding]
 
 
 def test_every_method_that_proves_something_has_a_case():
@@ -72,7 +73,9 @@ def test_what_is_proven_of_a_client_is_consistent_and_a_quarter_of_the_noise_is_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", [*PROVEN_STEPS, *(key for key in PROVEN_SUM if key[1] == "client")], ids=" ".join)
+@pytest.mark.parametrize(
+    "key", [*PROVEN_STEPS, *(key for key in PROVEN_SUM if key[1] == "client"), *COLLUDING], ids=" ".join
+)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=2e-7)
 def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
@@ -90,12 +93,29 @@ def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
         assert broken is None or next(flagged(broken), None), name
 
 
+@pytest.mark.parametrize("key", COLLUDING, ids=" ".join)
+@pytest.mark.usefixtures("rarely")
+@pytest.mark.statistical(false_alarm=1e-7)
+def test_colluding_sites_see_the_noise_that_is_charged_and_one_more_sees_less(key):
+    """Two of three shares are left of the noise, and then one: 1/sqrt 2 of what is charged."""
+    case, streams = CASES[key], Streams(5)
+    assert (case.observer, case.colluding) == ("server", 1)
+    for broken, least, flagged in (
+        (whole(case, streams), 0.999, False),
+        (VARIANTS["one more site colludes"](case, streams), 0.70, True),
+    ):
+        (scale,) = [check for check in noise_checks(broken, 12) if check.name == "noise scale"]
+        assert scale.flagged == flagged
+        assert least <= scale.measured < least + 0.05
+
+
 @pytest.mark.slow
 def test_broken_forms_are_caught_by_what_is_made_for_them():
     case = CASES["fed-cdp-private", "record"]
     found = {}
     for name, variant in VARIANTS.items():
-        broken = variant(case, Streams(5))
+        if (broken := variant(case, Streams(5))) is None:
+            continue
         checks = [*noise_checks(broken, 300), sensitivity_check(broken, 100)]
         found[name] = {check.name: check.measured for check in checks if check.flagged}
     assert found["noise x 1/2"]["noise scale"] == pytest.approx(0.5, abs=0.01)

@@ -26,7 +26,7 @@ def settings(name, **changes):
         "data.name": "digits",
         "data.clients": SITES,
         "records.batch": 5,
-        "local.steps": 2,
+        "local.steps": min(2, record.local.steps or 2),
         "engine.threads": 1,
         "engine.device": "cpu",
         "federation.seeded": True,

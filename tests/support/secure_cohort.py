@@ -17,7 +17,7 @@ from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.masks import as_vector
 from shoal.federation.secagg.round_keys import context
 from shoal.federation.secagg.round_plan import Plan
-from shoal.federation.terms import ROUND, Terms
+from shoal.federation.terms import ROUND, Terms, population
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
 
@@ -46,6 +46,7 @@ class Cohort:
     invalid: list[str] = field(default_factory=list)
     bounds: dict[int, float] = field(default_factory=dict)
     blamed: list[tuple[int, str, bool]] = field(default_factory=list)
+    changes: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         given = {
@@ -62,11 +63,11 @@ class Cohort:
             given["federation.threshold"] = self.threshold
         if self.sparse is not None:
             given["federation.neighbours"], given["federation.share_threshold"] = self.sparse
-        self.config = configure(given)
-        setting = Setting(self.count, ROUNDS)
+        self.config = configure(given | self.changes)
+        setting = Setting(self.count, ROUNDS, sizes=population(self.config).sizes, bounds=True)
         self.terms = Terms("run", to_toml(self.config), setting, ("a", "b"), (1,), self.slots, None)
         algorithm, section = self.config.algorithm, self.config.federation
-        bound = algorithm.per_update.bound({}, 0, ROUNDS, None)
+        bound = algorithm.bound({}, 0, ROUNDS)
         self.plan = Plan.of(algorithm, section, setting, self.slots, 0, bound)
         self.keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(self.count)]
         self.peers = [public_pem(key.public_key()) for key in self.keys]

@@ -60,7 +60,7 @@ def small(name: str, **changes: object) -> Algorithm:
     few = {
         "clients": record.clients if record.clients.sampling == "all" else replace(record.clients, cohort=COHORT),
         "records": replace(record.records, batch=min(record.records.batch, 5)),
-        "local": replace(record.local, epochs=1, steps=record.local.steps and 2),
+        "local": replace(record.local, epochs=1, steps=record.local.steps and min(record.local.steps, 2)),
     }
     if isinstance(record.per_update, QuantileClip) and record.per_round is not None:
         # The same share of the noise goes to the count, whatever the cohort.
@@ -116,9 +116,10 @@ def parted(clients: int = CLIENTS) -> Partition:
 def with_much_to_remember(name: str) -> Algorithm:
     """The method with every kind of state that may go from round to round."""
     record = small(name)
+    own = {} if record.sums_gradients else {"momentum": 0.5, "keep_momentum": True}
     return replace(
         record,
-        local=replace(record.local, momentum=0.5, keep_momentum=True),
+        local=replace(record.local, **own),
         server=replace(record.server, momentum=0.5, average=0.9),
     )
 
@@ -317,7 +318,9 @@ BOUNDED = [name for name in BOUNDED if _proven(small(name), "client", "release")
 FOR_RECORDS = [name for name in NAMES if algorithm(name).per_step is not None]
 PER_EXAMPLE = [name for name in FOR_RECORDS if _proven(small(name), "record", "client-process")]
 """Those that protect records, by noise in every step."""
-UNPROVEN = [name for name in NAMES if name not in BOUNDED + PER_EXAMPLE]
+SHARED = [name for name in NAMES if algorithm(name).sums_gradients]
+"""Those that protect records, by noise on the sum that sites share."""
+UNPROVEN = [name for name in NAMES if name not in BOUNDED + PER_EXAMPLE + SHARED]
 ADAPTIVE = [name for name in BOUNDED if isinstance(algorithm(name).per_update, QuantileClip)]
 EQUAL = [name for name in NAMES if algorithm(name).aggregate.weights == "equal"]
 IN_TURN = [name for name in BOUNDED if algorithm(name).clients.sampling == "cyclic"]

@@ -17,6 +17,7 @@ from shoal.mechanisms import (
     coordinate_clipping,
     correlated,
     gaussian,
+    noise_shares,
     record_clipping,
     sparsification,
     update_clipping,
@@ -33,7 +34,9 @@ def _own() -> dict[str, Algorithm]:
 
 
 def _own_mechanisms() -> dict[str, type[Mechanism]]:
-    modules = (coordinate_clipping, update_clipping, correlated, record_clipping, gaussian, sparsification)
+    modules = (
+        coordinate_clipping, update_clipping, correlated, record_clipping, gaussian, noise_shares, sparsification,
+    )  # fmt: skip
     kinds = (kind for module in modules for kind in vars(module).values() if _is_mechanism(kind))
     return {kind.__name__: kind for kind in kinds}
 

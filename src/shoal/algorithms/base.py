@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from torch import Tensor
+
 from shoal.accounting.claims import Published
 from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import (
@@ -18,6 +20,7 @@ from shoal.mechanisms.mechanism import (
     Mechanism,
     Round,
     RoundNoise,
+    State,
     StepMechanism,
     UpdateMechanism,
     refuse_unheld_noise,
@@ -195,21 +198,53 @@ class Algorithm:
             self.aggregate.by_size, self.per_record, self.per_step, self.per_update, self.per_round,
         )  # fmt: skip
 
+    @property
+    def sums_gradients(self) -> bool:
+        """Is an update the sum of one step's clipped gradients?"""
+        return self.per_update is not None and self.per_update.sums_gradients
+
+    def bound(self, state: State, t: int, total: int, norms: Tensor | None = None) -> float:
+        """What noise on the sum is in units of: an update's clip or, in a sum of gradients, what one record adds.
+
+        Args:
+            state: What is carried from round to round.
+            t: The round.
+            total: The planned number of rounds.
+            norms: The norms of the cohort's updates, where the clip needs them.
+        """
+        if self.per_update is None:
+            return math.inf
+        if not self.sums_gradients:
+            return self.per_update.bound(state, t, total, norms)
+        clip = self.per_record.public_bound(state, t, total) if self.per_record is not None else None
+        return math.inf if clip is None else self.local.rate(t, total) * clip / self.records.batch
+
+    def public_bound(self, t: int, total: int) -> float | None:
+        """The same where it is known before the first round; None where it depends on the data."""
+        if self.per_update is not None and self.per_update.needs_cohort_norms:
+            return None
+        return self.bound({}, t, total)
+
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
         """Raise a ConfigError where round t could not be run; checked before the first round."""
         expected = self.clients.expected(t, total, clients)
         self._refuse_unfit_steps(t, total)
         for mechanism in self.mechanisms:
             mechanism.refuse_unfit(t, total)
+        if self.sums_gradients:
+            self._refuse_unfit_sum(t, total)
         if self.per_round is None:
             return
-        bound = self.per_update.public_bound(t, total) if self.per_update is not None else math.inf
+        bound = self.public_bound(t, total)
         if self.per_update is None or bound == math.inf:
             raise ConfigError(f"algorithm {self.name}: per_round adds noise in units of the clip, but nothing clips")
         noise = self.per_round.multiplier(t, total)
         if bound is not None:
             refuse_unheld_noise("per_round.noise_multiplier x the clip of per_update", noise * bound, t, total)
+        if self.sums_gradients != self.per_round.for_records:
+            raise ConfigError(f"algorithm {self.name}: per_update GradientSum and per_round NoiseShares go together")
         self.per_round.refuse_beside(self.name, self.clients, self.per_update)
+        self.per_round.refuse_cohort(math.ceil(expected))
         self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:
@@ -225,6 +260,22 @@ class Algorithm:
                 )
             noise = step * self.per_step.multiplier(t, total, self.records.batch) if self.per_step else 0.0
             refuse_unheld_noise(f"{key}per_step.noise_multiplier x clip / records.batch", noise, t, total)
+
+    def _refuse_unfit_sum(self, t: int, total: int) -> None:
+        """Raise a ConfigError where an update is not the sum of one step's gradients, each with a public bound."""
+        if self.local != Local(self.local.epochs, steps=1, lr=self.local.lr) or self.per_step is not None:
+            raise ConfigError(
+                f"algorithm {self.name}: a round is one step on the sum of all sites' gradients: set local.steps=1, "
+                f"and leave out the other keys of local, and per_step; momentum is server.momentum"
+            )
+        clip = self.per_record
+        if clip is None or clip.public_bound({}, t, total) is None or clip.counts or clip.excess(2) != 1:
+            raise ConfigError(
+                f"algorithm {self.name}: per_record must clip the whole gradient of each record to a public bound: "
+                f"RecordClip with per_record.layers=flat or split"
+            )
+        if self.per_round is not None and self.records.sampling != "poisson":
+            raise ConfigError(f"algorithm {self.name}: records.sampling must be poisson, got {self.records.sampling}")
 
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
         self.local.rate(t, total)

@@ -42,6 +42,7 @@ USERS_IN_STEPS = Unbounded(
     "are at one client"
 )
 COUNTS_RECORDS = "the clip of gradients follows counts whose noise is scaled for one record"
+OTHER_UNIT = "the noise is not in units of what is clipped: one is for a record, the other for a client"
 ONE_CLIENT = "there is only one client, and a model trained on its data alone cannot hide them"
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
@@ -97,6 +98,7 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"], un
     else:
         assert round.per_update is not None
         counts, draws = round.per_update.counts, round.per_update.draws(round)
+        wider = round.per_round.distance(round) if round.per_round is not None else 0.0
     return min(1.0, draws * (setting.parameters + counts) * each + wider) if setting.parameters else 0.0
 
 
@@ -131,6 +133,8 @@ def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observ
         return Unbounded("the client process holds the raw records, and no noise is added there")
     if algorithm.per_update is None:
         return Unbounded(UNCLIPPED)
+    if algorithm.sums_gradients != (algorithm.per_round is not None and algorithm.per_round.for_records):
+        return Unbounded(OTHER_UNIT)
     inside = COUNTS_RECORDS if algorithm.per_record is not None and algorithm.per_record.counts else None
     for reason in (algorithm.per_update.unproven, algorithm.aggregate.unproven, inside):
         if reason is not None:

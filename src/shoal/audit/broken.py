@@ -48,7 +48,7 @@ def with_noise(record: Algorithm, share: float) -> Algorithm:
 def clip_off(case: Case, streams: Streams) -> Broken | None:
     """Noise as ever, on what nobody has clipped."""
     record = case.record
-    if case.where == "steps" and record.per_record is not None:
+    if (case.where == "steps" or record.sums_gradients) and record.per_record is not None:
         return Broken(case, replace(record, per_record=record.per_record.unclipped()), streams)
     unclipped = record.per_update.unclipped() if record.per_update is not None else None
     return Broken(case, replace(record, per_update=unclipped), streams) if unclipped is not None else None
@@ -80,7 +80,7 @@ def statistic_unprotected(case: Case, streams: Streams) -> Broken | None:
     record, clip = case.record, case.record.per_record
     if case.where == "steps" and clip is not None and (following := clip.following_data()) is not None:
         return Broken(case, replace(record, per_record=following), streams)
-    if case.where == "sum" and record.per_round is not None:
+    if case.where == "sum" and record.per_round is not None and not record.sums_gradients:
         return Broken(case, replace(record, per_update=MedianClip()), streams)
     return None
 
@@ -93,6 +93,12 @@ def cap_off(case: Case, streams: Streams) -> Broken | None:
     return Broken(case, replace(case.record, records=records), streams)
 
 
+def one_more_colludes(case: Case, streams: Streams) -> Broken | None:
+    """The shares of the noise were made for one colluding site less."""
+    more = replace(case, colluding=case.colluding + 1)
+    return Broken(more, case.record, streams) if case.colluding else None
+
+
 VARIANTS: dict[str, Callable[[Case, Streams], Broken | None]] = {
     "noise x 1/2": less_noise(0.5),
     "noise x 1/4": less_noise(0.25),
@@ -102,6 +108,7 @@ VARIANTS: dict[str, Callable[[Case, Streams], Broken | None]] = {
     "noise reused": noise_reused,
     "median or maximum unprotected": statistic_unprotected,
     "users uncapped": cap_off,
+    "one more site colludes": one_more_colludes,
 }
 
 

@@ -56,10 +56,16 @@ class Case:
     claim: Claim | None
     note: str
     true: float | None = None
+    colluding: int = 0
+    """Clients, from the first on, whose shares of the noise the observer knows and subtracts."""
 
     @property
     def observer(self) -> Observer:
-        return "server" if self.where == "steps" else "release"
+        return _observer(self.record, self.where)
+
+
+def _observer(record: Algorithm, where: Where) -> Observer:
+    return "server" if where == "steps" or record.sums_gradients else "release"
 
 
 def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, rounds: int = 1) -> Iterator[Case]:
@@ -80,7 +86,7 @@ def cases(record: Algorithm, level: Unit | None = None, epsilon: float = 1.0, ro
 
 def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case | None:
     where: Where = "steps" if unit != "client" and record.per_step is not None else "sum"
-    observer: Observer = "server" if where == "steps" else "release"
+    observer = _observer(record, where)
     scaled, setting = _small(record, unit, where, rounds)
     somewhere = replace(SOMEWHERE, user_columns=1) if unit == "user" else SOMEWHERE
     for method, place in ((record, somewhere), (scaled, setting)):  # a small one leaves much out
@@ -94,7 +100,9 @@ def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case 
     metrics = budget.cost(event).epsilon
     assert metrics is not None
     claim = Claim(metrics, DELTA, event, ADJACENCIES[unit])
-    return Case(scaled, unit, "proven", where, setting, claim, _note(scaled, setting, where, epsilon))
+    _, colluding = (scaled.per_round.quorum(setting.clients) if scaled.per_round is not None else None) or (0, 0)
+    note = _note(scaled, setting, where, epsilon) + (f"; {colluding} of them with the server" if colluding else "")
+    return Case(scaled, unit, "proven", where, setting, claim, note, colluding=colluding)
 
 
 def _published(record: Algorithm, unit: Unit, epsilon: float) -> Case | None:
@@ -179,6 +187,8 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
         small = replace(small, per_step=small.per_step.with_noise(NO_NOISE))
     if small.per_update is not None:
         small = replace(small, per_update=small.per_update.audited())
+    if small.per_round is not None:
+        small = replace(small, per_round=small.per_round.for_cohort(cohort))
     return small, Setting(clients, rounds, sizes=(1,))
 
 

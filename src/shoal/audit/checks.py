@@ -118,7 +118,8 @@ def _sides(broken: Broken, trials: int) -> tuple[list[Seen], list[Seen]]:
     still: list[Holder] = [[Row(0.5 * clip, 1 + k)] for k in range(cohort - 1)]
     holders = [[*still, [row]] for row in (Row(0.999 * clip), Row(FAR * clip, sign=-1), Row(0.0))]
     sims = [federation(everybody, holder, 2000, streams) for holder in holders]
-    return [rounds_of(sim, everybody, trials) for sim in sims], [rounds_of(sim, quiet, trials) for sim in sims]
+    noisy = [rounds_of(sim, everybody, trials, colluding=case.colluding) for sim in sims]
+    return noisy, [rounds_of(sim, quiet, trials) for sim in sims]
 
 
 def charged_noise(event: Event) -> float | None:

@@ -72,7 +72,10 @@ def _trials(case: Case, played: Algorithm, trials: int, streams: Streams) -> tup
             return (*halves, bare.vectors[1] - bare.vectors[0])
         case _:
             sides = sum_neighbours(case, played, streams)
-            noisy = [rounds_of(sim, record, trials, place * trials) for place, (sim, record) in enumerate(sides)]
+            noisy = [
+                rounds_of(sim, record, trials, place * trials, case.colluding)
+                for place, (sim, record) in enumerate(sides)
+            ]
             line = np.zeros(2 * WIDTH)
             line[[0, WIDTH]] = (-1, 1)  # the place of the record in which they differ
             return noisy[0], noisy[1], line
@@ -138,7 +141,10 @@ def sum_neighbours(
 
 def update_radius(record: Algorithm, streams: Streams) -> float:
     """The clip of whole updates, 1 where there is none."""
-    sim = federation(silent(record), [[Row(0.0)]] * 8, WIDTH, streams)
+    clients: list[Holder] = [[Row(0.0)]] * 8
+    if record.per_round is not None:
+        record = replace(record, per_round=record.per_round.for_cohort(len(clients)))
+    sim = federation(silent(record), clients, WIDTH, streams)
     _, _, metrics = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 1))
     return metrics.get("clip") or 1.0
 

@@ -19,7 +19,7 @@ from shoal.audit import bounds
 from shoal.audit.broken import Broken
 from shoal.audit.cases import Case
 from shoal.audit.game import FAR, step_radius, update_radius
-from shoal.audit.testbed import Row, federation, one_thread, steps_of, without
+from shoal.audit.testbed import Holder, Row, federation, one_thread, steps_of, without
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
@@ -88,7 +88,12 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
     clip = update_radius(broken.case.record, broken.streams)
     swaps = broken.case.unit == "record" or played.clients.replaces
     signs = coins if swaps else np.ones(count, dtype=int)
-    clients = [[Row(FAR * clip, place, int(sign))] for place, sign in enumerate(signs)]
+    rows = [Row(FAR * clip, place, int(sign)) for place, sign in enumerate(signs)]
+    clients: list[Holder] = [[row] for row in rows]
+    if played.sums_gradients:  # each is a record of the last client
+        everything = replace(played.records, rate=1.0, nominal_records=1)
+        played = replace(broken.played, records=everything)
+        clients = [*([[Row(0.0)]] * (broken.case.setting.clients - 1)), rows]
     if not swaps:
         played = without(played, *np.flatnonzero(coins < 0).tolist())
     sim = federation(played, clients, count, broken.streams, rounds=rounds)

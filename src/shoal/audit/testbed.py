@@ -115,18 +115,32 @@ def steps_of(trainer: Trainer[SimulatedCohort], record: Algorithm, clients: Sequ
     return Seen(np.concatenate(vectors), np.concatenate(extras)[:, None])
 
 
-def rounds_of(trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int, first: int = 0) -> Seen:
-    """Each trial is a first round of its own: the mean that is released, and the logarithm of the next clip."""
+def rounds_of(
+    trainer: Trainer[SimulatedCohort], record: Algorithm, trials: int, first: int = 0, colluding: int = 0
+) -> Seen:
+    """Each trial is a first round of its own: the mean that is released, and the logarithm of the next clip.
+
+    The first clients may be `colluding`: their own shares of the noise are subtracted.
+    """
     cohort = replace(trainer.cohort, algorithm=record)
     vectors, extras = np.empty((trials, len(trainer.params))), np.zeros((trials, 1))
     with one_thread():
         for trial in range(trials):
             start = torch.zeros_like(trainer.params)
-            params, state, _ = run_round(cohort, start, {}, RoundIndex(0, trainer.rounds, first + trial))
-            vectors[trial] = params.double().numpy()
+            index = RoundIndex(0, trainer.rounds, first + trial)
+            params, state, _ = run_round(cohort, start, {}, index)
+            vectors[trial] = params.double().numpy() - _known_noise(cohort, len(start), colluding, index)
             if "clip" in state:
                 extras[trial] = float(state["clip"].log())
     return Seen(vectors, extras)
+
+
+def _known_noise(cohort: SimulatedCohort, size: int, colluding: int, index: RoundIndex) -> np.ndarray:
+    """What the shares of the first clients are in the mean."""
+    shares, when = torch.zeros(colluding, size, dtype=torch.float64), (index.t, index.total)
+    if colluding:
+        cohort.with_shares(shares, np.arange(colluding), cohort.algorithm.bound({}, *when), index)
+    return (shares.sum(0) / cohort.algorithm.clients.expected(*when, cohort.population.clients)).numpy()
 
 
 def silent(record: Algorithm) -> Algorithm:

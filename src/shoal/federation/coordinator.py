@@ -231,7 +231,7 @@ class RemoteCohort(Cohort):
         per_update = self.algorithm.per_update
         if per_update is None or per_update.needs_cohort_norms:
             return math.inf
-        return per_update.bound(state, index.t, index.total, None)
+        return self.algorithm.bound(state, index.t, index.total)
 
     def _present(self, cohort: np.ndarray) -> list[int]:
         """The numbers of the cohort's connected sites."""

@@ -242,7 +242,7 @@ class Site:
         largest = max(algorithm.records.batch, LARGEST_BATCH)
         if not terms.setting.sizes and algorithm.records.varies:
             widest = algorithm.records.widest(rows)
-            if algorithm.per_step is not None and widest > largest:
+            if (algorithm.per_step is not None or algorithm.sums_gradients) and widest > largest:
                 raise Refused(
                     f"a step at this site may draw {widest:,} records, more than {largest:,}: "
                     f"the coordinator must set federation.min_records and max_records"
@@ -267,7 +267,7 @@ class Site:
         state, algorithm = self._carried(message), cohort.algorithm
         algorithm.refuse_unfit(index.t, index.total, terms.setting.clients)
         if self._secure is not None and algorithm.per_update is not None:
-            bound = algorithm.per_update.bound(state, index.t, index.total, None)
+            bound = algorithm.bound(state, index.t, index.total)
             self._secure.take(message, index, number, bound)
         assert self._site_ledger is not None
         first = min(self._progress(terms, index.t), index.t)
@@ -349,13 +349,12 @@ class Site:
     ) -> Payload:
         crossing, client = Crossing.of(cohort.algorithm), np.array([number])
         params = message.vectors["model"].to(cohort.client_data.device)
-        per_update = cohort.algorithm.per_update
         (part,) = cohort.workers.map(lambda own: cohort.updates(own, params, state, index), [client])
         self._keep_state(terms, state)
         extras: dict[str, Value] = {}
         update, bound = part.updates, float("inf")
         if not crossing.raw:
-            bound = bound if per_update is None else per_update.bound(state, index.t, index.total, None)
+            bound = cohort.algorithm.bound(state, index.t, index.total)
             if crossing.below:
                 extras["below"] = int(part.norms[0] <= bound)
             update = protected_updates(cohort, part, bound, index)

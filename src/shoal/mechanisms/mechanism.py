@@ -35,7 +35,7 @@ from shoal.mechanisms.sanitiser import State as State
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
-from shoal.random.secure_streams import FINE, charged
+from shoal.random.secure_streams import FINE, charged, grid
 
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
@@ -199,6 +199,8 @@ class UpdateMechanism(Mechanism, ABC):
     """Does each client report whether its norm is within the bound?"""
     draws_noise: ClassVar[bool] = False
     """Does it draw random numbers, which must never be drawn twice?"""
+    sums_gradients: ClassVar[bool] = False
+    """Is the update the sum of one step's clipped gradients, whose records the noise protects?"""
 
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
         """The largest norm of an update of round t as it leaves; `norms`: the cohort's, where it needs them."""
@@ -267,6 +269,10 @@ class UpdateMechanism(Mechanism, ABC):
         """Is it applied by the server, which then sees each raw update?"""
         return self.needs_cohort_norms
 
+    def step(self, bound: float) -> float:
+        """The step to multiples of which an update is rounded in secure mode, before noise on the sum."""
+        return grid(bound)
+
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
         """The largest norm that an honest update of `parameters` parameters can have as it leaves."""
         return math.inf
@@ -309,6 +315,8 @@ class RoundNoise(Mechanism, ABC):
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False
     """Is the noise of different rounds correlated?"""
+    for_records: ClassVar[bool] = False
+    """Is it in units of what one record adds to the sum, and not one client?"""
 
     @abstractmethod
     def noise_schedule(self) -> Schedule:
@@ -330,12 +338,31 @@ class RoundNoise(Mechanism, ABC):
         """How many noise vectors the event of a round counts."""
         return round.many if self.at == "shared" else 1
 
+    def distance(self, round: Round) -> float:
+        """The distance of a round's noise from what is charged, besides that of each draw."""
+        return 0.0
+
+    def share(self, bound: float, cohort: int, t: int, total: int) -> float | None:
+        """The standard deviation of each client's share, where clients add it in a simulation too."""
+        return None
+
+    def quorum(self, cohort: int) -> tuple[int, int] | None:
+        """The fewest sites in a sum, and how many of them collude, where its shares are made for that."""
+        return None
+
+    def for_cohort(self, cohort: int) -> Self:
+        """The same for an audit's cohort, all of whom answer."""
+        return self
+
     def counted(self, noise: float, count_rounding: float) -> float:
         """The noise that counts in secure mode, where it is discrete, beside a rounded count."""
         return counted_on_grid(noise, count_rounding)
 
     def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
         """Raise a ConfigError where it cannot be combined with these, or gains nothing; `name`: the algorithm."""
+
+    def refuse_cohort(self, cohort: int) -> None:
+        """Raise a ConfigError where a cohort of this size has no sound sum."""
 
 
 @dataclass(frozen=True)

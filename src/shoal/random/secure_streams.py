@@ -126,9 +126,9 @@ class SecureGenerator(np.random.Generator):
         )
 
 
-def grid(scale: float) -> float:
-    """A power of two that is 2^-12 to 2^-13 of a scale; it depends on nothing else, so it is public."""
-    return 0.0 if scale <= 0 else 2.0 ** (math.floor(math.log2(scale)) - FINE)
+def grid(scale: float, fine: int = FINE) -> float:
+    """A power of two that is 2^-12 to 2^-13 of a scale; it depends on public numbers alone."""
+    return 0.0 if scale <= 0 else 2.0 ** (math.floor(math.log2(scale)) - fine)
 
 
 def toward_zero(values: Tensor, step: float) -> Tensor:

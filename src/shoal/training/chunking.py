@@ -54,7 +54,9 @@ class Chunker:
             held = size
         if isinstance(network, RecordNetwork):  # of each of its views
             held += size * views
-            few = max(1, int(budget / 2 // (4 * held)))
+        # where records are rounded one by one, their gradients in float64 too; then clients are trained one by one
+        if most := max(held * isinstance(network, RecordNetwork), 3 * size * algorithm.sums_gradients):
+            few = max(1, int(budget / 2 // (4 * most)))
             micro_batch = min(micro_batch or few, few)
         self.micro_batch, batch = micro_batch, min(step.batch, micro_batch or step.batch)
         if network.batched and device.type == "cuda":

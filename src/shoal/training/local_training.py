@@ -32,6 +32,7 @@ from shoal.training.augmentation import drawn as drawn_views
 from shoal.training.client_data import ClientData, on_device
 from shoal.training.context import TrainingContext
 from shoal.training.optimizers import OPTIMIZERS, Optimizer, optimizer
+from shoal.training.optimizers.gradient_sum import SUM, GradientSum, OnGrid
 from shoal.training.optimizers.optimizer import Pulled, Shortened
 from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
@@ -74,12 +75,15 @@ def train(
     if steps.sanitiser and steps.sanitiser.metrics.non_finite:
         with _drawing(context, clients, index):  # the same numbers: no record may choose what is drawn
             steps = _first(context, params, clients, index, state).run_carefully(inputs)
+    metrics = steps.sanitiser.metrics if steps.sanitiser else None
+    if context.algorithm.sums_gradients:
+        return steps.carried[SUM], metrics
     kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}
     if len(context.personal):
         kept["personal"] = steps.client_params[:, len(params) :]
     if kept:
         _keep(kept, clients, steps.client_params.isfinite().all(1), state)
-    return steps.client_params[:, : len(params)].sub_(params), steps.sanitiser.metrics if steps.sanitiser else None
+    return steps.client_params[:, : len(params)].sub_(params), metrics
 
 
 @dataclass(frozen=True)
@@ -195,14 +199,17 @@ def _first(
     context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> LocalSteps:
     """The state before the first step: every client has the model, and its own personal layers."""
-    local = context.algorithm.local
+    algorithm, local = context.algorithm, context.algorithm.local
     client_params = params.expand(len(clients), -1)
     if len(context.personal):
         own = [state.get(f"{PERSONAL}{client}", context.personal).to(params) for client in clients]
         client_params = torch.cat([client_params, torch.stack(own)], 1)
     client_params = aligned(client_params)
     clipping = sanitiser(context, client_params, clients, index, state)
-    chosen = optimizer(local, local.rate(index.t, index.total), context.network.layout)
+    rate, step = local.rate(index.t, index.total), None
+    chosen = GradientSum(rate) if algorithm.sums_gradients else optimizer(local, rate, context.network.layout)
+    if algorithm.sums_gradients and algorithm.per_update is not None and context.streams.mode == "secure":
+        step = algorithm.per_update.step(algorithm.bound(state, index.t, index.total))
     carried = chosen.state(client_params)
     for name, rows in carried.items():
         for place, client in enumerate(clients):
@@ -210,7 +217,7 @@ def _first(
                 rows[place] = saved.to(rows.device)
     return LocalSteps(
         context.network, context.client_data, params, client_params, clipping, chosen, carried,
-        local.proximal, local.max_grad_norm, context.micro_batch, context.precision,
+        local.proximal, local.max_grad_norm, context.micro_batch, context.precision, step,
     )  # fmt: skip
 
 
@@ -227,7 +234,8 @@ class LocalSteps:
     """The steps of K clients from one model [P], each with its own parameters [K, P].
 
     `carried`: what the optimiser carries from step to step, by name, with a row for each client. `micro_batch`: how
-    many records of a client are run at once; None: its whole batch.
+    many records of a client are run at once; None: its whole batch. `grid`: the step to whose multiples each record
+    is rounded, if any.
     """
 
     network: Network
@@ -241,6 +249,7 @@ class LocalSteps:
     max_grad_norm: float | None = None
     micro_batch: int | None = None
     precision: Precision = "auto"
+    grid: float | None = None
 
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
@@ -281,15 +290,21 @@ class LocalSteps:
         """`carefully` leaves out gradients without a finite norm."""
         backward = self._backward_carefully if carefully else self._backward
         width, most = records.shape[1], self.micro_batch or records.shape[1]
-        if width > most:
-            parts = records, mask, weights, seeds, *views
-            pieces = zip(*(torch.split(part, most, 1) for part in parts), strict=True)
+        parts = records, mask, weights, seeds, *views
+        pieces = zip(*(torch.split(part, most, 1) for part in parts), strict=True)
+        if width > most and not isinstance(self.optimizer, GradientSum):
             self._move(self._summed((backward(*piece) for piece in pieces), width, active), active)
             return
-        tape, mask = backward(records, mask, weights, seeds, *views)
-        if self.sanitiser is not None:
-            tape = self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
-        self._move(tape, active)
+        for piece in pieces:  # one, or those of a sum
+            self._move(self._sanitised(*backward(*piece), active), active)
+
+    def _sanitised(self, tape: Tape, mask: Tensor, active: Tensor) -> Tape:
+        """The gradient of a batch, clipped and with noise where the method says so."""
+        if self.sanitiser is None:
+            return tape
+        if self.grid:
+            tape = OnGrid(tape, self.grid, self.network.layout.named_layers)  # type: ignore[arg-type]
+        return self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
 
     def _backward(
         self, records: Tensor, mask: Tensor, weights: Tensor, seeds: Tensor, views: Tensor | None = None

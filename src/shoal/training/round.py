@@ -19,8 +19,9 @@ from torch import Tensor
 from shoal.data.partitions import Partition
 from shoal.errors import RunError
 from shoal.gradients import Layout
+from shoal.mechanisms.noise_shares import add_shares
 from shoal.mechanisms.update_clipping import weighed_sum
-from shoal.random.secure_streams import grid, toward_zero
+from shoal.random.secure_streams import SecureGenerator, toward_zero
 from shoal.training import server
 from shoal.training.client_data import on_device
 from shoal.training.cohort import Cohort, Population, State, Sum
@@ -113,6 +114,8 @@ class SimulatedCohort(TrainingContext, Cohort):
         total = self.sum(clients, params, state, index)
         exact = torch.float64 if self.streams.mode == "secure" else params.dtype  # for sums on a grid
         total.update = total.update.to(exact)
+        if (scale := self._share(total.clip_norm, index)) is not None:
+            total.noise = scale * math.sqrt(total.clients)
         total.metrics = total.summary() | self._step_metrics(total, state, index)
         return total
 
@@ -132,7 +135,7 @@ class SimulatedCohort(TrainingContext, Cohort):
         if per_update is not None and per_update.needs_cohort_norms:  # its bound depends on the whole cohort's norms
             chunks, learn = list(each(learn, chunks)), lambda trained: trained
             norms = self.cohort_norms([part.norms for part in chunks])
-        clip_norm = math.inf if per_update is None else per_update.bound(state, index.t, index.total, norms)
+        clip_norm = self.algorithm.bound(state, index.t, index.total, norms)
 
         update, raw = torch.zeros_like(params, dtype=torch.float64), torch.zeros_like(params)
         numbers = update.new_zeros(len(NUMBERS))
@@ -178,7 +181,7 @@ class SimulatedCohort(TrainingContext, Cohort):
         if self.algorithm.per_update is None and (weights == weights[0]).all():
             update = raw * float(weights[0])
         else:
-            left = protected_updates(self, part, clip_norm, index)
+            left = self.with_shares(protected_updates(self, part, clip_norm, index), part.clients, clip_norm, index)
             update = weighed_sum(left[None], on_device(weights, left.device).to(left.dtype)[None])[0]
         numbers: dict[str, float | Tensor] = {
             "weight": float(weights.sum()),
@@ -191,6 +194,26 @@ class SimulatedCohort(TrainingContext, Cohort):
             "clipped_records": part.metrics.clipped if part.metrics else 0.0,
         }
         return update, raw, torch.stack([raw.new_zeros((), dtype=torch.float64) + numbers[name] for name in NUMBERS])
+
+    def with_shares(self, updates: Tensor, clients: np.ndarray, clip_norm: float, index: RoundIndex) -> Tensor:
+        """The updates as they leave where clients add shares of the noise, the same as sites draw."""
+        if (scale := self._share(clip_norm, index)) is None:
+            return updates
+        assert self.algorithm.per_update is not None
+        names = [("noise share", index.t, index.attempt, client) for client in clients.tolist()]
+        if updates.is_cuda and self.streams.mode != "secure":
+            generators = [self.streams.generator(*name) for name in names]
+        else:
+            generators = [SecureGenerator(self.streams.keystream(*name)) for name in names]
+        return add_shares(updates, scale, self.algorithm.per_update.step(clip_norm), generators)
+
+    def _share(self, clip_norm: float, index: RoundIndex) -> float | None:
+        """The standard deviation of a client's share of the noise; None where the server adds it to the sum."""
+        per_round, when = self.algorithm.per_round, (index.t, index.total)
+        if per_round is None:
+            return None
+        cohort = self.algorithm.clients.expected(*when, self.population.clients)
+        return per_round.share(clip_norm, math.ceil(cohort), *when)
 
     def _step_metrics(self, total: PartialSum, state: State, index: RoundIndex) -> dict[str, float]:
         """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
@@ -244,7 +267,8 @@ def protected_updates(cohort: Cohort, part: Updates, clip_norm: float, index: Ro
     left = per_update.apply(part.updates, part.norms, clip_norm, index.t, index.total, draw, layers)
     if cohort.streams.mode != "secure":
         return left
-    return (toward_zero(left, grid(clip_norm)) if cohort.algorithm.per_round is not None else left).double()
+    rounded = toward_zero(left, per_update.step(clip_norm)) if cohort.algorithm.per_round is not None else left
+    return rounded.double()
 
 
 @dataclass

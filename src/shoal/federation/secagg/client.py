@@ -127,9 +127,7 @@ class SecureAggregationClient:
 
     def _plan(self, index: RoundIndex, bound: float | None = None) -> Plan:
         settings, setting = self._terms.settings, self._terms.setting
-        per_update = settings.algorithm.per_update
-        assert per_update is not None
         if bound is None:
-            bound = per_update.bound({}, index.t, index.total, None)
+            bound = settings.algorithm.bound({}, index.t, index.total)
         section, parameters = settings.federation, self._terms.parameters
         return Plan.of(settings.algorithm, section, setting, parameters, index.t, bound)

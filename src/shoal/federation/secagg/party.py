@@ -53,7 +53,7 @@ STEPS = ("bundle", "deal", "take", "send", "sign", "open")
 
 def contribution(plan: Plan, update: Tensor, below: bool, generator: SecureGenerator) -> Whole:
     """Return what a site adds to the sum: its clipped update in steps, the within-clip count, and its noise share."""
-    numbers = quantised(update, plan.bound, plan.step)
+    numbers = quantised(update, plan.longest, plan.step)
     if plan.share:
         numbers = numbers + generator.whole_normal(plan.share, plan.parameters)
     if plan.count_noise is None:

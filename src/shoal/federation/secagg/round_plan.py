@@ -15,8 +15,12 @@ divergence of tau P more, at every order). `excess` is 2 tau P; a plan is refuse
 In a sparse round (`graph`) the sum may be without the noise of a few honest sites, `loose`: shares are then made for
 threshold - colluding - loose sites.
 
-Modulus. A coordinate is at most clip/step, a noise share at most the largest entry of its table: a sum of `cohort` of
-both must be less than 2^31 in absolute value, so that it never wraps around.
+Where an update is the sum of a batch's clipped gradients (`noise_shares`), all this is for one record: the clip norm
+is what one record adds to a sum, and the step is that of its rounding.
+
+Modulus. A coordinate is at most `longest`/step, a noise share at most the largest entry of its table: a sum of
+`cohort` of both must be less than 2^31 in absolute value, so that it never wraps around. A site's sum of gradients is
+as long as its batch has records: at most `records` of them, but for the probability `wraps`.
 """
 
 from __future__ import annotations
@@ -30,9 +34,11 @@ from shoal.config import FederationSection
 from shoal.errors import ConfigError
 from shoal.federation.secagg.graph import SPARSE_ABOVE, Graph, computed
 from shoal.federation.secagg.masks import MODULUS
+from shoal.mechanisms.noise_shares import LEAST_SHARE, default_threshold, refuse_quorum, tau
+from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.mechanisms.setting import Setting
 from shoal.random.discrete_gaussian import Whole, furthest
-from shoal.random.secure_streams import grid
+from shoal.random.secure_streams import FINE, grid
 
 NEGLIGIBLE = 1e-30  # the largest `excess` allowed
 COUNT_STEP = 2.0**-13  # of the count for a quantile, to which a site adds 1/2 or -1/2
@@ -56,6 +62,9 @@ class Plan:
     neighbours: int | None = None
     share_threshold: int | None = None
     lists: int = 1
+    records: int = 1
+    fine: int = FINE
+    wraps: float = 0.0
 
     @classmethod
     def of(
@@ -69,9 +78,12 @@ class Plan:
         clip = algorithm.per_update
         count_noise = (clip.count_scale(cohort) if z else 0.0) if clip.counts else None
         noise = clip.update_noise(z, cohort)
-        threshold = section.threshold or _default_threshold(cohort)
+        threshold, colluding = _quorum(algorithm, section, cohort)
         sparse = section.neighbours, section.share_threshold, _lists(setting, cohort)
-        plan = cls(cohort, threshold, section.colluding, parameters, bound, noise, count_noise, *sparse)
+        plan = cls(cohort, threshold, colluding, parameters, bound, noise, count_noise, *sparse)
+        if algorithm.sums_gradients:
+            records, fine, wraps = _batch(algorithm, setting, cohort)
+            plan = replace(plan, records=records, fine=fine, wraps=wraps)
         plan.refuse_unsound()
         return plan
 
@@ -94,12 +106,17 @@ class Plan:
     @property
     def step(self) -> float:
         """The rounding step of an update's coordinates."""
-        return grid(self.bound)
+        return grid(self.bound, self.fine)
+
+    @property
+    def longest(self) -> float:
+        """The largest norm of an update."""
+        return self.records * self.bound
 
     @property
     def greatest(self) -> int:
         """The largest number of steps in one coordinate of an update."""
-        return math.floor(self.bound / self.step)
+        return math.floor(self.longest / self.step)
 
     @property
     def share(self) -> float:
@@ -122,9 +139,7 @@ class Plan:
         scales = [scale for scale in (self.share, self.count_share) if scale]
         if not scales:
             return 0.0
-        # each term of the sum is at most that of k = 1
-        tau = 10 * max(self.sharing - 1, 0) * math.exp(-((math.pi * min(scales)) ** 2))
-        return 2 * tau * self.slots
+        return 2 * tau(min(scales), self.sharing) * self.slots
 
     @property
     def most(self) -> int:
@@ -141,31 +156,27 @@ class Plan:
             return f"a number in the sum is {high:,} steps, must be at most {self.most:,}"
         update = total[: self.parameters].astype(float)
         norm = math.sqrt(update @ update) * self.step
-        longest = senders * self.bound + self.noise_of(senders) * (math.sqrt(self.parameters) + 10)
+        longest = senders * self.longest + self.noise_of(senders) * (math.sqrt(self.parameters) + 10)
         return f"the sum's norm is {norm:.4g}, must be at most {longest:.4g}" if norm > longest else None
 
     def refuse_unsound(self) -> None:
         """Raise a ConfigError where drop-outs, collusion, the modulus or the noise could break the guarantees."""
         if not (math.isfinite(self.bound) and self.bound > 0):
             raise ConfigError(f"secure aggregation needs a finite clip norm > 0, got {self.bound:g}")
-        if not self.colluding < self.threshold <= self.cohort:
-            raise ConfigError(
-                f"federation.threshold must be greater than federation.colluding ({self.colluding}) "
-                f"and at most the cohort ({self.cohort}), got {self.threshold}"
-            )
-        if 2 * self.threshold <= self.cohort + self.colluding:
-            least = (self.cohort + self.colluding) // 2 + 1
-            raise ConfigError(
-                f"federation.threshold {self.threshold} of {self.cohort} sites, {self.colluding} of them colluding, "
-                f"would let a coordinator unmask two different sums; set at least {least}"
-            )
+        refuse_quorum("federation", self.threshold, self.colluding, self.cohort)
         self.graph.refuse_unsafe()
         if 2 * self.most >= MODULUS:
+            mend = "use fewer sites in a round (clients.cohort) or less noise"
+            if self.records > 1:
+                mend = (
+                    f"a batch may have {self.records:,} records: set federation.min_records and max_records, a lower "
+                    f"records.rate, or fewer per_update.bits"
+                )
             raise ConfigError(
                 f"{self.cohort} sites with noise {self.noise:g} could exceed the modulus 2^32 of secure aggregation; "
-                f"use fewer sites in a round (clients.cohort) or less noise"
+                f"{mend}"
             )
-        if self.excess > NEGLIGIBLE:
+        if self.excess > NEGLIGIBLE or 0 < self.share < LEAST_SHARE:
             raise ConfigError(
                 f"noise {self.noise:g} shared by {self.threshold} sites is too little for the grid: a share is "
                 f"{min(self.share, self.count_share or math.inf):.3g} steps"
@@ -182,8 +193,7 @@ def with_graph(algorithm: Algorithm, section: FederationSection, setting: Settin
     cohort = int(algorithm.clients.expected(0, setting.rounds, setting.clients))
     if cohort <= SPARSE_ABOVE:
         return section
-    threshold = section.threshold or _default_threshold(cohort)
-    graph = computed(cohort, threshold, section.colluding, _lists(setting, cohort))
+    graph = computed(cohort, *_quorum(algorithm, section, cohort), _lists(setting, cohort))
     return replace(section, neighbours=graph.neighbours, share_threshold=graph.share_threshold)
 
 
@@ -200,17 +210,37 @@ def graph_failure(algorithm: Algorithm, section: FederationSection, setting: Set
 def _graph(algorithm: Algorithm, section: FederationSection, setting: Setting, t: int) -> Graph:
     cohort = int(algorithm.clients.expected(t, setting.rounds, setting.clients))
     sparse = section.neighbours, section.share_threshold, _lists(setting, cohort)
-    graph = Graph(cohort, section.threshold or _default_threshold(cohort), section.colluding, *sparse)
+    threshold, colluding = _quorum(algorithm, section, cohort)
+    graph = Graph(cohort, threshold, colluding, *sparse)
     graph.refuse_unsafe()
     return graph
 
 
+def _quorum(algorithm: Algorithm, section: FederationSection, cohort: int) -> tuple[int, int]:
+    """The threshold, and how many sites collude: the method's own, where its noise shares are made for them."""
+    own = algorithm.per_round.quorum(cohort) if algorithm.per_round is not None else None
+    if own is None:
+        return section.threshold or default_threshold(cohort), section.colluding
+    for name, mine, other in zip(
+        ("threshold", "colluding"), own, (section.threshold, section.colluding), strict=True
+    ):
+        if other not in (mine, getattr(FederationSection, name)):
+            raise ConfigError(
+                f"federation.{name} {other} contradicts per_round.{name}, which is {mine}: leave it out"
+            )
+    return own
+
+
+def _batch(algorithm: Algorithm, setting: Setting, cohort: int) -> tuple[int, int, float]:
+    """The most records in a site's sum, the bits of the grid, and the probability that some batch is larger."""
+    per_update, records = algorithm.per_update, algorithm.records
+    assert per_update is not None
+    most = records.widest(max(setting.sizes)) if setting.sizes else max(records.batch, LARGEST_BATCH)
+    return most, round(-math.log2(per_update.step(1.0))), min(1.0, cohort * records.wider())
+
+
 def _lists(setting: Setting, cohort: int) -> int:
     return math.ceil(setting.clients / max(cohort, 1))
-
-
-def _default_threshold(cohort: int) -> int:
-    return 2 * cohort // 3 + 1
 
 
 def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Setting, parameters: int) -> None:
@@ -222,11 +252,12 @@ def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Sett
             raise ConfigError('per_round.at = "shared" protects a sum: it needs federation.aggregation = "secure"')
         return
     secure = 'federation.aggregation = "secure"'
-    bound = per_update.public_bound(0, setting.rounds) if per_update is not None else None
+    bound = algorithm.public_bound(0, setting.rounds) if per_update is not None else None
     if per_round is None or per_update is None or bound in (None, math.inf) or per_update.draws_noise:
         raise ConfigError(
             f"{secure} needs an algorithm that clips each update to a public bound and adds noise to the sum "
-            f"(trusted-curator, geyer-private, quantile, end-to-end-private); {algorithm.name} does not"
+            f"(trusted-curator, geyer-private, quantile, end-to-end-private, distributed-dp-sgd); "
+            f"{algorithm.name} does not"
         )
     if algorithm.per_record is not None and algorithm.per_record.counts:
         raise ConfigError(f"{secure}: {algorithm.name} also sends shares of clipped gradients, which no mask hides")
@@ -237,4 +268,4 @@ def refuse_unfit(algorithm: Algorithm, section: FederationSection, setting: Sett
             f"{secure}: noise and threshold need a cohort of public size; set clients.sampling to all or fixed-size"
         )
     for t in algorithm.different_rounds(setting.rounds):
-        Plan.of(algorithm, section, setting, parameters, t, per_update.bound({}, t, setting.rounds, None))
+        Plan.of(algorithm, section, setting, parameters, t, algorithm.bound({}, t, setting.rounds))

@@ -1,0 +1,65 @@
+"""No local model: the update is -lr times the sum of one step's clipped gradients, over the public batch.
+
+    u <- -(lr/B) sum_i clip(g_i)
+
+It is summed in float64 and never added to the model, where it would lose digits: sites' noise is added later, to the
+sum of their updates. In secure mode every record is rounded first (`OnGrid`), so that this sum is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.gradients import RecordTape, Tape
+from shoal.training.optimizers.optimizer import State
+
+SUM = "sum"
+
+
+@dataclass(frozen=True)
+class GradientSum:
+    """The learning rate; pieces of a batch add up."""
+
+    lr: float
+    names: ClassVar[tuple[str, ...]] = (SUM,)
+
+    def state(self, params: Tensor) -> State:
+        """The sum, which is 0."""
+        return {SUM: torch.zeros_like(params, dtype=torch.float64)}
+
+    def step(self, params: Tensor, gradient: Tape, active: Tensor, state: State) -> None:
+        """Add the gradients of a batch, or of a piece of it."""
+        gradient.accumulate(state[SUM], -self.lr)
+
+    @property
+    def plain(self) -> bool:
+        """Never: the parameters stay."""
+        return False
+
+
+class OnGrid:
+    """A tape whose records are rounded one by one, towards 0, to multiples of a power of two.
+
+    After its factor, so that no record is longer than its clip. Sums of such numbers are exact in float64.
+    """
+
+    def __init__(self, tape: RecordTape, step: float, layers: Mapping[str, slice]) -> None:
+        self._tape, self._step, self.layers = tape, step, tape.layers
+        self._places = [layers[name] for name in tape.layers]
+
+    def squares(self) -> Tensor:
+        """The squared norm of every gradient, in float64."""
+        return self._tape.squares()
+
+    def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
+        """into[K, P] += scale x gradient, rounded."""
+        assert factors is not None
+        records = self._tape.records()
+        for place, factor in zip(self._places, factors.expand(len(self._places), -1, -1), strict=True):
+            parts = records[..., place].double() * (factor.double() * (scale / self._step)).unsqueeze(2)
+            into[:, place] += parts.trunc_().sum(1).mul_(self._step)
