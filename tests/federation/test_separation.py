@@ -1,4 +1,4 @@
-"""Sites that come when they can, with correlated noise: both sides keep the separation, and each site its own account."""
+"""Sites that come when they can, with correlated noise: both sides keep the separation, each site its own account."""
 
 import json
 from dataclasses import dataclass
@@ -39,7 +39,8 @@ def spaced(**changes):
     [
         spaced(per_round__factorisation="blt", per_round__buffers=2),
         spaced(per_round__factorisation="band-inverse", per_round__bands=3),
-        settings("dp-ftrl", per_round__factorisation="banded", per_round__bands=2) | {"clients.cohort": 2, "rounds": 5},
+        settings("dp-ftrl", per_round__factorisation="banded", per_round__bands=2)
+        | {"clients.cohort": 2, "rounds": 5},
     ],
     ids=["blt", "band-inverse", "cyclic"],
 )
@@ -59,17 +60,17 @@ def test_a_federation_with_correlated_noise_ends_where_the_simulator_does(tmp_pa
 def test_the_coordinator_asks_those_who_are_there(tmp_path):
     """Two of four places are taken: both sites come in round 1, and again after three rounds."""
     given = spaced() | {"federation.min_sites_to_start": 2}
-    result, grid = served(tmp_path, given, with_sites(tmp_path, 2))
+    result, _ = served(tmp_path, given, with_sites(tmp_path, 2))
     assert [line["clients"] for line in result.metrics] == [2, 0, 0, 2, 0, 0]
 
 
 def test_groups_with_secret_sampling_are_simulated_only_and_both_sides_say_so(tmp_path):
     given = settings("dp-ftrl", clients__sampling="cyclic-poisson", clients__separation=2, clients__cohort=1)
     given["per_round.bands"] = 2
-    with pytest.raises(ConfigError, match="clients.sampling=cyclic-poisson can only be simulated"):
+    with pytest.raises(ConfigError, match=r"clients\.sampling=cyclic-poisson can only be simulated"):
         served(tmp_path, given)
     terms = Terms("run", to_toml(configure(given)), Setting(4, 3), ("0", "1"), (1, 8, 8), 650, None)
-    with pytest.raises(InvalidMessage, match="clients.sampling=cyclic-poisson can only be simulated"):
+    with pytest.raises(InvalidMessage, match=r"clients\.sampling=cyclic-poisson can only be simulated"):
         Terms.read(terms.text).settings  # noqa: B018
 
 
@@ -161,7 +162,7 @@ def test_an_owner_requires_noise_of_what_one_round_costs_and_a_budget_of_all(tmp
     worth = 4 / np.sqrt(1 + 0.95**2)
     assert least_noise(record, setting, "client") == pytest.approx(worth)
     ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(noise=3.0), "client")
-    with pytest.raises(Refused, match="least noise multiplier for a client is 2.9"):
+    with pytest.raises(Refused, match=r"least noise multiplier for a client is 2\.9"):
         ledger.agree(record, setting, seeded=False)
     ledger.close()
     cost = epsilon(Gaussian(worth), 1e-5).epsilon

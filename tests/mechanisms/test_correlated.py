@@ -13,8 +13,8 @@ from scipy.stats import norm
 
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST, Correlated
-from shoal.mechanisms.participation import Participation, price
 from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.participation import Participation, price
 from shoal.random.secure_streams import FINEST, SecureStreams, grid
 from shoal.random.streams import Streams
 from support.small_federation import ALPHA, chi_square_fits
@@ -260,4 +260,6 @@ def test_rounding_is_charged_in_every_round_that_a_client_reaches_however_little
     assert reached.min() < 0.1
     prices = [price(record, cyclic(bands, bands), t, rounding=rounding) for t in range(bands)]
     assert sum(prices) == pytest.approx(float(((reached + rounding * noise) ** 2).sum()) / noise**2, rel=1e-9)
-    assert sum(prices) > sum(price(record, cyclic(bands, bands), t) for t in range(bands)) * (1 + rounding * noise) ** 2
+    assert (
+        sum(prices) > sum(price(record, cyclic(bands, bands), t) for t in range(bands)) * (1 + rounding * noise) ** 2
+    )

@@ -80,7 +80,9 @@ def test_slopes_are_those_of_small_differences(which, momentum, regular):
     np.testing.assert_allclose(objective(at)[1], differences, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", [Participation(40, 8, 5), Participation(40, 5, 3), Participation(40, 8, regular=True)])
+@pytest.mark.parametrize(
+    "plan", [Participation(40, 8, 5), Participation(40, 5, 3), Participation(40, 8, regular=True)]
+)
 @pytest.mark.parametrize(("kind", "begun"), [("banded", "square-root"), ("band-inverse", "bisr")])
 def test_what_is_optimised_is_better_than_the_root_of_as_many_bands(kind, begun, plan):
     found, root = (errors(factorise(each, 8, 0.0, plan), plan)[0] for each in (kind, begun))
@@ -170,5 +172,5 @@ def test_in_secure_mode_the_kept_noise_is_that_which_was_released():
 
 
 def test_buffers_and_factorisations_that_do_not_exist_are_refused():
-    with pytest.raises(ConfigError, match="per_round.buffers must be from 1 to 16, got 0"):
+    with pytest.raises(ConfigError, match=r"per_round\.buffers must be from 1 to 16, got 0"):
         Correlated(1.0, buffers=0)

@@ -146,7 +146,9 @@ def test_rounding_counts_in_every_round_that_is_reached_and_in_no_other():
 def test_a_cycle_costs_what_it_costs_the_group_with_the_least_noise():
     noise, plan = Noise([1, 0.5], "linear:4:2"), Participation(8, 4, regular=True)
     scales = scales_of(noise)
-    assert block_price(noise, plan, 0) == pytest.approx(max(1 / scales[t] ** 2 + 0.25 / scales[t + 1] ** 2 for t in range(4)))
+    assert block_price(noise, plan, 0) == pytest.approx(
+        max(1 / scales[t] ** 2 + 0.25 / scales[t + 1] ** 2 for t in range(4))
+    )
     assert block_price(noise, plan, 4) == pytest.approx(
         max(1 / scales[t] ** 2 + (0.25 / scales[t + 1] ** 2 if t < 7 else 0) for t in range(4, 8))
     )

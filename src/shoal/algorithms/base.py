@@ -187,9 +187,7 @@ class Algorithm:
         sections = {mechanism.section: change(mechanism) for mechanism in self.mechanisms}
         return replace(self, **sections)  # type: ignore[arg-type]
 
-    def round(
-        self, setting: Setting, t: int, again: bool = False, history: tuple[int, ...] | None = None
-    ) -> Round:
+    def round(self, setting: Setting, t: int, again: bool = False, history: tuple[int, ...] | None = None) -> Round:
         """Round t, as its mechanisms are asked about it; `history`: for a client that took part in these rounds."""
         local = self.local
         return Round(

@@ -223,7 +223,9 @@ class SiteLedger:
         self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
-            pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records, history=history)))
+            pending.append(
+                (1, self._charged(algorithm, setting, asked, asked=True, records=records, history=history))
+            )
         self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)

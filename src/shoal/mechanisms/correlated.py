@@ -6,11 +6,11 @@ DP-FTRL (Kairouz et al. 2021) as a matrix mechanism with a Toeplitz matrix C, wh
     z_t ~ N(0, noise^2);  w_t <- z_t - c_1 w_{t-1} - c_2 w_{t-2} - ...;  release sum_t + clip w_t
 
 The releases y_t and the values y_t + c_1 y_{t-1} + ... = (sum_t + c_1 sum_{t-1} + ...) + clip z_t determine each
-other. So round t is one Gaussian mechanism, with fresh noise z_t, on a weighted sum of the rounds' sums. A client that
-took part d_1, d_2, ... rounds ago moves that sum by |c_{d_1}| + |c_{d_2}| + ... clips at most: its `reach`, which is
-attained where no coefficient is negative and all its updates point the same way. Rounds compose adaptively, as other
-Gaussians do, and so does a round that is run again with a fresh z_t. Where past noise was forgotten, some sums are
-missing from the weighted sum, which makes no reach longer.
+other. So round t is one Gaussian mechanism, with fresh noise z_t, on a weighted sum of the rounds' sums. A client
+that took part d_1, d_2, ... rounds ago moves that sum by |c_{d_1}| + |c_{d_2}| + ... clips at most: its `reach`,
+which is attained where no coefficient is negative and all its updates point the same way. Rounds compose adaptively,
+as other Gaussians do, and so does a round that is run again with a fresh z_t. Where past noise was forgotten, some
+sums are missing from the weighted sum, which makes no reach longer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from shoal.accounting.events import Event, Unbounded
@@ -43,10 +42,10 @@ MOST_BUFFERS = 16
 class Correlated(Gaussian):
     """Boundary `per_round`: fresh noise of noise_multiplier x sensitivity, less a share of that of earlier rounds.
 
-    `factorisation` says which share: `square-root` or `banded` (optimised) with `bands`, one more than the models'
-    worth of noise that is kept; `blt` with as many as `buffers`; `bisr` or `band-inverse` (optimised), with `bands` of
-    the inverse. Bands are best as many as there are rounds between two participations of a client, and `momentum` as
-    the server's. One band is independent noise.
+    `factorisation` says which share: `square-root`, or `banded`, which is optimised, with `bands` (the noise of one
+    round fewer is kept); `blt` with as many `buffers` as are kept; `bisr`, or `band-inverse`, which is optimised,
+    with `bands` of the inverse. Of the first two, bands are best as many as there are rounds between two
+    participations of a client. `momentum` is best at the server's. One band is independent noise.
     """
 
     bands: int = 1
@@ -117,8 +116,8 @@ class Correlated(Gaussian):
             )
         if clients.secret and not self._fits(clients.separation or 1):
             raise ConfigError(
-                f"algorithm {name}: clients.sampling={clients.sampling} amplifies only where a client's rounds do not "
-                f"meet: set per_round.factorisation to square-root or banded, and per_round.bands to "
+                f"algorithm {name}: clients.sampling={clients.sampling} amplifies only where a client's rounds do "
+                f"not meet: set per_round.factorisation to square-root or banded, and per_round.bands to "
                 f"{clients.separation} (clients.separation) or fewer"
             )
         if per_update.counts:

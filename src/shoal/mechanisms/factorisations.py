@@ -10,8 +10,8 @@ multiplier of 1 for the whole run, where B = A / c and `participation.Participat
     bisr            1/c = A^(-1/2), its first `bands` terms                         Kalinin et al. 2025
     band-inverse    `bands` terms of 1/c with the least mean square error           Kalinin et al. 2025
 
-Optimised ones minimise log(error x sens^2) by L-BFGS in float64, from the square root; whatever they find, the cost is
-computed from it. BLT: c = prod (1 - p_j x) / prod (1 - a_j x) with 1 > a_1 > p_1 > a_2 > ... > p_d > 0. Then all
+Optimised ones minimise log(error x sens^2) by L-BFGS in float64, from the square root; whatever they find, the cost
+is computed from it. BLT: c = prod (1 - p_j x) / prod (1 - a_j x) with 1 > a_1 > p_1 > a_2 > ... > p_d > 0. Then all
 w_j > 0 and c never rises, so that sens(C) is exact; d vectors are all that is kept, however many the rounds.
 """
 
@@ -154,7 +154,7 @@ def factorise(kind: Kind, size: int, momentum: float, participation: Participati
 
 
 def errors(found: Factorisation, participation: Participation, momentum: float = 0.0) -> tuple[float, float]:
-    """The noise of a run's models at a noise multiplier of 1 for the run: root mean square over rounds, and largest."""
+    """The noise of models at a noise multiplier of 1 for the whole run: root mean square over rounds, and largest."""
     rounds = participation.rounds
     squares = np.square(lfilter([1.0], _workload(momentum), _padded(found.inverse(rounds), rounds))).cumsum()
     shift = np.linalg.norm(participation.reach(found.coefficients(rounds)))

@@ -6,7 +6,7 @@ Gaussian mechanism, whose squared shift is the sum of (reach / noise)^2. What is
 
 - `regular`: rounds are multiples of the separation apart. A client that leaves none out reaches furthest.
 - otherwise, as many bands as the separation or fewer: no two of its rounds meet (Choquette-Choo et al. 2023).
-- otherwise, c >= 0 and non-increasing: it comes in rounds 0, b, 2b, ... (Kalinin & Lampert 2024, Theorem 2). Any other
+- otherwise, c >= 0 and non-increasing: it comes in rounds 0, b, 2b, ... (Kalinin & Lampert 2024). Any other
   c is replaced by its majorant max_{j >= i} |c_j|, which moves no reach down.
 
 The last two hold for noise that never falls: <C e_i, C e_j> grows if both come earlier, and closer together. Where it

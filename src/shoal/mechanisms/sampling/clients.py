@@ -301,8 +301,8 @@ class CyclicPoissonClients(Clients):
         """The mean size of a cohort over one cycle."""
         if (size := super().expected(t, total, clients)) * (self.separation or 1) > clients:
             raise ConfigError(
-                f"clients.cohort is {size:g}, but the {self.separation} groups (clients.separation) of {clients} clients "
-                f"have fewer: lower one of them"
+                f"clients.cohort is {size:g}, but each of {self.separation} groups (clients.separation) of {clients} "
+                f"clients has fewer: lower one of them"
             )
         return size
 
