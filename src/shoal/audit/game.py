@@ -128,7 +128,7 @@ def sum_neighbours(
 
 def update_radius(record: Algorithm, streams: Streams) -> float:
     """The clip of whole updates, 1 where there is none."""
-    sim = federation(silent(record), [[Row(0.0)]] * 8, WIDTH, streams)
+    sim = federation(silent(record), [[Row(0.0)]] * max(8, record.clients.audited[0]), WIDTH, streams)
     _, _, metrics = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 1))
     return metrics.get("clip") or 1.0
 

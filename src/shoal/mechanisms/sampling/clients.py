@@ -51,8 +51,6 @@ class Clients(Scheme):
     """Is the size of every cohort public?"""
     replaces: ClassVar[bool] = False
     """Does another client take the place of one that is absent?"""
-    audited: ClassVar[tuple[int, int]] = (3, 3)
-    """The number of clients, and the cohort size, of an audit."""
 
     def __post_init__(self) -> None:
         if min(parse(self.cohort).values(100)) <= 0:
@@ -107,6 +105,11 @@ class Clients(Scheme):
         """
         return event
 
+    @property
+    def audited(self) -> tuple[int, float]:
+        """The number of clients, and the cohort size, of an audit."""
+        return 3, 3
+
     def shows(self, rate: float, unit: Unit) -> bool:
         """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
 
@@ -130,7 +133,11 @@ class FixedSizeClients(Clients):
     sampling: str = "fixed-size"
     known_size: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
-    audited: ClassVar[tuple[int, int]] = (4, 2)
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """Half of four clients."""
+        return 4, 2
 
     def expected(self, t: int, total: int, clients: int) -> float:
         """The public cohort size of round t."""
@@ -159,7 +166,11 @@ class PoissonClients(Clients):
     """Each client takes part independently with probability m_t/K; a cohort may be empty."""
 
     sampling: str = "poisson"
-    audited: ClassVar[tuple[int, int]] = (2, 1)
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """Each of two clients with probability 1/2."""
+        return 2, 1
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """Each client independently."""
@@ -318,6 +329,12 @@ class CyclicPoissonClients(Clients):
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
         """The event of a cycle, amplified by the sampling."""
         return Sampled("poisson", rate, event)
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """The last client, whom an audit looks for, is in the first group; each comes with probability 1/2."""
+        clients = (self.separation or 1) + 1
+        return clients, clients / 2 / (self.separation or 1)
 
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
