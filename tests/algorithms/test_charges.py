@@ -64,11 +64,12 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     assert not isinstance(charged(in_steps, "record", setting=sizes), Unbounded)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "all", "cyclic"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "all", "cyclic", "min-separation", "cyclic-poisson"])
 @pytest.mark.parametrize("name", algorithms())
 def test_the_choice_of_clients_amplifies_only_where_the_table_says_so(name, sampling):
     """And in a federation, where not everybody answers, only if the server adds the noise: else its amount tells."""
-    record = replace(algorithm(name), clients=Clients(sampling, 10))
+    separation = 10 if sampling in ("min-separation", "cyclic-poisson") else None
+    record = replace(algorithm(name), clients=Clients(sampling, 5, separation=separation))
     for (unit, observer), everybody in product(PAIRS, (True, False)):
         found = charged(record, unit, observer, setting=Setting(100, 20, sizes=(50,), all_answer=everybody))
         if not isinstance(found, Sampled):

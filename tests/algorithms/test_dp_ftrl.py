@@ -12,17 +12,21 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import shoal
-from shoal.accounting.events import NOTHING, Gaussian, Unbounded
+from shoal.accounting import accountants
+from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded
 from shoal.accounting.ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Server
-from shoal.algorithms.charges import PAIRS, event
-from shoal.errors import ConfigError
+from shoal.algorithms.charges import PAIRS, event, whole_run
+from shoal.errors import ConfigError, PluginError
 from shoal.mechanisms import gaussian
 from shoal.mechanisms.correlated import PAST, Correlated
+from shoal.mechanisms.mechanism import altered
+from shoal.mechanisms.participation import Participation
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import QuantileClip
 from shoal.training.budget import Limit, Spending
+from shoal.training.cohort_draw import LAST, TIMES
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.small_federation import (
@@ -284,7 +288,152 @@ def test_all_clients_in_every_round_are_in_each_others_turn():
     assert charged == pytest.approx(4 / np.cumsum(weights(record))[:ROUNDS])
 
 
+# --- clients that come when they can, and groups with secret sampling
+
+
+def separated(**changes):
+    clients = Clients("min-separation", 4, separation=2, participations=2)
+    return replace(small(NAME), clients=clients, per_round=Correlated(4.0, bands=3, momentum=0.9, **changes))
+
+
+@pytest.mark.parametrize("kind", ["square-root", "banded", "blt", "bisr", "band-inverse"])
+def test_clients_that_come_when_they_can_cost_the_run_what_the_dearest_of_them_does(tmp_path, kind):
+    record = separated(factorisation=kind)
+    result = run(record, tmp_path)
+    plan = Participation(ROUNDS, 2, 2)
+    reach = plan.reach(record.per_round.coefficients(plan, ROUNDS))
+    assert of_clients(result)["epsilon"] == pytest.approx(epsilon(np.linalg.norm(reach) / 4), rel=1e-6)
+    assert [line["clients"] for line in result.metrics] == [4, 4, 4, 4]
+    unproven = [claim for claim in result.proven if claim["observer"] != "release"]
+    assert all(claim["epsilon"] is None for claim in unproven)
+
+
+def test_nobody_comes_sooner_or_more_often_than_is_charged():
+    """Ten clients, seven a round if they may: three apart, twice at most."""
+    record = replace(idle(separated()), clients=Clients("min-separation", 7, separation=3, participations=2))
+    sim = simulator(record)
+    came, state = {client: [] for client in range(CLIENTS)}, {}
+    asked, wanted = [], sim.cohort.train
+
+    def train(clients, *rest):
+        asked.append(clients.tolist())
+        return wanted(clients, *rest)
+
+    object.__setattr__(sim.cohort, "train", train)
+    params = torch.zeros_like(sim.params)
+    for t in range(12):
+        params, state, told = run_round(sim.cohort, params, state, RoundIndex(t, 12))
+        assert told["clients"] == len(asked[-1]) <= 7
+        for client in asked[-1]:
+            came[client].append(t)
+    assert [len(some) for some in asked[:4]] == [7, 3, 0, 7]
+    assert sum(map(len, asked)) == 2 * CLIENTS
+    assert all(np.diff(rounds).min() >= 3 and len(rounds) == 2 for rounds in came.values())
+    assert state[TIMES].tolist() == [2] * CLIENTS
+
+
+def test_a_scheme_that_breaks_its_word_is_stopped():
+    """It says that clients come once in three rounds, and draws the first one every time."""
+    record = replace(idle(small(NAME)), clients=altered(Clients("cyclic", 4), draw=lambda self, *given: np.arange(1)))
+    sim = simulator(record)
+    _, state, _ = run_round(sim.cohort, sim.params, {}, RoundIndex(0, ROUNDS))
+    with pytest.raises(PluginError, match="cyclic drew a client sooner, or more often, than is charged"):
+        run_round(sim.cohort, sim.params, state, RoundIndex(1, ROUNDS))
+
+
+@pytest.mark.parametrize("kind", ["blt", "band-inverse"])
+def test_a_run_that_was_stopped_ends_where_it_would_have(tmp_path, kind):
+    """In research mode: the noise that is kept, and who has come, are in the checkpoint."""
+    held, record = [], separated(factorisation=kind)
+
+    def stop_after_two(line):
+        if line["round"] == 2:
+            held[0].stop()
+
+    with pytest.raises(shoal.ShoalError, match="stopped after round 2 of 4") as stopped:
+        run(record, tmp_path / "a", on_start=lambda config, sim, made: held.append(sim), on_round=stop_after_two)
+    with safe_open(next(stopped.value.run.glob("checkpoint/*.safetensors")), "pt") as file:
+        assert {PAST, LAST, TIMES} <= set(file.keys())
+    rest, whole = resumed(stopped.value.run), run(record, tmp_path / "b")
+    assert all(torch.equal(rest.model[key], whole.model[key]) for key in whole.model)
+
+
+@pytest.mark.parametrize(("groups", "expected"), [(1, 2.1245), (10, 8.0586), (50, 16.864)])
+def test_groups_with_poisson_sampling_cost_what_the_literature_says(groups, expected):
+    """1,000 rounds, 10 of 1,000 clients expected in each; noise of 1 for each unit of the coefficients' norm."""
+    noise = Correlated(1.0, bands=groups)
+    scale = float(np.linalg.norm(noise.coefficients(Participation(1000), 1000)))
+    clients = Clients("cyclic-poisson", 10, separation=groups)
+    record = replace(small(NAME), clients=clients, per_round=Correlated(scale, bands=groups))
+    record.refuse_unfit(0, 1000, 1000)
+    done = whole_run(record, replace(SETTING, clients=1000, rounds=1000), 1000, "client", "release")
+    found = accountants.epsilon(done, 1e-6, adjacency="zero-out").epsilon
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_cycle_is_charged_at_its_start_and_a_round_run_again_without_amplification():
+    clients = Clients("cyclic-poisson", 1, separation=3)
+    record = replace(small(NAME), clients=clients, per_round=Correlated(4.0, bands=2))
+    charged = [event(record, SETTING, t, "client", "release") for t in range(ROUNDS)]
+    cycle = Sampled("poisson", 0.3, Gaussian(4 / math.hypot(1, 0.5)))
+    assert charged == [
+        cycle,
+        NOTHING,
+        NOTHING,
+        Sampled("poisson", 0.3, Gaussian(4.0)),
+    ]  # the last: a round of its own
+    assert event(record, SETTING, 1, "client", "release", again=True) == Gaussian(4.0)
+    assert event(record, replace(SETTING, multiplicity=2), 0, "record", "release") == Gaussian(2.0)
+    assert isinstance(event(record, SETTING, 0, "client", "server"), Unbounded)
+
+
+def test_groups_take_turns_and_each_client_comes_with_its_probability():
+    """1,000 cycles: each of ten clients 300 times of 1,000, to 6 deviations (2e-8 for all)."""
+    clients, stream = Clients("cyclic-poisson", 1, separation=3), np.random.default_rng(3)
+    came = [clients.draw(stream, t, 3000, CLIENTS) for t in range(3000)]
+    assert all((some % 3 == t % 3).all() for t, some in enumerate(came))
+    times = np.bincount(np.concatenate(came), minlength=CLIENTS)
+    assert np.abs(times - 300).max() < 6 * math.sqrt(1000 * 0.3 * 0.7)
+
+
 # --- what it does not do
+
+
+@pytest.mark.parametrize(
+    "changes", [{"bands": 4}, {"bands": 2, "factorisation": "blt"}, {"bands": 2, "factorisation": "bisr"}], ids=str
+)
+def test_secret_sampling_in_groups_needs_rounds_of_a_client_that_do_not_meet(changes):
+    clients = Clients("cyclic-poisson", 1, separation=3)
+    record = replace(small(NAME), clients=clients, per_round=Correlated(4.0, **changes))
+    with pytest.raises(ConfigError, match="to square-root or banded, and per_round"):
+        record.refuse_unfit(0, ROUNDS, CLIENTS)
+    found = event(record, SETTING, 0, "client", "release")
+    assert "not known to amplify" in found.because
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("min-separation", 3), "clients.sampling=min-separation needs clients.separation"),
+        (("min-separation", 3, 0), "clients.separation must be >= 1, got 0"),
+        (
+            ("poisson", 3, 2),
+            "clients.separation is for clients.sampling=min-separation or cyclic-poisson, got poisson",
+        ),
+        (("cyclic-poisson", 3, 2, 4), "clients.participations is for clients.sampling=min-separation, got"),
+        (("all", 3, None, 4), "clients.participations is for clients.sampling=min-separation, got all"),
+        (("cyclic-poisson", "linear:1:3", 2), "clients.cohort must be a constant"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_scheme_are_refused_by_name(given, said):
+    with pytest.raises(ConfigError, match=said):
+        Clients(*given)
+
+
+def test_groups_smaller_than_their_cohort_are_refused():
+    with pytest.raises(ConfigError, match="lower one of them"):
+        Clients("cyclic-poisson", 4, separation=3).expected(0, ROUNDS, CLIENTS)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])

@@ -17,8 +17,7 @@ from shoal.accounting import accountants
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import whole_run
 from shoal.errors import ConfigError
-from shoal.federation.messages import InvalidMessage
-from shoal.federation.terms import ROUND, TERMS, Terms
+from shoal.federation.terms import ROUND, TERMS
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import NoisyClip, QuantileClip
 from shoal.prepare import prepare
@@ -26,11 +25,11 @@ from shoal.random.streams import Streams
 from shoal.training.round import protected_updates
 from shoal.training.round_index import RoundIndex
 from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
-from support.small_federation import IN_TURN, NAMES
+from support.small_federation import NAMES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
     given = settings(name)
     result, _ = served(tmp_path, given)
@@ -69,17 +68,6 @@ def test_and_where_sites_augment_their_pictures_or_take_them_in_pieces_or_in_bf1
     assert (farthest(result, other) > 1e-5) == ("engine__micro_batch" not in more)
 
 
-@pytest.mark.parametrize("name", IN_TURN)
-def test_clients_that_come_in_turn_are_simulated_only_and_both_sides_say_so(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"algorithm {name}: cyclic client sampling"):
-        served(tmp_path, settings(name))
-    _, simulator = prepare(shoal.config.configure(settings(name)), None, None)
-    written = shoal.config.to_toml(shoal.config.configure(settings(name)))
-    terms = Terms("run", written, simulator.setting, ("0", "1"), (1, 8, 8), 650, None)
-    with pytest.raises(InvalidMessage, match=f"algorithm {name}: cyclic client sampling"):
-        Terms.read(terms.text).settings  # noqa: B018
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -99,7 +87,7 @@ def test_it_does_so_with_momentum_other_partitions_and_models(tmp_path, changes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in IN_TURN])
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
     """Each update that was sent is, number by number, what the method lets leave that client, and nothing else is."""
     given = settings(name)

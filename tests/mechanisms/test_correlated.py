@@ -13,8 +13,8 @@ from scipy.stats import norm
 
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST, Correlated
-from shoal.mechanisms.cyclic import price, reach
 from shoal.mechanisms.gaussian import Gaussian
+from shoal.mechanisms.participation import Participation, price
 from shoal.random.secure_streams import FINEST, SecureStreams, grid
 from shoal.random.streams import Streams
 from support.small_federation import ALPHA, chi_square_fits
@@ -23,10 +23,14 @@ few = settings(max_examples=60, deadline=None)
 BANDS, MOMENTUM, TURNS = st.integers(1, 9), st.sampled_from([0.0, 0.5, 0.9]), st.integers(1, 5)
 
 
+def coefficients(noise, rounds=500):
+    return noise.coefficients(Participation(rounds), rounds)
+
+
 def matrix(noise, rounds):
     """C: row t is what round t gives away of the sums so far."""
     weights = np.zeros(rounds)
-    found = noise.coefficients()[:rounds]
+    found = coefficients(noise, rounds)[:rounds]
     weights[: len(found)] = found
     return toeplitz(weights, np.zeros(rounds))
 
@@ -42,8 +46,16 @@ def in_turn(start, turns, rounds):
     return (np.arange(rounds) >= start) & ((np.arange(rounds) - start) % turns == 0)
 
 
+def cyclic(turns, rounds):
+    return Participation(rounds, turns, regular=True)
+
+
+def reach(noise, turns, rounds):
+    return cyclic(turns, rounds).reach(coefficients(noise))
+
+
 def charged(noise, turns, rounds, total=None):
-    return sum(price(noise, t, total or rounds, turns) for t in range(rounds))
+    return sum(price(noise, cyclic(turns, total or rounds), t) for t in range(rounds))
 
 
 # --- the matrix
@@ -57,15 +69,15 @@ def test_with_all_bands_the_coefficients_are_the_root_of_summing_up(momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
 def test_no_coefficient_is_negative_nor_greater_than_the_one_before(momentum):
-    found = Correlated(1.0, bands=500, momentum=momentum).coefficients()
+    found = coefficients(Correlated(1.0, bands=500, momentum=momentum))
     assert found[0] == 1
     assert (found > 0).all()
     assert (np.diff(found) <= 0).all()
 
 
 def test_one_band_is_independent_noise():
-    assert Correlated(1.0, bands=1, momentum=0.9).coefficients().tolist() == [1.0]
-    assert Gaussian(1.0).coefficients().tolist() == [1.0]
+    assert coefficients(Correlated(1.0, bands=1, momentum=0.9)).tolist() == [1.0]
+    assert coefficients(Gaussian(1.0)).tolist() == [1.0]
     drawn = [
         each.add(torch.zeros(1000), 3.0, 0.5, memory, Streams(1).generator("noise", t))
         for each, memory in ((Gaussian(3.0), {}), (Correlated(3.0, bands=1), {}))
@@ -77,7 +89,7 @@ def test_one_band_is_independent_noise():
 
 @pytest.mark.parametrize("turns", [7, 10])
 def test_one_pass_with_one_band_costs_one_gaussian(turns):
-    prices = [price(Correlated(4.0, bands=1), t, 7, turns) for t in range(7)]
+    prices = [price(Correlated(4.0, bands=1), cyclic(turns, 7), t) for t in range(7)]
     assert prices == [1 / 16, 0, 0, 0, 0, 0, 0]
 
 
@@ -127,7 +139,7 @@ def test_at_any_time_what_was_charged_is_what_the_dearest_client_has_paid(bands,
 def test_rounds_played_again_are_charged_for_whomever_they_hit(bands, momentum, turns, schedule, data):
     """Any history of kills and old checkpoints, noise remembered or forgotten: nobody pays more than is charged."""
     noise, rounds = Correlated(schedule, bands=bands, momentum=momentum), 7
-    weights = np.pad(noise.coefficients(), (0, rounds))
+    weights = np.pad(coefficients(noise), (0, rounds))
     path, paid, spent, furthest = [], np.zeros(turns), 0.0, 0
     since = 0  # the first round whose noise is remembered
     for _ in range(data.draw(st.integers(1, 4))):
@@ -135,7 +147,7 @@ def test_rounds_played_again_are_charged_for_whomever_they_hit(bands, momentum, 
         path = path[:begin]
         since = begin if data.draw(st.booleans()) else min(since, begin)
         for t in range(begin, data.draw(st.integers(begin, rounds))):
-            spent += price(noise, t, rounds, turns, again=t < furthest)
+            spent += price(noise, cyclic(turns, rounds), t, again=t < furthest)
             furthest = max(furthest, t + 1)
             path.append(t)
             for start in range(turns):
@@ -147,12 +159,12 @@ def test_rounds_played_again_are_charged_for_whomever_they_hit(bands, momentum, 
 
 def test_reach_is_what_a_client_has_in_each_round():
     noise = Correlated(1.0, bands=4)
-    assert reach(noise.coefficients(), 2, 5) == pytest.approx([1, 0.5, 1 + 0.375, 0.5 + 0.3125, 1 + 0.375])
-    assert reach(noise.coefficients(), 100, 3) == pytest.approx([1, 0.5, 0.375])
+    assert reach(noise, 2, 5) == pytest.approx([1, 0.5, 1 + 0.375, 0.5 + 0.3125, 1 + 0.375])
+    assert reach(noise, 100, 3) == pytest.approx([1, 0.5, 0.375])
 
 
 def test_a_round_beyond_the_plan_has_a_price_too():
-    assert price(Correlated(2.0, bands=3), 11, 4, 3) == price(Correlated(2.0, bands=3), 11, 12, 3)
+    assert price(Correlated(2.0, bands=3), cyclic(3, 4), 11) == price(Correlated(2.0, bands=3), cyclic(3, 12), 11)
 
 
 # --- the noise
@@ -248,8 +260,10 @@ def test_rounding_is_charged_in_every_round_that_a_client_reaches_however_little
     """(reach + e)^2 / z^2 a round: where reach is below 1, more than (1 + e) times as much."""
     noise, bands, rounding = 64.0, 1000, 2e-3 / 64.0
     record = Correlated(noise, bands=bands)
-    reached = reach(record.coefficients(), bands, bands)
+    reached = cyclic(bands, bands).reach(coefficients(record))
     assert reached.min() < 0.1
-    prices = [price(record, t, bands, bands, rounding=rounding) for t in range(bands)]
+    prices = [price(record, cyclic(bands, bands), t, rounding=rounding) for t in range(bands)]
     assert sum(prices) == pytest.approx(float(((reached + rounding * noise) ** 2).sum()) / noise**2, rel=1e-9)
-    assert sum(prices) > sum(price(record, t, bands, bands) for t in range(bands)) * (1 + rounding * noise) ** 2
+    assert (
+        sum(prices) > sum(price(record, cyclic(bands, bands), t) for t in range(bands)) * (1 + rounding * noise) ** 2
+    )

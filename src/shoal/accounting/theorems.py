@@ -99,10 +99,31 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
     ),
     ("cyclic", "zero-out"): Cell("one Gaussian per cycle, or the cost of correlated noise", "Denisov et al. 2022"),
     ("cyclic", "replace-one"): Cell("the same at two clips", "Denisov et al. 2022"),
+    ("min-separation", "add-or-remove"): Cell(
+        refused="with one client more or fewer, others take part in other rounds"
+    ),
+    ("min-separation", "zero-out"): Cell(
+        "one Gaussian for the run, of the participation that costs most", "Kalinin, Lampert 2024"
+    ),
+    ("min-separation", "replace-one"): Cell("the same at two clips", "Kalinin, Lampert 2024"),
+    ("cyclic-poisson", "add-or-remove"): Cell(
+        refused="with one client more or fewer, every client's group may change"
+    ),
+    ("cyclic-poisson", "zero-out"): Cell(
+        "q N(1) + (1 - q) N(0) against N(0), once a cycle of as many rounds as bands or more",
+        "Choquette-Choo et al. 2023",
+        amplified=True,
+    ),
+    ("cyclic-poisson", "replace-one"): Cell(
+        "q N(1) + (1 - q) N(0) against q N(-1) + (1 - q) N(0), once a cycle of as many rounds as bands or more",
+        "Choquette-Choo et al. 2023",
+        amplified=True,
+    ),
 }
 _USES_K = "the mean, or the rate m/K, depends on the number of clients K: claim zero-out, with K public"
 _PLAIN = "this observer sees who takes part: claim zero-out or replace-one"
-_CLIENTS = ("none", "poisson", "fixed-size", "cyclic")
+_SEPARATED = ("cyclic", "min-separation", "cyclic-poisson")
+_CLIENTS = ("none", "poisson", "fixed-size", *_SEPARATED)
 _RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled")
 
 
@@ -113,8 +134,8 @@ def _clients(scheme: str, adjacency: Adjacency, observer: Observer) -> Cell:
         return Cell(refused=_USES_K) if uses_k else _SECRET[scheme, adjacency]
     if adjacency == "add-or-remove":
         return Cell(refused=_PLAIN)
-    if scheme == "cyclic":
-        return Cell(refused="cyclic participation is accounted only where the noise is on the sum")
+    if scheme in _SEPARATED:
+        return Cell(refused=f"{scheme} participation is accounted only where the noise is on the sum")
     rate = "" if scheme == "none" else "with probability q "
     return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
 

@@ -190,12 +190,12 @@ class Algorithm:
         sections = {mechanism.section: change(mechanism) for mechanism in self.mechanisms}
         return replace(self, **sections)  # type: ignore[arg-type]
 
-    def round(self, setting: Setting, t: int, again: bool = False) -> Round:
-        """Round t, as its mechanisms are asked about it."""
+    def round(self, setting: Setting, t: int, again: bool = False, history: tuple[int, ...] | None = None) -> Round:
+        """Round t, as its mechanisms are asked about it; `history`: for a client that took part in these rounds."""
         local = self.local
         return Round(
             setting, t, again, self.clients, self.records, local.steps, local.epochs, local.remembers,
-            self.aggregate.by_size, self.per_record, self.per_step, self.per_update, self.per_round,
+            self.aggregate.by_size, self.per_record, self.per_step, self.per_update, self.per_round, history,
         )  # fmt: skip
 
     @property
@@ -300,14 +300,18 @@ class Algorithm:
         return (parse(self.clients.cohort), parse(self.local.lr), *found)
 
     def different_rounds(self, total: int) -> range:
-        """The first round, where all are alike; else all, as where each has its own price (cyclic.price)."""
-        priced = self.clients.cyclic or (self.per_round is not None and self.per_round.correlated)
-        alike = not priced and all(schedule.shape == "constant" for schedule in self.schedules)
+        """The first round, where all are alike; else all, as where each has its own price (participation.price)."""
+        alike = not self.priced and all(schedule.shape == "constant" for schedule in self.schedules)
         return range(min(total, 1) if alike else total)
 
     def extreme_rounds(self, total: int) -> list[int]:
         """The few rounds in which some schedule is smallest or largest."""
         return sorted({t for schedule in self.schedules for t in schedule.extremes(total)})
+
+    @property
+    def priced(self) -> bool:
+        """Do rounds cost what earlier participations of a client make of them, which is public?"""
+        return self.clients.separated or (self.per_round is not None and self.per_round.correlated)
 
     @property
     def claims_privacy(self) -> bool:

@@ -72,13 +72,22 @@ def charges(algorithm: Algorithm, setting: Setting, t: int, again: bool = False)
 
 
 def event(
-    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
+    algorithm: Algorithm,
+    setting: Setting,
+    t: int,
+    unit: Unit,
+    observer: Observer,
+    again: bool = False,
+    history: tuple[int, ...] | None = None,
 ) -> Event:
-    """What round t costs one unit, as one observer sees it."""
-    boundary, found = _decided(algorithm, setting, t, unit, observer, again)
+    """What round t costs one unit, as one observer sees it.
+
+    With the `history` of one client it is what that client's part in round t costs it, in all rounds to come.
+    """
+    boundary, found = _decided(algorithm, setting, t, unit, observer, again, history)
     if isinstance(found, Unbounded):
         return found
-    distance = _sampler_distance(algorithm.round(setting, t), boundary, unit)
+    distance = _sampler_distance(algorithm.round(setting, t, again, history), boundary, unit)
     if boundary == "updates" and observer == "server":
         distance = min(1.0, distance + setting.graph_failure)
     return Compose((found, SamplerError(distance))) if distance else found
@@ -103,7 +112,13 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"], un
 
 
 def _decided(
-    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
+    algorithm: Algorithm,
+    setting: Setting,
+    t: int,
+    unit: Unit,
+    observer: Observer,
+    again: bool = False,
+    history: tuple[int, ...] | None = None,
 ) -> tuple[Literal["per_step", "updates"], Event]:
     """Which noise protects the unit, and its event: noise in the steps for a record, on updates for a client.
 
@@ -111,7 +126,7 @@ def _decided(
     """
     if unit == "client" and setting.clients == 1:
         return "updates", Unbounded(ONE_CLIENT)
-    round = algorithm.round(setting, t, again)
+    round = algorithm.round(setting, t, again, history)
     if unit == "user" and (not setting.user_columns or algorithm.per_step is None):
         return "updates", USERS_IN_STEPS if setting.user_columns else NO_USERS
     if unit == "user":

@@ -1,7 +1,7 @@
 """DP-FTRL for clients that cannot be sampled: Kairouz et al. (2021), as a banded matrix mechanism
-(Choquette-Choo et al. (2023); the banded square root of Kalinin & Lampert 2024).
+(Choquette-Choo et al. (2023); the banded square root of Kalinin & Lampert 2024, or another factorisation).
 
-    for each round t:   Z_t <- the next clients of the cycle, in a public order
+    for each round t:   Z_t <- the next clients of the cycle, in a public order, or those that can come and may
         for k in Z_t:   update_k <- local SGD from w_t, clipped to S
         noise_t <- N(0, (sigma S)^2) - c_1 noise_{t-1} - c_2 noise_{t-2} - ...
         w_{t+1} <- w_t + (1/m) (sum_k update_k + noise_t),  through the server's momentum
@@ -10,7 +10,8 @@ Participation is public: privacy comes from correlated noise, part of which late
 which is the sum of all rounds, contains less noise than with independent noise. A client that takes part k times in
 cycles of b rounds, with b bands or fewer, costs sqrt(k (1 + c_1^2 + ... + c_{b-1}^2)) / sigma: one Gaussian for the
 whole run. `per_round.bands` is best at b = data.clients / clients.cohort, and `per_round.momentum` at the server's.
-The noise of the last rounds is carried from round to round: see mechanisms/correlated.py.
+The noise of the last rounds is carried from round to round: see mechanisms/correlated.py, factorisations.py for what
+`per_round.factorisation` chooses, and participation.py for clients that come when they can.
 
 P. Kairouz et al. (2021), Practical and Private (Deep) Learning without Sampling or Shuffling.
 https://arxiv.org/abs/2103.00039

@@ -188,7 +188,7 @@ def _small(record: Algorithm, unit: Unit, where: Where, rounds: int) -> tuple[Al
     if small.per_update is not None:
         small = replace(small, per_update=small.per_update.audited())
     if small.per_round is not None:
-        small = replace(small, per_round=small.per_round.for_cohort(cohort))
+        small = replace(small, per_round=small.per_round.for_cohort(math.ceil(cohort)))
     return small, Setting(clients, rounds, sizes=(1,))
 
 

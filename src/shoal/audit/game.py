@@ -141,7 +141,7 @@ def sum_neighbours(
 
 def update_radius(record: Algorithm, streams: Streams) -> float:
     """The clip of whole updates, 1 where there is none."""
-    clients: list[Holder] = [[Row(0.0)]] * 8
+    clients: list[Holder] = [[Row(0.0)]] * max(8, record.clients.audited[0])
     if record.per_round is not None:
         record = replace(record, per_round=record.per_round.for_cohort(len(clients)))
     sim = federation(silent(record), clients, WIDTH, streams)

@@ -6,6 +6,11 @@ is charged again. Charges follow from the algorithm's definition. The site must 
 noise (`per_round`) and to sample sites at random, but relies on the sampling only where participation is hidden.
 Where the observer sees whether the site took part, as the server always does, each round that the site answers costs
 as much as without sampling, and the other rounds cost nothing.
+
+Where clients may take part again only after some rounds, the site keeps to that itself: it refuses a round that comes
+too early, or too often. With correlated noise (`dp-ftrl`) a round that it answers is charged what it costs this site
+in that round and all later ones, given the rounds it answered before. A coordinator that restarts forgets its earlier
+noise, so that no round run again costs the site more.
 """
 
 from __future__ import annotations
@@ -19,12 +24,12 @@ from pathlib import Path
 from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import NOTHING, Compose, Event, TwoLevel, Unbounded, leaves
+from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, TwoLevel, Unbounded, leaves
 from shoal.accounting.ledger import Charge, Intent, Ledger
 from shoal.accounting.rdp import Running
 from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.charges import charges, event
+from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, ShoalError
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
@@ -119,6 +124,9 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit != "client" and per_step is not None and clip is not None:
         return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
+    if algorithm.priced and observer == "release":
+        alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
+        return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)
     if algorithm.per_round is not None and (observer == "release" or algorithm.per_round.at == "shared"):
         return min(algorithm.per_round.multiplier(t, setting.rounds) for t in rounds)
     if algorithm.per_update is not None:
@@ -202,17 +210,22 @@ class SiteLedger:
         missed: range,
         asked: int | None = None,
         records: int | None = None,
+        history: tuple[int, ...] = (),
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
         so a million of them take no more space than one. Record-level charges use this site's own number of records,
-        `records`, which replacing one record does not change.
+        `records`, which replacing one record does not change. `history`: the rounds of this run that it answered.
         """
+        if asked is not None and algorithm.clients.separated:
+            refuse_early(algorithm, setting, asked, history)
         self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
-            pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
+            pending.append(
+                (1, self._charged(algorithm, setting, asked, asked=True, records=records, history=history))
+            )
         self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
@@ -229,19 +242,26 @@ class SiteLedger:
         """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
         if not rounds:
             return
-        if len(algorithm.different_rounds(setting.rounds)) == 1:
+        if algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1:
             once = self._charged(algorithm, setting, rounds[0], asked=False, records=records)
             yield len(rounds), tuple(replace(each, event=repeated(each.event, len(rounds))) for each in once)
         else:
             yield from ((1, self._charged(algorithm, setting, t, asked=False, records=records)) for t in rounds)
 
     def _charged(
-        self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool, records: int | None = None
+        self,
+        algorithm: Algorithm,
+        setting: Setting,
+        t: int,
+        *,
+        asked: bool,
+        records: int | None = None,
+        history: tuple[int, ...] = (),
     ) -> tuple[Charge, ...]:
-        charged = _charged(algorithm, setting, t, asked=asked)
+        charged = _charged(algorithm, setting, t, history, asked=asked)
         if records is not None:
             own_setting = replace(setting, sizes=(records,), bounds=False)
-            both = zip(charged, _charged(algorithm, own_setting, t, asked=asked), strict=True)
+            both = zip(charged, _charged(algorithm, own_setting, t, history, asked=asked), strict=True)
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
@@ -255,6 +275,8 @@ class SiteLedger:
         def planned(t: int) -> Event:
             (charge,) = (each for each in self._charged(algorithm, setting, t, asked=True) if _of(each, self._pair))
             rate = 1.0 if _hidden(charge) else algorithm.clients.rate(t, setting.rounds, setting.clients)
+            if algorithm.priced:
+                rate = algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
             return repeated(charge.event, max(1, round(rate * setting.rounds)))
 
         fresh = Running(self.adjacency)
@@ -323,8 +345,27 @@ def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:
             yield intent
 
 
-def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
+def refuse_early(algorithm: Algorithm, setting: Setting, t: int, history: tuple[int, ...]) -> None:
+    """Raise Refused where a site that answered the rounds of `history` may not answer round t (from 0)."""
+    why = algorithm.clients.participation(setting.rounds, setting.clients).refused(t, history)
+    if why is not None:
+        raise Refused(f"this site may not take part (clients.sampling={algorithm.clients.sampling}): {why}")
+
+
+def _charged(
+    algorithm: Algorithm, setting: Setting, t: int, history: tuple[int, ...], *, asked: bool
+) -> tuple[Charge, ...]:
     """A round's charges: the coordinator's where sampling hides the site, else by whether the site was asked."""
+    if algorithm.priced:
+        return tuple(
+            Charge(
+                unit,
+                who,
+                event(algorithm, setting, t, unit, who, history=history) if asked else NOTHING,
+                ADJACENCIES[unit],
+            )
+            for unit, who in PAIRS
+        )
     always = replace(algorithm, clients=Clients("all"))
     return tuple(
         planned_charge

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from shoal.config import Config
@@ -233,15 +234,16 @@ class RemoteCohort(Cohort):
             return math.inf
         return self.algorithm.bound(state, index.t, index.total)
 
+    def present(self) -> npt.NDArray[np.int64]:
+        """The numbers of the connected sites."""
+        self._roster.assign_numbers()
+        connected = self._roster.connected(self._transport.connected())
+        return np.array([each.number for each in connected if each.number is not None], dtype=np.int64)
+
     def _present(self, cohort: np.ndarray) -> list[int]:
         """The numbers of the cohort's connected sites."""
-        self._roster.assign_numbers()
         wanted = set(cohort.tolist())
-        return [
-            member.number
-            for member in self._roster.connected(self._transport.connected())
-            if member.number is not None and member.number in wanted
-        ]
+        return [number for number in self.present().tolist() if number in wanted]
 
     def _exchange(
         self, replies: Replies, kind: str, messages: Mapping[int, Payload], index: RoundIndex, take: Take

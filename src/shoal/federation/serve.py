@@ -17,7 +17,7 @@ from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.operations.monitor import Monitor
 from shoal.federation.secagg.round_plan import refuse_unfit, with_graph
 from shoal.federation.secagg.secure_cohort import SecureCohort
-from shoal.federation.terms import Terms, frozen_digest, population, refuse_cyclic
+from shoal.federation.terms import Terms, frozen_digest, population, refuse_groups
 from shoal.gradients import network
 from shoal.inputs import count
 from shoal.mechanisms.setting import Setting
@@ -104,7 +104,7 @@ def coordinator(
 ) -> tuple[Config, Trainer[RemoteCohort]]:
     """Return the configuration as it is run, and a trainer whose clients are sites."""
     section = config.federation
-    refuse_cyclic(config.algorithm)
+    refuse_groups(config.algorithm)
     if config.baseline:
         raise ConfigError(
             "baseline=true trains without privacy on all data, which the coordinator does not have; remove it"

@@ -270,9 +270,10 @@ class Site:
             bound = algorithm.bound(state, index.t, index.total)
             self._secure.take(message, index, number, bound)
         assert self._site_ledger is not None
-        first = min(self._progress(terms, index.t), index.t)
-        self._site_ledger.charge(algorithm, terms.charged, range(first, index.t), index.t, self._records)
-        self._keep_progress(terms, index.t + 1)
+        first, history = min(self._progress(terms, index.t), index.t), self._history(terms)
+        missed = range(first, index.t)
+        self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history)
+        self._keep_progress(terms, index.t + 1, answered=(*history, index.t))
         answer = self._learn(terms, cohort, message, state, index, number)
         spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
         cost = (
@@ -388,13 +389,22 @@ class Site:
         same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
         return int(kept["next"]) if same else default
 
+    def _history(self, terms: Terms) -> tuple[int, ...]:
+        """The rounds of this run that the site answered, each as often as it did."""
+        return tuple(self._kept_progress().get("answered", ())) if self._progress(terms, -1) >= 0 else ()
+
     def _kept_progress(self) -> dict[str, Any]:
         path = self.owner.folder / PROGRESS
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
-    def _keep_progress(self, terms: Terms, following: int, ended: bool = False) -> None:
+    def _keep_progress(
+        self, terms: Terms, following: int, ended: bool = False, answered: tuple[int, ...] | None = None
+    ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
-        kept = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended, "records": self._records}
+        kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
+        kept["records"] = self._records
+        if terms.settings.algorithm.priced:
+            kept["answered"] = self._history(terms) if answered is None else answered
         self._write_progress({release.KEY: release.SITE} | kept)
 
     def _write_progress(self, kept: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class Terms:
         """The configuration, parsed and checked."""
         try:
             config = configure(tomllib.loads(self.config), allowed=self.allowed)
-            refuse_cyclic(config.algorithm)
+            refuse_groups(config.algorithm)
             if self.schema != schema_digest(config):
                 raise InvalidMessage("the terms' schema digest is not that of their configuration's schema")
             return config
@@ -213,12 +213,12 @@ def schema_digest(config: Config) -> str | None:
     return None if config.schema is None else config.schema.digest
 
 
-def refuse_cyclic(algorithm: Algorithm) -> None:
-    """Raise a ConfigError for cyclic sampling and correlated noise, which a site's ledger does not support."""
-    if algorithm.clients.cyclic or (algorithm.per_round is not None and algorithm.per_round.correlated):
+def refuse_groups(algorithm: Algorithm) -> None:
+    """Raise a ConfigError for secret sampling in groups that take turns, which a site's ledger does not support."""
+    if algorithm.clients.separated and algorithm.clients.secret:
         raise ConfigError(
-            f"algorithm {algorithm.name}: cyclic client sampling and correlated noise can only be simulated; "
-            f"for a federation use another algorithm, such as geyer-private"
+            f"clients.sampling={algorithm.clients.sampling} can only be simulated; for a federation use "
+            f"min-separation or cyclic, which need no secret sampling"
         )
 
 

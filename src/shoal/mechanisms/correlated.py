@@ -1,113 +1,141 @@
 """Correlated Gaussian noise on a stream of sums, part of which later rounds cancel, and what it protects.
 
-DP-FTRL (Kairouz et al. 2021) as a banded matrix mechanism (Choquette-Choo et al. 2023), with the square root of the
-prefix-sum matrix, truncated to some bands (Kalinin & Lampert 2024), for its coefficients:
+DP-FTRL (Kairouz et al. 2021) as a matrix mechanism with a Toeplitz matrix C, whose first column is 1, c_1, c_2, ...
+(`factorisations`):
 
-    1 + c_1 x + c_2 x^2 + ...  =  ((1 - x) (1 - momentum x))^(-1/2),  up to x^(bands - 1)
-    z_t ~ N(0, noise^2);  w_t <- z_t - c_1 w_{t-1} - ... - c_{bands-1} w_{t-bands+1};  release sum_t + clip w_t
+    z_t ~ N(0, noise^2);  w_t <- z_t - c_1 w_{t-1} - c_2 w_{t-2} - ...;  release sum_t + clip w_t
 
 The releases y_t and the values y_t + c_1 y_{t-1} + ... = (sum_t + c_1 sum_{t-1} + ...) + clip z_t determine each
-other. So round t is one Gaussian mechanism, with fresh noise z_t, on a weighted sum of the last rounds' sums. A
-client that took part d_1, d_2, ... rounds ago moves that sum by c_{d_1} + c_{d_2} + ... clips: its `reach`. No
-coefficient is negative, so the reach is attained where all its updates point the same way. Rounds compose adaptively,
+other. So round t is one Gaussian mechanism, with fresh noise z_t, on a weighted sum of the rounds' sums. A client
+that took part d_1, d_2, ... rounds ago moves that sum by |c_{d_1}| + |c_{d_2}| + ... clips at most: its `reach`,
+which is attained where no coefficient is negative and all its updates point the same way. Rounds compose adaptively,
 as other Gaussians do, and so does a round that is run again with a fresh z_t. Where past noise was forgotten, some
 sums are missing from the weighted sum, which makes no reach longer.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from shoal.accounting.events import Event, Unbounded
 from shoal.accounting.theorems import Unit
 from shoal.errors import ConfigError
+from shoal.mechanisms.factorisations import Factorisation, Kind, factorise
 from shoal.mechanisms.gaussian import Gaussian, gaussian_like
 from shoal.mechanisms.mechanism import Round, State, UpdateMechanism
+from shoal.mechanisms.participation import Array, Participation
 from shoal.mechanisms.sampling import Clients
 from shoal.random.secure_streams import FINEST, SecureGenerator, charged, grid, on_grid
 
-Array = npt.NDArray[np.float64]
-
 PAST = "noise.past"
-"""The key of the noise of the last rounds, newest first, in units of the clip. It must stay secret."""
+"""The key of what is kept of the noise so far, in units of the clip. It must stay secret."""
+MOST_BUFFERS = 16
 
 
 @dataclass(frozen=True)
 class Correlated(Gaussian):
-    """Boundary `per_round`: fresh noise of noise_multiplier x sensitivity, less a share of the last `bands` - 1.
+    """Boundary `per_round`: fresh noise of noise_multiplier x sensitivity, less a share of that of earlier rounds.
 
-    Best with as many bands as there are rounds between two participations of a client, and with the server's
-    `momentum`. One band is independent noise.
+    `factorisation` says which share: `square-root`, or `banded`, which is optimised, with `bands` (the noise of one
+    round fewer is kept); `blt` with as many `buffers` as are kept; `bisr`, or `band-inverse`, which is optimised,
+    with `bands` of the inverse. Of the first two, bands are best as many as there are rounds between two
+    participations of a client. `momentum` is best at the server's. One band is independent noise.
     """
 
     bands: int = 1
     momentum: float = 0.0
+    factorisation: Kind = "square-root"
+    buffers: int = 3
 
     correlated: ClassVar[bool] = True
+    _participation: ClassVar[Participation] = Participation(1)  # set by `fitted`
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bands < 1:
             raise ConfigError(f"per_round.bands must be >= 1, got {self.bands}")
+        if not 1 <= self.buffers <= MOST_BUFFERS:
+            raise ConfigError(f"per_round.buffers must be from 1 to {MOST_BUFFERS}, got {self.buffers}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"per_round.momentum must be in [0, 1), got {self.momentum}")
 
     event = Gaussian.event  # by its `coefficients`
 
+    def fitted(self, participation: Participation) -> Self:
+        """The same for clients that take part so."""
+        made = copy.copy(self)
+        object.__setattr__(made, "_participation", participation)
+        return made
+
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, on which the sum lies."""
         secure = isinstance(generator, SecureGenerator) and z > 0
         like = total.double() if secure else total
+        factors = self.factors(self._participation)
         past = state.get(PAST, like.new_zeros(0, like.numel())).to(like)
-        back = torch.as_tensor(self.coefficients()[1 : len(past) + 1]).to(like) @ past * -bound
+        share = factors.share(past)
         if isinstance(generator, SecureGenerator) and secure:
-            added = _on_fine_grid(back, z * bound, grid(bound), generator)
+            added = _on_fine_grid(share * bound, z * bound, grid(bound), generator)
         else:
-            added = back + gaussian_like(like, z * bound, generator)
-        state[PAST] = torch.cat([added.unsqueeze(0) / bound, past])[: self.bands - 1]
+            added = share * bound + gaussian_like(like, z * bound, generator)
+        state[PAST] = factors.following(past, share, added / bound)
         return (total + added).to(total.dtype)
 
-    def coefficients(self) -> Array:
-        """The coefficients 1, c_1, c_2, ... of the correlated noise."""
-        j = np.arange(1, self.bands)
-        root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])  # of 1/(1 - x)
-        found: Array = np.convolve(root, root * self.momentum ** np.arange(self.bands))[: self.bands]
-        return found
+    def factors(self, participation: Participation) -> Factorisation:
+        """The factorisation, for clients that take part so."""
+        size = self.buffers if self.factorisation == "blt" else self.bands
+        return factorise(self.factorisation, size, self.momentum, participation)
+
+    def coefficients(self, participation: Participation, rounds: int) -> Array:
+        """The coefficients 1, c_1, c_2, ... of the correlated noise, over so many rounds."""
+        return self.factors(participation).coefficients(rounds)
 
     def rounding(self, parameters: int) -> float:
-        """How far rounding may move a round's weighted sum, in clips for each unit of noise."""
-        return 1.001 * math.sqrt(parameters) / FINEST
+        """How far rounding may move a round's weighted sum, in clips for each unit of noise.
+
+        One step of the grid in each coordinate (`_on_fine_grid`), and float64's own rounding.
+        """
+        return 1.01 * math.sqrt(parameters) / FINEST
 
     def counted(self, noise: float, count_rounding: float) -> float:
         """Each round's sum is rounded together with those of other rounds, so its noise lies on the finest grid."""
         return charged(noise, FINEST)
 
     def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
-        """Raise a ConfigError beside secret sampling or a clip that follows counts."""
-        if clients.secret:
+        """Raise a ConfigError beside secret sampling that does not amplify, or a clip that follows counts."""
+        if clients.secret and not clients.separated:
             raise ConfigError(
                 f"algorithm {name}: correlated noise gains nothing from {clients.sampling} sampling; "
-                f"set clients.sampling to cyclic or all"
+                f"set clients.sampling to cyclic, min-separation, cyclic-poisson or all"
+            )
+        if clients.secret and not self._fits(clients.separation or 1):
+            raise ConfigError(
+                f"algorithm {name}: clients.sampling={clients.sampling} amplifies only where a client's rounds do "
+                f"not meet: set per_round.factorisation to square-root or banded, and per_round.bands to "
+                f"{clients.separation} (clients.separation) or fewer"
             )
         if per_update.counts:
             raise ConfigError(f"algorithm {name}: correlated noise needs a clip that follows no counts")
+
+    def _fits(self, separation: int) -> bool:
+        return self.factorisation in ("square-root", "banded") and self.bands <= separation
 
     def _shared(self, round: Round, unit: Unit) -> Event:
         return Unbounded("correlated noise cannot be shared among clients that may drop out")
 
 
-def _on_fine_grid(back: Tensor, scale: float, coarse: float, generator: SecureGenerator) -> Tensor:
-    """-c_1 w_{t-1} - ..., rounded down onto a grid of at least FINEST to the noise, plus a discrete Gaussian on it.
+def _on_fine_grid(share: Tensor, scale: float, coarse: float, generator: SecureGenerator) -> Tensor:
+    """The share of earlier noise, rounded down onto a grid of at least FINEST to the noise, plus a discrete Gaussian.
 
-    The sum lies on a coarser grid. Rounding moves the weighted sum, on which round t is the Gaussian mechanism, by at
-    most one step in each coordinate.
+    The sum lies on a coarser grid. What is kept of the noise is computed from what was added, so that rounding moves
+    the weighted sum, on which round t is the Gaussian mechanism, by at most one step in each coordinate, and only
+    once.
     """
     step = min(coarse, 2.0 ** math.floor(math.log2(scale / FINEST)))
-    return on_grid(back.div(step).floor_().mul_(step), scale, step, generator)
+    return on_grid(share.div(step).floor_().mul_(step), scale, step, generator)

@@ -20,8 +20,17 @@ from shoal.accounting import events
 from shoal.accounting.events import NOTHING, BySize, Event, OnClients, Repeat, TwoLevel, Unbounded
 from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
-from shoal.mechanisms import cyclic
-from shoal.mechanisms.mechanism import CYCLIC, NO_NOISE, RAW, GradientClip, Round, RoundNoise, State, StepMechanism
+from shoal.mechanisms.mechanism import (
+    NO_NOISE,
+    RAW,
+    GradientClip,
+    Round,
+    RoundNoise,
+    State,
+    StepMechanism,
+    only_on_sum,
+)
+from shoal.mechanisms.participation import Participation, block_price, price, price_of
 from shoal.mechanisms.schedules import Schedule, parse
 from shoal.random.normals import add_normals
 from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discrete_on_grid, grid, on_grid, rounded_sum
@@ -72,8 +81,8 @@ class Gaussian(RoundNoise):
             return self._shared(round, unit)
         if observer == "server":
             return RAW
-        if self.correlated or round.clients.cyclic:
-            return self._cyclic(round, unit)
+        if self.correlated or round.clients.separated:
+            return self._separated(round, unit)
         return round.on_sum(unit, self.multiplier(*round.when))
 
     def _shared(self, round: Round, unit: Unit) -> Event:
@@ -81,21 +90,45 @@ class Gaussian(RoundNoise):
 
         A sum over fewer clients has less noise, and one over too few is discarded: participation is public.
         """
-        return CYCLIC if round.clients.cyclic else round.shown(unit, self.multiplier(*round.when))
+        if round.clients.separated:
+            return only_on_sum(round.clients)
+        return round.shown(unit, self.multiplier(*round.when))
 
-    def _cyclic(self, round: Round, unit: Unit) -> Event:
-        """Noise on the sum where participation is public, and where noise may be correlated."""
+    def _separated(self, round: Round, unit: Unit) -> Event:
+        """Noise on the sum where it is public when clients may take part, and where noise may be correlated."""
         z = self.multiplier(*round.when)
         if z == 0:
             return NO_NOISE
         rounding = self.rounding(round.setting.parameters) if round.setting.secure else 0.0
-        cycle = round.clients.cycle_length(round.setting.clients)
-        cost = cyclic.price(self, *round.when, cycle, round.again, rounding)
+        copies, plan = round.setting.multiplicity if unit == "record" else 1, round.participation
+        if round.clients.separated and round.rate < 1 and copies == 1 and not round.again:
+            return self._once_a_cycle(round, rounding)
+        if round.history is None:
+            cost = price(self, plan, round.t, round.again, rounding)
+        else:
+            cost = price_of(self, plan, round.t, round.history, rounding)
         cost *= (z / round.counted(z)) ** 2
-        copies = round.setting.multiplicity if unit == "record" else 1
         return events.Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
 
-    def coefficients(self) -> npt.NDArray[np.float64]:
+    def _once_a_cycle(self, round: Round, rounding: float) -> Event:
+        """Poisson sampling in groups that take turns, where no two rounds of a client meet in a weighted sum.
+
+        Choquette-Choo et al. (2023): each cycle is one sampled Gaussian for every client. All of it is charged in the
+        cycle's first round, for the group that it costs most.
+        """
+        plan = round.participation
+        if len(self.coefficients(plan, plan.rounds)) > plan.separation:
+            return Unbounded("with more bands than rounds in a cycle, sampling is not known to amplify")
+        if round.t % plan.separation:
+            return NOTHING
+        cycle = range(round.t, min(round.t + 2 * plan.separation, max(plan.rounds, round.t + 1)))
+        least = min(self.multiplier(t, plan.rounds) for t in cycle)
+        if least == 0:
+            return NO_NOISE
+        cost = block_price(self, plan, round.t, rounding) * (least / round.counted(least)) ** 2
+        return round.clients.amplified(events.Gaussian(1 / math.sqrt(cost)), round.rate, round.remembers)
+
+    def coefficients(self, participation: Participation, rounds: int) -> npt.NDArray[np.float64]:
         """1, c_1, c_2, ...: the weights of earlier rounds in what a round releases."""
         return np.ones(1)
 
@@ -144,8 +177,8 @@ class StepNoise(StepMechanism):
         z = self._counted(round, clip) / clip.excess(round.setting.layers)
         if z == 0:
             return NO_NOISE
-        if round.clients.cyclic:
-            return CYCLIC
+        if round.clients.separated:
+            return only_on_sum(round.clients)
         copies = round.setting.holders(unit)
         rate = round.clients.rate(*round.when, round.setting.clients, copies)
         if unit != "client":

@@ -28,6 +28,7 @@ from torch import Tensor
 from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
 from shoal.accounting.theorems import Adjacency, Observer, Unit
 from shoal.errors import ConfigError
+from shoal.mechanisms.participation import Participation
 from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.sanitiser import Layers as Layers
 from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
@@ -48,7 +49,6 @@ UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
 COUNTED = Unbounded("it counts what is within its clip, and the noise does not cover that")
-CYCLIC = Unbounded("cyclic participation is accounted only where the noise is on the sum")
 
 
 class Mechanism(Stating):
@@ -326,6 +326,10 @@ class RoundNoise(Mechanism, ABC):
     def multiplier(self, t: int, total: int) -> float:
         """The noise of round t, in units of the bound."""
 
+    def fitted(self, participation: Participation) -> Self:
+        """The same for clients that take part so: correlated noise may be optimised for that."""
+        return self
+
     @abstractmethod
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates with this round's noise of z x bound."""
@@ -335,7 +339,9 @@ class RoundNoise(Mechanism, ABC):
         """What a round costs one unit, as one observer sees it."""
 
     def draws(self, round: Round) -> int:
-        """How many noise vectors the event of a round counts."""
+        """How many noise vectors the event of a round counts; one client's may be of all rounds to come."""
+        if round.history is not None:
+            return max(1, round.setting.rounds - round.t)
         return round.many if self.at == "shared" else 1
 
     def distance(self, round: Round) -> float:
@@ -370,7 +376,8 @@ class Round:
     """A round of one method, as its mechanisms are asked about it.
 
     `again`: it was charged before, and is run again. `steps`, `epochs`: how a client trains; `remembers`: clients
-    keep state from the rounds in which they took part. `by_size`: updates are weighted by records.
+    keep state from the rounds in which they took part. `by_size`: updates are weighted by records. `history`: for one
+    client, which takes part in this round, the rounds in which it has; None: whoever it costs most.
     """
 
     setting: Setting
@@ -386,6 +393,7 @@ class Round:
     per_step: StepMechanism | None
     per_update: UpdateMechanism | None
     per_round: RoundNoise | None
+    history: tuple[int, ...] | None = None
 
     @property
     def when(self) -> tuple[int, int]:
@@ -396,6 +404,11 @@ class Round:
     def cohort(self) -> float:
         """The public, expected number of clients."""
         return self.clients.expected(*self.when, self.setting.clients)
+
+    @property
+    def participation(self) -> Participation:
+        """When a client may take part."""
+        return self.clients.participation(self.setting.rounds, self.setting.clients)
 
     @property
     def many(self) -> int:
@@ -463,6 +476,11 @@ def count_is_free(clip: GradientClip | UpdateMechanism, noise: float, units: flo
     except ConfigError:  # no round is run with such settings (Algorithm.refuse_unfit)
         return False
     return scale <= 0 or other <= 0 or other**-2 + (2 * scale) ** -2 > noise**-2 * (1 + 1e-9)
+
+
+def only_on_sum(clients: Clients) -> Unbounded:
+    """Why nothing is proven beside clients that take part again only after some rounds."""
+    return Unbounded(f"{clients.sampling} participation is accounted only where the noise is on the sum")
 
 
 def counted_on_grid(noise: float, count_rounding: float) -> float:

@@ -22,7 +22,6 @@ from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.gaussian import HOW_MANY, WITH_ITS_NOISE, add_to_number, add_to_updates, multiplier
 from shoal.mechanisms.mechanism import (
-    CYCLIC,
     NO_NOISE,
     RAW,
     Draw,
@@ -31,6 +30,7 @@ from shoal.mechanisms.mechanism import (
     State,
     UpdateMechanism,
     altered,
+    only_on_sum,
     refuse_unheld_noise,
 )
 from shoal.mechanisms.schedules import (
@@ -259,8 +259,8 @@ class NoisyClip(Clip):
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """The noise of m updates adds up in the sum; the server sees single updates."""
-        if round.clients.cyclic:
-            return CYCLIC
+        if round.clients.separated:
+            return only_on_sum(round.clients)
         own = self.multiplier(*round.when)
         if own == 0:
             return NO_NOISE

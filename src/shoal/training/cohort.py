@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
@@ -112,6 +113,10 @@ class Cohort(ABC):
     @abstractmethod
     def population(self) -> Population:
         """The public facts about the clients."""
+
+    def present(self) -> npt.NDArray[np.int64]:
+        """The numbers of the clients that are there now."""
+        return np.arange(self.population.clients)
 
     @abstractmethod
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:

@@ -27,6 +27,7 @@ from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST
 from shoal.training.client_data import digest
 from shoal.training.cohort import State
+from shoal.training.cohort_draw import LAST, TIMES
 from shoal.training.local_training import KEPT
 from shoal.training.ranks import Ranks
 from shoal.training.round import NUMBERS, PartialSum, SimulatedCohort
@@ -34,7 +35,7 @@ from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import Trainer
 
 CLIENTS = "clients"
-SERVERS = ("server.", PAST)
+SERVERS = ("server.", PAST, LAST, TIMES)
 """The prefixes of the state that only the server needs."""
 
 

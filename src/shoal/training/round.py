@@ -25,6 +25,7 @@ from shoal.random.secure_streams import SecureGenerator, toward_zero
 from shoal.training import server
 from shoal.training.client_data import on_device
 from shoal.training.cohort import Cohort, Population, State, Sum
+from shoal.training.cohort_draw import draw_cohort
 from shoal.training.context import TrainingContext
 from shoal.training.finite import finite_or_zero
 from shoal.training.local_training import train
@@ -64,7 +65,7 @@ def run_round(
 
     # clients: who takes part, and how many are expected to, which is public
     count = cohort.population.clients
-    clients = np.unique(algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count))
+    clients = draw_cohort(cohort, state, index)
     expected = algorithm.clients.expected(t, rounds, count)
 
     # records, local, per_record, per_step: each client trains on its own records
@@ -84,6 +85,7 @@ def run_round(
         noise = z * total.clip_norm
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", t, attempt)
+        per_round = per_round.fitted(algorithm.clients.participation(rounds, count))
         total.update = per_round.add(total.update, z, total.clip_norm, state, generator)
     update = total.update.div_(denominator).to(params.dtype)
 

@@ -13,7 +13,9 @@ from shoal.mechanisms.sampling.clients import (
     AllClients,
     Clients,
     CyclicClients,
+    CyclicPoissonClients,
     FixedSizeClients,
+    MinSeparationClients,
     PoissonClients,
 )
 from shoal.mechanisms.sampling.records import (
@@ -32,7 +34,9 @@ __all__ = [
     "AllClients",
     "Clients",
     "CyclicClients",
+    "CyclicPoissonClients",
     "FixedSizeClients",
+    "MinSeparationClients",
     "PoissonClients",
     "PoissonRecords",
     "Records",

@@ -11,6 +11,7 @@ import numpy as np
 from shoal.accounting.events import Event, Sampled, Unbounded
 from shoal.accounting.theorems import Unit
 from shoal.errors import ConfigError
+from shoal.mechanisms.participation import Participation
 from shoal.mechanisms.sampling.scheme import Indices, Scheme, required
 from shoal.mechanisms.schedules import parse
 
@@ -24,29 +25,48 @@ class Clients(Scheme):
     """Boundary `clients`: which clients take part in a round.
 
     `cohort` is the public, expected number m_t of clients; it may be a schedule (Geyer et al. (2017) raise
-    it over the rounds).
+    it over the rounds). Of `min-separation` and `cyclic-poisson`: `separation`, the least number of rounds from one
+    participation of a client to its next. Of `min-separation`: `participations`, the most of a client.
     """
 
     sampling: str = "fixed-size"
     cohort: str | float = 10
+    separation: int | None = None
+    participations: int | None = None
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
     states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",)}
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
-    cyclic: ClassVar[bool] = False
+    separated: ClassVar[bool] = False
     """Do clients take part again only after a public number of rounds?"""
+    chooses: ClassVar[bool] = False
+    """Does `draw` take one argument more: the clients that are there, and may take part now?"""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Which of the settings of single schemes it must have."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Which of them it may have."""
     known_size: ClassVar[bool] = False
     """Is the size of every cohort public?"""
     replaces: ClassVar[bool] = False
     """Does another client take the place of one that is absent?"""
-    audited: ClassVar[tuple[int, int]] = (3, 3)
-    """The number of clients, and the cohort size, of an audit."""
 
     def __post_init__(self) -> None:
         if min(parse(self.cohort).values(100)) <= 0:
             raise ConfigError(f"clients.cohort must be > 0, got {self.cohort}")
+        self._refuse_ineffective()
+
+    def _refuse_ineffective(self) -> None:
+        for name in ("separation", "participations"):
+            value = getattr(self, name)
+            if value is None and name in self.needs:
+                raise ConfigError(f"clients.sampling={self.sampling} needs clients.{name}, a number of rounds")
+            if value is not None and name not in (*self.needs, *self.takes):
+                use = [word for word, scheme in self.schemes.items() if name in (*scheme.needs, *scheme.takes)]
+                raise ConfigError(f"clients.{name} is for clients.sampling={' or '.join(use)}, got {self.sampling}")
+            if value is not None and value < 1:
+                raise ConfigError(f"clients.{name} must be >= 1, got {value}")
 
     def expected(self, t: int, total: int, clients: int) -> float:
         """The public cohort size of round t: the only denominator that is used."""
@@ -67,9 +87,9 @@ class Clients(Scheme):
         """The clients of round t, in ascending order; there may be none."""
         raise NotImplementedError
 
-    def cycle_length(self, clients: int) -> int:
-        """The least number of rounds after which a client takes part again."""
-        return 1
+    def participation(self, total: int, clients: int) -> Participation:
+        """When a client may take part in so many rounds."""
+        return Participation(total)
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
         """The probability, at most, that a client takes part in round t, whichever of `copies` - 1 others did."""
@@ -84,6 +104,11 @@ class Clients(Scheme):
             remembers: Do clients keep state from the rounds in which they took part?
         """
         return event
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """The number of clients, and the cohort size, of an audit."""
+        return 3, 3
 
     def shows(self, rate: float, unit: Unit) -> bool:
         """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
@@ -108,7 +133,11 @@ class FixedSizeClients(Clients):
     sampling: str = "fixed-size"
     known_size: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
-    audited: ClassVar[tuple[int, int]] = (4, 2)
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """Half of four clients."""
+        return 4, 2
 
     def expected(self, t: int, total: int, clients: int) -> float:
         """The public cohort size of round t."""
@@ -137,7 +166,11 @@ class PoissonClients(Clients):
     """Each client takes part independently with probability m_t/K; a cohort may be empty."""
 
     sampling: str = "poisson"
-    audited: ClassVar[tuple[int, int]] = (2, 1)
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """Each of two clients with probability 1/2."""
+        return 2, 1
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """Each client independently."""
@@ -169,7 +202,7 @@ class AllClients(Clients):
     known_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        pass
+        self._refuse_ineffective()
 
     def expected(self, t: int, total: int, clients: int) -> float:
         """The number of clients."""
@@ -201,12 +234,16 @@ class CyclicClients(Clients):
 
     sampling: str = "cyclic"
     secret: ClassVar[bool] = False
-    cyclic: ClassVar[bool] = True
+    separated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if parse(self.cohort).shape != "constant":
             raise ConfigError(f"clients.cohort must be a constant for cyclic sampling, got {self.cohort}")
+
+    def participation(self, total: int, clients: int) -> Participation:
+        """Every so many rounds, or less often."""
+        return Participation(total, self.cycle_length(clients), regular=True)
 
     def expected(self, t: int, total: int, clients: int) -> float:
         """The mean size of a cohort over one cycle."""
@@ -221,3 +258,84 @@ class CyclicClients(Clients):
         """Every n-th client, from the round's place in the cycle on."""
         cycle = self.cycle_length(clients)
         return np.arange(t % cycle, clients, cycle)
+
+
+@dataclass(frozen=True)
+class MinSeparationClients(Clients):
+    """Clients take part when they can: at least `separation` rounds apart, and at most `participations` times.
+
+    m of those that are there and may take part, at random; all of them if they are fewer. Who takes part is public:
+    nothing is amplified. It must not depend on what clients hold.
+    """
+
+    sampling: str = "min-separation"
+    secret: ClassVar[bool] = False
+    separated: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("separation",)
+    takes: ClassVar[tuple[str, ...]] = ("participations",)
+
+    def participation(self, total: int, clients: int) -> Participation:
+        """At least `separation` rounds apart, at most `participations` times."""
+        return Participation(total, self.separation or 1, self.participations)
+
+    def draw(
+        self, generator: np.random.Generator, t: int, total: int, clients: int, able: Indices | None = None
+    ) -> Indices:
+        """m clients of those who are able, without replacement."""
+        able = np.arange(clients) if able is None else able
+        size = min(len(able), max(1, round(self.expected(t, total, clients))))
+        return np.sort(generator.choice(able, size=size, replace=False))
+
+
+@dataclass(frozen=True)
+class CyclicPoissonClients(Clients):
+    """As many groups of clients as `separation` take turns; in its turn each client comes with the same probability.
+
+    Client i is in group i mod `separation`, whatever it holds. Participation is secret, and m expected.
+    """
+
+    sampling: str = "cyclic-poisson"
+    separated: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("separation",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if parse(self.cohort).shape != "constant":
+            raise ConfigError(f"clients.cohort must be a constant for cyclic-poisson sampling, got {self.cohort}")
+
+    def participation(self, total: int, clients: int) -> Participation:
+        """In the turns of its group alone."""
+        return Participation(total, self.separation or 1, regular=True)
+
+    def expected(self, t: int, total: int, clients: int) -> float:
+        """The mean size of a cohort over one cycle."""
+        if (size := super().expected(t, total, clients)) * (self.separation or 1) > clients:
+            raise ConfigError(
+                f"clients.cohort is {size:g}, but each of {self.separation} groups (clients.separation) of {clients} "
+                f"clients has fewer: lower one of them"
+            )
+        return size
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Each client of the group whose turn it is, independently."""
+        group = np.arange(t % (self.separation or 1), clients, self.separation or 1)
+        return group[generator.random(len(group)) < self.rate(t, total, clients)]
+
+    def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """The expected cohort size over the size of a group."""
+        return min(1.0, self.expected(t, total, clients) * (self.separation or 1) / clients)
+
+    def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """The event of a cycle, amplified by the sampling."""
+        return Sampled("poisson", rate, event)
+
+    @property
+    def audited(self) -> tuple[int, float]:
+        """The last client, whom an audit looks for, is in the first group; each comes with probability 1/2."""
+        clients = (self.separation or 1) + 1
+        return clients, clients / 2 / (self.separation or 1)
+
+    def for_canaries(self) -> Clients:
+        """All clients: the audit game itself runs the sampling."""
+        return replace(self, sampling="all", separation=None)

@@ -1,0 +1,33 @@
+"""Who takes part in a round (boundary `clients`), and that nobody does sooner or more often than is charged."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shoal.errors import PluginError
+from shoal.training.cohort import Cohort, State
+from shoal.training.round_index import RoundIndex
+
+LAST, TIMES = "clients.last", "clients.times"
+"""The keys of the round, from 1, in which each client last took part, and of how often it has. Both are public."""
+
+
+def draw_cohort(cohort: Cohort, state: State, index: RoundIndex) -> npt.NDArray[np.int64]:
+    """The clients of a round, in ascending order; where their turns are counted, `state` counts this one too."""
+    scheme, count = cohort.algorithm.clients, cohort.population.clients
+    generator = cohort.streams.generator("clients", index.t, index.attempt)
+    if not scheme.separated:
+        return np.unique(scheme.draw(generator, index.t, index.total, count))
+    last, times = (state.get(key, torch.zeros(count, dtype=torch.int64)).cpu().numpy() for key in (LAST, TIMES))
+    allowed = scheme.participation(index.total, count)
+    may = ((last == 0) | (index.t + 1 - last >= allowed.separation)) & (times < allowed.times)
+    able = (np.intersect1d(np.flatnonzero(may), cohort.present()),) if scheme.chooses else ()
+    clients = np.unique(scheme.draw(generator, index.t, index.total, count, *able))
+    if not may[clients].all():
+        raise PluginError(f"clients.sampling {scheme.sampling} drew a client sooner, or more often, than is charged")
+    drawn = np.isin(np.arange(count), clients)
+    state[LAST] = torch.from_numpy(np.where(drawn, index.t + 1, last))
+    state[TIMES] = torch.from_numpy(times + drawn)
+    return clients
