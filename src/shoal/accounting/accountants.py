@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from shoal.accounting import composition, pld, rdp
-from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
+from shoal.accounting.events import (
+    Allocated,
+    Event,
+    Gaussian,
+    Leaf,
+    Sampled,
+    TwoLevel,
+    Unbounded,
+    leaves,
+    without_sampler,
+)
 from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError
@@ -293,4 +303,6 @@ def _is_fixed_size(leaf: Leaf) -> bool:
 def _rests_on(counts: Mapping[Leaf, int]) -> str | None:
     if any(isinstance(leaf, TwoLevel) and leaf.participation == "hidden" for leaf in counts):
         return "holds only where it is hidden whether the record's client took part in a round"
+    if any(isinstance(leaf, Allocated) for leaf in counts):
+        return "holds only where it is hidden in which round of a block the unit took part"
     return None

@@ -16,8 +16,19 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.accounting import allocation
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, Gaussian, Leaf, Sampled, TwoLevel, Unbounded, leaves, without_sampler
+from shoal.accounting.events import (
+    Allocated,
+    Event,
+    Gaussian,
+    Leaf,
+    Sampled,
+    TwoLevel,
+    Unbounded,
+    leaves,
+    without_sampler,
+)
 from shoal.accounting.sampler_error import epsilon_beside
 from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError, nearest
@@ -76,6 +87,8 @@ def divergence(leaf: Leaf, adjacency: Adjacency, orders: Orders = DEFAULT) -> Ar
             return _without_replacement(rate, noise / 2, orders)
         case Sampled("poisson", rate, inner) if adjacency != "replace-one":
             return _amplified(rate, total(leaves(inner), adjacency, orders), orders)
+        case Allocated() if adjacency != "replace-one":
+            return allocation.divergence(leaf, orders)
         case TwoLevel(rate, participation="visible"):
             inside = total(leaves(leaf.local_event), adjacency, orders)
             less_one = np.array(orders) - 1

@@ -14,7 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from shoal.accounting.events import BySize, Compose, Event, Leaf, OnClients, Repeat, Sampled, TwoLevel, by_size
+from shoal.accounting.events import (
+    Allocated,
+    BySize,
+    Compose,
+    Event,
+    Leaf,
+    OnClients,
+    Repeat,
+    Sampled,
+    TwoLevel,
+    by_size,
+)
 from shoal.errors import ConfigError, nearest
 
 Unit: TypeAlias = Literal["record", "client"]
@@ -78,6 +89,15 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
     ),
     ("shuffled", "zero-out"): Cell("N(1) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
     ("shuffled", "replace-one"): Cell("N(2) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
+    ("random-allocation", "add-or-remove"): Cell(
+        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2024; convex order", amplified=True
+    ),
+    ("random-allocation", "zero-out"): Cell(
+        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2024; convex order", amplified=True
+    ),
+    ("random-allocation", "replace-one"): Cell(
+        refused="no pair is known that dominates two units in turn, in the same secret round"
+    ),
     ("cyclic", "add-or-remove"): Cell(
         refused="with one client more or fewer, every client's place in the cycle may change"
     ),
@@ -86,19 +106,21 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
 }
 _USES_K = "the mean, or the rate m/K, depends on the number of clients K: claim zero-out, with K public"
 _PLAIN = "this observer sees who takes part: claim zero-out or replace-one"
-_CLIENTS = ("none", "poisson", "fixed-size", "cyclic")
-_RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled")
+_CLIENTS = ("none", "poisson", "fixed-size", "cyclic", "random-allocation")
+_RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled", "random-allocation")
 
 
 def _clients(scheme: str, adjacency: Adjacency, observer: Observer) -> Cell:
     """Noise on the sum hides participation from released models; the server and the client process see it."""
     if observer == "release":
-        uses_k = adjacency == "add-or-remove" and scheme in ("none", "poisson")
+        uses_k = adjacency == "add-or-remove" and scheme in ("none", "poisson", "random-allocation")
         return Cell(refused=_USES_K) if uses_k else _SECRET[scheme, adjacency]
     if adjacency == "add-or-remove":
         return Cell(refused=_PLAIN)
     if scheme == "cyclic":
         return Cell(refused="cyclic participation is accounted only where the noise is on the sum")
+    if scheme == "random-allocation":
+        return Cell(refused="this observer sees who takes part, and so in which round")
     rate = "" if scheme == "none" else "with probability q "
     return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
 
@@ -126,9 +148,10 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
         raise ConfigError(f"no adjacency is called '{adjacency}'{nearest(adjacency, get_args(Adjacency))}")
     for scheme in _schemes(event):
         if refused := _SECRET[scheme, adjacency].refused:
+            others = [each for each in ("replace-one", "zero-out") if not _SECRET[scheme, each].refused]
             raise ConfigError(
                 f"{scheme} sampling under {adjacency} is not accounted: {refused}; "
-                f"take replace-one or zero-out as the adjacency (--adjacency)"
+                f"take {' or '.join(others)} as the adjacency (--adjacency)"
             )
     return by_size(event)
 
@@ -140,6 +163,8 @@ def _schemes(event: Event) -> Iterator[str]:
             if 0 < rate < 1:
                 yield kind
             yield from _schemes(inner)
+        case Allocated():
+            yield "random-allocation"
         case TwoLevel():
             yield from _schemes(event.local_event)
         case Repeat(inner) | OnClients(_, inner) | BySize(inner):
