@@ -250,7 +250,7 @@ class Algorithm:
 
     def different_rounds(self, total: int) -> range:
         """The first round, where all are alike; else all, as where each has its own price (cyclic.price)."""
-        priced = self.clients.cyclic or (self.per_round is not None and self.per_round.correlated)
+        priced = not self.clients.alike or (self.per_round is not None and self.per_round.correlated)
         alike = not priced and all(schedule.shape == "constant" for schedule in self.schedules)
         return range(min(total, 1) if alike else total)
 

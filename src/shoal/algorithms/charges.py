@@ -89,7 +89,19 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"]) ->
 def _decided(
     algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool = False
 ) -> tuple[Literal["per_step", "updates"], Event]:
-    """Which noise protects the unit, and its event: noise in the steps for a record, on updates for a client.
+    """Which noise protects the unit, and what is charged for it before round t, which may be more than this round."""
+
+    def event_at(other: int) -> Event:
+        return _of_round(algorithm, setting, other, unit, observer, again)[1]
+
+    boundary = _of_round(algorithm, setting, t, unit, observer, again)[0]
+    return boundary, algorithm.clients.charged(event_at, t, setting.rounds, setting.clients, unit, again)
+
+
+def _of_round(
+    algorithm: Algorithm, setting: Setting, t: int, unit: Unit, observer: Observer, again: bool
+) -> tuple[Literal["per_step", "updates"], Event]:
+    """The event of a round by itself: noise in the steps for a record, on updates for a client.
 
     Either alone is a bound: everything after it is post-processing.
     """

@@ -53,7 +53,8 @@ def run_round(
 
     # clients: who takes part, and how many are expected to, which is public
     count = cohort.population.clients
-    clients = np.unique(algorithm.clients.draw(streams.generator("clients", t, attempt), t, rounds, count))
+    generator = streams.generator("clients", t, attempt)
+    clients = np.unique(algorithm.clients.take_part(generator, state, t, rounds, count, index.again))
     expected = algorithm.clients.expected(t, rounds, count)
 
     # records, local, per_record, per_step: each client trains on its own records

@@ -1,7 +1,8 @@
 """Sampling of clients in a round and of records in a local step (the boundaries `clients` and `records`).
 
 The sampling scheme decides what an accountant may claim: Poisson sampling amplifies, shuffled batches do not,
-fixed-size sampling only under replace-one. So each scheme is one class, which draws and states its events.
+fixed-size sampling only under replace-one, random allocation only as a block of rounds. So each scheme is one class,
+which draws and states its events.
 
 The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
 `replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass derived from `Clients` or
@@ -15,6 +16,7 @@ from shoal.mechanisms.sampling.clients import (
     CyclicClients,
     FixedSizeClients,
     PoissonClients,
+    RandomAllocation,
 )
 from shoal.mechanisms.sampling.records import (
     LARGEST_BATCH,
@@ -35,6 +37,7 @@ __all__ = [
     "FixedSizeClients",
     "PoissonClients",
     "PoissonRecords",
+    "RandomAllocation",
     "Records",
     "RecordsInOrder",
     "RecordsWithReplacement",
