@@ -329,16 +329,16 @@ def passes(rate: float, steps: int) -> int:
 
 
 def blocks(noises: Sequence[float], length: int) -> Event:
-    """Rounds with these noises in blocks of random allocation; the last block, if cut short, keeps its last noise."""
-    padded = [*noises, *[noises[-1]] * (-len(noises) % length)]
-    return Compose(tuple(block(padded[start : start + length]) for start in range(0, len(padded), length)))
+    """Rounds with these noises in blocks of random allocation."""
+    return Compose(tuple(block(noises[start : start + length], length) for start in range(0, len(noises), length)))
 
 
-def block(noises: Sequence[float]) -> Event:
-    """A block of random allocation; of one round it is that round."""
-    if len(noises) == 1:
+def block(noises: Sequence[float], length: int) -> Event:
+    """A block of random allocation: cut short, it keeps its last noise; of a single round, it is that round."""
+    if length == 1:
         return Gaussian(noises[0])
-    return Allocated(tuple((noise, len(list(same))) for noise, same in groupby(noises)))
+    runs = [(noise, len(list(same))) for noise, same in groupby(noises)]
+    return Allocated((*runs[:-1], (runs[-1][0], runs[-1][1] + length - len(noises))))
 
 
 def block_length(rate: float) -> int:

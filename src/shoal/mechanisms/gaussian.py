@@ -170,6 +170,8 @@ class StepNoise(StepMechanism):
         Several clients are charged as if each took part independently.
         """
         found, copies = round.uses, round.setting.multiplicity
+        if round.records.unproven is not None:
+            return Unbounded(round.records.unproven)
         if not found:
             return Unbounded("clients' sizes are not known, so neither is how often a record is used")
         worst, found = round.records.event(rate, z, found)

@@ -21,6 +21,7 @@ from shoal.mechanisms.sampling.clients import (
 from shoal.mechanisms.sampling.records import (
     LARGEST_BATCH,
     MOST_STEPS,
+    AllocatedRecords,
     PoissonRecords,
     Records,
     RecordsInOrder,
@@ -32,6 +33,7 @@ __all__ = [
     "LARGEST_BATCH",
     "MOST_STEPS",
     "AllClients",
+    "AllocatedRecords",
     "Clients",
     "CyclicClients",
     "FixedSizeClients",

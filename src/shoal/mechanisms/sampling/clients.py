@@ -319,9 +319,9 @@ class RandomAllocation(CyclicClients):
 
         A block that is begun again is charged again. Any other round that is run again is a Poisson round more.
         """
-        length, last = self.cycle_length(clients), max(t, total - 1)
-        places = 1 if t % length else length
-        rounds = [event_at(min(t + place, last)) for place in range(places)]  # a block cut short is charged in full
+        length = self.cycle_length(clients)
+        places = 1 if t % length else max(1, min(length, total - t))
+        rounds = [event_at(t + place) for place in range(places)]
         if (reason := next((each for each in rounds if isinstance(each, Unbounded)), None)) is not None:
             return reason
         if unit == "record":
@@ -332,7 +332,7 @@ class RandomAllocation(CyclicClients):
             return SEEN
         if t % length:
             return rounds[0] if again else NOTHING
-        return block(noises)
+        return block(noises, length)
 
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
