@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 
 from shoal import release
@@ -202,17 +203,18 @@ class SiteLedger:
         missed: range,
         asked: int | None = None,
         records: int | None = None,
+        again: bool = False,
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
         so a million of them take no more space than one. Record-level charges use this site's own number of records,
-        `records`, which replacing one record does not change.
+        `records`, which replacing one record does not change. `again`: the round was run before.
         """
         self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
-            pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records)))
+            pending.append((1, self._charged(algorithm, setting, asked, asked=True, records=records, again=again)))
         self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
@@ -229,19 +231,26 @@ class SiteLedger:
         """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
         if not rounds:
             return
-        if len(algorithm.different_rounds(setting.rounds)) == 1:
-            once = self._charged(algorithm, setting, rounds[0], asked=False, records=records)
-            yield len(rounds), tuple(replace(each, event=repeated(each.event, len(rounds))) for each in once)
-        else:
-            yield from ((1, self._charged(algorithm, setting, t, asked=False, records=records)) for t in rounds)
+        alike = len(algorithm.different_rounds(setting.rounds)) == 1
+        each = (self._charged(algorithm, setting, t, asked=False, records=records) for t in rounds[: alike or None])
+        for once, same in groupby(each):
+            count = len(rounds) if alike else len(list(same))
+            yield count, tuple(replace(charge, event=repeated(charge.event, count)) for charge in once)
 
     def _charged(
-        self, algorithm: Algorithm, setting: Setting, t: int, *, asked: bool, records: int | None = None
+        self,
+        algorithm: Algorithm,
+        setting: Setting,
+        t: int,
+        *,
+        asked: bool,
+        records: int | None = None,
+        again: bool = False,
     ) -> tuple[Charge, ...]:
-        charged = _charged(algorithm, setting, t, asked=asked)
+        charged = _charged(algorithm, setting, t, asked, again)
         if records is not None:
             own_setting = replace(setting, sizes=(records,), bounds=False)
-            both = zip(charged, _charged(algorithm, own_setting, t, asked=asked), strict=True)
+            both = zip(charged, _charged(algorithm, own_setting, t, asked, again), strict=True)
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
@@ -249,11 +258,14 @@ class SiteLedger:
         """Refuse a run whose planned rounds would certainly exceed the run's cap.
 
         With a schedule each round is taken for the cheapest one, and a site that is sampled in sight of the observer
-        for one that takes part as often as expected. Every round is checked again when it is charged.
+        for one that takes part as often as expected. Every round is checked again when it is charged. Where several
+        rounds are charged as one, only the first of these counts here.
         """
 
         def planned(t: int) -> Event:
             (charge,) = (each for each in self._charged(algorithm, setting, t, asked=True) if _of(each, self._pair))
+            if not algorithm.clients.alike and _hidden(charge):
+                return charge.event
             rate = 1.0 if _hidden(charge) else algorithm.clients.rate(t, setting.rounds, setting.clients)
             return repeated(charge.event, max(1, round(rate * setting.rounds)))
 
@@ -323,7 +335,7 @@ def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:
             yield intent
 
 
-def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> tuple[Charge, ...]:
+def _charged(algorithm: Algorithm, setting: Setting, t: int, asked: bool, again: bool) -> tuple[Charge, ...]:
     """A round's charges: the coordinator's where sampling hides the site, else by whether the site was asked."""
     always = replace(algorithm, clients=Clients("all"))
     return tuple(
@@ -333,7 +345,7 @@ def _charged(algorithm: Algorithm, setting: Setting, t: int, *, asked: bool) -> 
             planned_charge,
             event=event(always, setting, t, planned_charge.unit, planned_charge.observer) if asked else NOTHING,
         )
-        for planned_charge in charges(algorithm, setting, t)
+        for planned_charge in charges(algorithm, setting, t, again)
     )
 
 
