@@ -106,7 +106,7 @@ def main() -> None:
         found = estimates(length, blocks, sigma, epsilon, trials, seed)
         shares = []
         for bound, (mean, error) in zip(bounds, found, strict=True):
-            outside += not mean - 3 * error <= bound <= 1.01 * (mean + 3 * error)
+            outside += mean > 0 and not mean - 3 * error <= bound <= 1.01 * (mean + 3 * error)
             if 3 * error < 0.02 * mean:
                 shares.append(bound / mean - 1)
         worst = max([worst, *shares])

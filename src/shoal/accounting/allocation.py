@@ -1,7 +1,7 @@
 """Random allocation: a unit enters one of t rounds, drawn uniformly at random in advance and kept secret.
 
 P = (1/t) sum_i N(e_i, sigma_i^2) against Q = N(0, sigma^2) dominates every adaptive run of t rounds, in the zero-out
-sense: from coordinate i and the outputs before it, round i is rebuilt by post-processing (Chua et al. 2024, "Balls
+sense: from coordinate i and the outputs before it, round i is rebuilt by post-processing (Chua et al. 2025, "Balls
 and bins"; Feldman & Shenfeld 2025). A round that is never run, or that the unit misses whatever was drawn, is
 post-processing too. P/Q = M, the mean of independent Y_i with log Y_i ~ N(-1/2 sigma_i^2, 1/sigma_i^2) under Q, so
 

@@ -90,10 +90,10 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
     ("shuffled", "zero-out"): Cell("N(1) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
     ("shuffled", "replace-one"): Cell("N(2) against N(0), once a pass", "joint convexity; Chua et al. 2024"),
     ("random-allocation", "add-or-remove"): Cell(
-        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2024; convex order", amplified=True
+        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2025; convex order", amplified=True
     ),
     ("random-allocation", "zero-out"): Cell(
-        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2024; convex order", amplified=True
+        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2025; convex order", amplified=True
     ),
     ("random-allocation", "replace-one"): Cell(
         refused="no pair is known that dominates two units in turn, in the same secret round"
