@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.accounting.events import (
     NOTHING,
+    Allocated,
     BySize,
     Compose,
     Event,
@@ -22,6 +23,8 @@ from shoal.accounting.events import (
     TwoLevel,
     Unbounded,
     apart,
+    block_length,
+    blocks,
     by_size,
     from_json,
     leaves,
@@ -37,6 +40,7 @@ simple = st.one_of(
     noises.map(Gaussian),
     st.text(min_size=1).map(Unbounded),
     st.builds(SampledUser, st.integers(1, 99), rates, noises),
+    st.lists(st.tuples(noises, st.integers(1, 99)), min_size=1, max_size=3).map(lambda some: Allocated(tuple(some))),
     st.builds(lambda noise, some: BySize(TwoLevel(0.5, 1.0, 99, noise), some), noises, uses),
     st.builds(
         TwoLevel,
@@ -44,7 +48,7 @@ simple = st.one_of(
         rates,
         st.integers(1, 99),
         noises,
-        st.sampled_from(["poisson", "fixed-size", "shuffled"]),
+        st.sampled_from(["poisson", "fixed-size", "shuffled", "random-allocation"]),
         st.sampled_from(["visible", "hidden"]),
     ),
 )
@@ -159,6 +163,10 @@ def test_json_that_is_nested_too_deep_is_refused() -> None:
         (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.1, 3),)), "uses must be no worse"),
         (lambda: BySize(TwoLevel(1, 0.1, 2, 1), ((5, 0.1, "2"),)), "local_steps must be"),  # type: ignore[arg-type]
         (lambda: BySize(Gaussian(1), ((5, 0.1, 2),)), "a two-level event"),  # type: ignore[arg-type]
+        (lambda: Allocated(()), "rounds must be a list"),
+        (lambda: Allocated(((1.0, 0),)), "rounds must be a list"),
+        (lambda: Allocated(((0.0, 3),)), "rounds must be a list"),
+        (lambda: Allocated((("1", 3),)), "rounds must be a list"),  # type: ignore[arg-type]
         (lambda: Unbounded(""), "because must be a reason"),
         (lambda: Compose([Gaussian(1)]), "a tuple of events"),  # type: ignore[arg-type]
     ],
@@ -187,6 +195,28 @@ def test_sampling_all_is_no_sampling_and_sampling_none_is_nothing() -> None:
     assert leaves(Sampled("none", 1.0, Gaussian(2))) == {Gaussian(2): 1}
     assert leaves(Sampled("fixed-size", 0.0, Gaussian(2))) == {}
     assert leaves(TwoLevel(0.0, 0.5, 3, 2)) == {}
+
+
+def test_random_allocation_is_counted_in_blocks_and_one_that_was_begun_counts_in_full() -> None:
+    step = Sampled("random-allocation", 1 / 49, Gaussian(2))
+    block = Allocated(((2, 49),))
+    assert [leaves(Repeat(step, count)) for count in (1, 49, 50)] == [{block: 1}, {block: 1}, {block: 2}]
+    assert leaves(step) == {block: 1}
+    assert leaves(Repeat(Sampled("random-allocation", 1.0, Gaussian(2)), 5)) == {Gaussian(2): 5}
+    assert leaves(blocks([2.0] * 60, 49)) == {block: 2}
+    assert leaves(blocks([1.0, 2.0, 3.0], 2)) == {Allocated(((1.0, 1), (2.0, 1))): 1, Allocated(((3.0, 2),)): 1}
+
+
+def test_k_of_t_rounds_are_k_blocks_of_t_over_k_rounded_down() -> None:
+    assert [block_length(1 / n) for n in range(1, 200)] == list(range(1, 200))
+    assert [block_length(rate) for rate in (1.0, 0.3, 10 / 99, 0.7)] == [1, 3, 9, 1]
+    assert leaves(Repeat(Sampled("random-allocation", 0.3, Gaussian(2)), 10)) == {Allocated(((2, 3),)): 4}
+
+
+def test_random_allocation_of_what_has_no_bound_or_is_no_gaussian() -> None:
+    assert leaves(Sampled("random-allocation", 0.5, Unbounded("so"))) == {Unbounded("so"): 1}
+    with pytest.raises(ConfigError, match="Gaussian noise inside random-allocation"):
+        leaves(Sampled("random-allocation", 0.5, Sampled("poisson", 0.5, Gaussian(1))))
 
 
 SMALL, LARGE = TwoLevel(1.0, 0.5, 2, 3.0), TwoLevel(1.0, 0.1, 10, 3.0)

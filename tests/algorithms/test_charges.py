@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from shoal.accounting.calibration import Budget
-from shoal.accounting.events import Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import Allocated, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.theorems import TABLE
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
@@ -64,7 +64,10 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     assert not isinstance(charged(in_steps, "record", setting=sizes), Unbounded)
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "all", "cyclic", "min-separation", "cyclic-poisson"])
+SAMPLINGS = ["poisson", "fixed-size", "all", "cyclic", "min-separation", "cyclic-poisson", "random-allocation"]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", algorithms())
 def test_the_choice_of_clients_amplifies_only_where_the_table_says_so(name, sampling):
     """And in a federation, where not everybody answers, only if the server adds the noise: else its amount tells."""
@@ -72,7 +75,7 @@ def test_the_choice_of_clients_amplifies_only_where_the_table_says_so(name, samp
     record = replace(algorithm(name), clients=Clients(sampling, 5, separation=separation))
     for (unit, observer), everybody in product(PAIRS, (True, False)):
         found = charged(record, unit, observer, setting=Setting(100, 20, sizes=(50,), all_answer=everybody))
-        if not isinstance(found, Sampled):
+        if not isinstance(found, Sampled | Allocated):
             continue
         scheme = {"all": "none"}.get(sampling, sampling)
         assert TABLE["clients", scheme, ADJACENCIES[unit], observer].amplified

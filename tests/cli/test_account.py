@@ -53,6 +53,17 @@ def test_delta_is_the_way_back() -> None:
     assert found["delta"] == pytest.approx(1e-5, rel=1e-3)
 
 
+def test_random_allocation_counts_blocks_and_follows_a_schedule_of_noise() -> None:
+    common = ["epsilon", "--sampling", "random-allocation", "--sampling-rate", "0.1"]
+    common += ["--steps", "10", "--delta", "1e-5"]
+    found = calculate(*common, "--noise", "1")
+    assert found["epsilon"] == pytest.approx(2.1892, rel=1e-3)
+    assert "hidden in which round" in found["because"]
+    assert calculate(*common, "--noise", "linear:2:1", "--accountant", "rdp")["epsilon"] < 2.1892
+    with pytest.raises(ConfigError, match="under replace-one is not accounted"):
+        calculate(*common, "--noise", "1", "--adjacency", "replace-one")
+
+
 def test_orders_of_the_papers() -> None:
     few = calculate("delta", *COMMON, "--epsilon", "1.31", "--accountant", "rdp-classic", "--orders", "2-32")
     many = calculate("delta", *COMMON, "--epsilon", "1.31", "--accountant", "rdp-classic")

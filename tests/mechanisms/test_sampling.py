@@ -1,6 +1,7 @@
 """Who takes part in a round, and which records in a step."""
 
 import re
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2, norm
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.streams import Streams
 
@@ -41,6 +42,81 @@ def test_a_poisson_cohort_may_be_empty():
     random = generator()
     drawn = [len(Clients("poisson", 0.01).draw(random, 0, 1, 10)) for _ in range(10)]
     assert 0 in drawn
+
+
+def turns(clients, rounds, again=(), attempt=0, state=None):
+    """Who takes part in each round, as a run has it; and the state that is left."""
+    state, streams = {} if state is None else state, Streams(3)
+    found = []
+    for t in rounds:
+        random = streams.generator("clients", t, attempt)
+        found.append(clients.take_part(random, state, t, 100, 60, t in again).tolist())
+    return found, state
+
+
+def test_random_allocation_gives_everyone_one_round_of_every_block():
+    clients = Clients("random-allocation", 12)
+    assert clients.expected(0, 100, 60) == 12
+    found, state = turns(clients, range(15))
+    for start in (0, 5, 10):
+        assert sorted(chain(*found[start : start + 5])) == list(range(60))
+    assert found[:5] != found[5:10]
+    assert not state, "at the end of a block nothing is left of it"
+
+
+@pytest.mark.statistical(false_alarm=1e-7)
+def test_random_allocation_draws_each_round_as_often_and_clients_independently():
+    """Of 400 blocks of 5 rounds: each round's share of all 60 clients, and the spread of cohorts, by chi-square."""
+    clients, random = Clients("random-allocation", 12), generator()
+    sizes = np.array([len(clients.take_part(random, {}, 0, 1, 60, False)) for _ in range(4000)])
+    assert abs(sizes.mean() - 12) < norm.isf(2.5e-8) * np.sqrt(60 * 0.2 * 0.8 / 4000)
+    assert chi2.ppf(2e-8, 4000) < np.square((sizes - 12) / np.sqrt(9.6)).sum() < chi2.isf(2e-8, 4000)
+
+
+def test_an_interrupted_block_goes_on_as_allocated():
+    clients = Clients("random-allocation", 12)
+    whole, _ = turns(clients, range(5))
+    _, state = turns(clients, range(2))
+    rest, _ = turns(clients, range(2, 5), attempt=9, state=state)
+    assert whole[2:] == rest
+
+
+def test_a_round_that_is_run_again_draws_anew_and_the_rest_of_its_block_stays_as_allocated():
+    clients = Clients("random-allocation", 12)
+    whole, _ = turns(clients, range(5))
+    _, state = turns(clients, range(2))
+    rest, _ = turns(clients, range(2, 5), again=[2], attempt=1, state=state)
+    assert rest[0] != whole[2]
+    assert rest[1:] == whole[3:]
+    anew, _ = turns(clients, range(5), again=[0], attempt=1)
+    assert anew[0] != whole[0]
+    assert sorted(chain(*anew)) == list(range(60)), "a block that is begun again is allocated again"
+
+
+def test_a_block_whose_allocation_is_lost_is_refused():
+    with pytest.raises(RunError, match="does not say who was allocated which round"):
+        turns(Clients("random-allocation", 12), range(1, 2))
+
+
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 3))
+def test_every_record_is_allocated_one_step_of_every_pass(records, batch, epochs):
+    sampler = Records("random-allocation", batch)
+    steps = sampler.steps(records, epochs)
+    drawn = sampler.draw(generator(), records, steps)
+    assert len(drawn) == steps
+    for epoch in np.split(drawn, epochs):
+        assert sorted(epoch[epoch >= 0].tolist()) == list(range(records))
+    assert len(sampler.draw(generator(), records, 1)) == 1
+
+
+@pytest.mark.statistical(false_alarm=6e-8)
+def test_a_record_is_allocated_every_step_as_often():
+    """3,000 passes over 20 records in five steps; 6 standard deviations of each count."""
+    drawn = Records("random-allocation", 4).draw(generator(), 20, 15_000).reshape(3000, 5, -1)
+    for step in range(5):
+        counts = np.bincount(drawn[:, step][drawn[:, step] >= 0], minlength=20)
+        assert np.all(np.abs(counts / 3000 - 0.2) < 6 * np.sqrt(0.2 * 0.8 / 3000))
+    assert (drawn >= 0).sum(2).std() > 1, "batches vary: this is not a shuffled pass"
 
 
 def test_the_cohort_may_follow_a_schedule():

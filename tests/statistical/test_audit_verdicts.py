@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from shoal.algorithms import algorithm, algorithms
-from shoal.audit import one_run
+from shoal.audit import bounds, one_run
 from shoal.audit.audit_report import cells, html, new_folder, place, words, write
 from shoal.audit.auditing import Effort, audit
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
-from shoal.audit.game import step_radius
+from shoal.audit.game import play, step_radius
 from shoal.audit.one_run import Guesses
 from shoal.config import configure
 from shoal.random.streams import Streams
@@ -70,6 +70,32 @@ def test_what_is_proven_of_a_client_is_consistent_and_a_quarter_of_the_noise_is_
     (outcome,) = audit(algorithm(name), level="client", effort=LITTLE, seed=3)
     assert (outcome.verdict, outcome.flagged) == ("consistent", [])
     assert {"canaries", "noise scale"} <= set(outcome.power["noise x 1/4"])
+
+
+ALLOCATED = replace(algorithm("trusted-curator"), clients=replace(algorithm("trusted-curator").clients,
+                    sampling="random-allocation"))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rarely")
+@pytest.mark.statistical(false_alarm=5e-7)
+def test_random_allocation_is_consistent_and_a_quarter_of_the_noise_is_not():
+    (outcome,) = audit(ALLOCATED, level="client", effort=LITTLE, seed=3)
+    assert (outcome.verdict, outcome.flagged) == ("consistent", [])
+    assert {"canaries", "noise scale"} <= set(outcome.power["noise x 1/4"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rarely")
+def test_turns_that_everybody_knows_are_caught_where_secret_ones_are_charged():
+    """All clients come in the first round of the block, and nothing else is wrong; at a claim of 4 that shows."""
+    case, streams = next(cases(ALLOCATED, "client", epsilon=4.0)), Streams(5)
+    broken = VARIANTS["turns known"](case, streams)
+    event = case.claim.event
+    right, wrong = (play(case, record, 400, streams) for record in (case.record, broken.played))
+    assert not bounds.passes(right.points, bounds.tradeoff(event, "zero-out"))
+    assert bounds.passes(wrong.points, bounds.tradeoff(event, "zero-out"))
+    assert VARIANTS["turns known"](CASES["geyer-private", "client"], streams) is None
 
 
 @pytest.mark.slow

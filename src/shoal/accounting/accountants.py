@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from shoal.accounting import composition, pld, rdp
 from shoal.accounting.events import (
+    Allocated,
     Event,
     Gaussian,
     Leaf,
@@ -306,4 +307,6 @@ def _rests_on(counts: Mapping[Leaf, int]) -> str | None:
     most = max((leaf.records for leaf in counts if isinstance(leaf, SampledUser | TwoLevel)), default=1)
     if most > 1:
         return f"at most {most} records of a user are used"
+    if any(isinstance(leaf, Allocated) for leaf in counts):
+        return "holds only where it is hidden in which round of a block the unit took part"
     return None

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any, Literal, TypeAlias, get_args
 
 from shoal.errors import ConfigError, nearest
 
-SamplingKind: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "with-replacement", "none"]
+SamplingKind: TypeAlias = Literal[
+    "poisson", "fixed-size", "shuffled", "with-replacement", "random-allocation", "none"
+]
 Participation: TypeAlias = Literal["visible", "hidden"]
 
 _DEEPEST = 20  # a foreign ledger line must not exhaust the stack
@@ -54,7 +57,9 @@ class Sampled(_Fact):
     `poisson`: independently with probability `rate`. `fixed-size`: the step took a public share `rate` of all
     units, without replacement. `with-replacement`: the step made `draws` draws, the share is draws / units.
     `shuffled`: the step took one of 1/rate batches of a shuffled pass; a `Repeat` right around it is an
-    unbroken run of such steps, so the unit was used once in every 1/rate of them. `none`: always taken.
+    unbroken run of such steps, so the unit was used once in every 1/rate of them. `random-allocation`: the step is
+    one of a block of 1/rate, of which the unit entered one, drawn at random in advance (see Allocated); again a
+    `Repeat` right around it is an unbroken run of such steps. `none`: always taken.
     """
 
     kind: SamplingKind
@@ -89,6 +94,27 @@ class SampledUser(_Fact):
         _require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
         _require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
         Gaussian(self.noise)  # validates it
+
+
+@dataclass(frozen=True)
+class Allocated(_Fact):
+    """A block of rounds with Gaussian noise, of which the unit entered one, drawn uniformly at random in advance.
+
+    `rounds` lists them as (noise, rounds with that noise), in any order. Nobody who sees what the block releases
+    knows which round it was, units are allocated independently of each other, and none that missed its round comes
+    later. A block that was cut short is written in full, which is never too little.
+    """
+
+    rounds: tuple[tuple[float, int], ...]
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.rounds, tuple) and len(self.rounds) > 0 and all(map(_is_noise, self.rounds))
+        _require(listed, "rounds", self.rounds, "a list of [noise, rounds]")
+
+    @property
+    def length(self) -> int:
+        """How many rounds the block has."""
+        return sum(rounds for _, rounds in self.rounds)
 
 
 @dataclass(frozen=True)
@@ -220,14 +246,25 @@ class SamplerError(_Fact):
 
 
 Event: TypeAlias = (
-    Gaussian | Sampled | SampledUser | TwoLevel | BySize | OnClients | Repeat | Compose | Unbounded | SamplerError
+    Gaussian
+    | Sampled
+    | SampledUser
+    | Allocated
+    | TwoLevel
+    | BySize
+    | OnClients
+    | Repeat
+    | Compose
+    | Unbounded
+    | SamplerError
 )
-Leaf: TypeAlias = Gaussian | Sampled | SampledUser | TwoLevel | Unbounded | SamplerError
+Leaf: TypeAlias = Gaussian | Sampled | SampledUser | Allocated | TwoLevel | Unbounded | SamplerError
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian": Gaussian,
     "sampled": Sampled,
     "sampled-user": SampledUser,
+    "allocated": Allocated,
     "two-level": TwoLevel,
     "by-size": BySize,
     "on-clients": OnClients,
@@ -256,8 +293,9 @@ def from_json(written: object, depth: int = 0) -> Event:
             values["events"] = tuple(from_json(item, depth + 1) for item in inner)
         else:
             values["event"] = from_json(inner, depth + 1)
-    if isinstance(values.get("uses"), list):
-        values["uses"] = tuple(tuple(use) if isinstance(use, list) else use for use in values["uses"])
+    for key in ("uses", "rounds"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(tuple(item) if isinstance(item, list) else item for item in values[key])
     known = {field.name for field in fields(_KINDS[name])}
     if unknown := sorted(map(str, set(values) - known)):
         raise ConfigError(f"event '{name}' has no key {_short(unknown[0])}{nearest(unknown[0][:40], known)}")
@@ -324,6 +362,28 @@ def passes(rate: float, steps: int) -> int:
     return math.ceil(rate * steps * (1 - 2**-51))
 
 
+def blocks(noises: Sequence[float], length: int) -> Event:
+    """Rounds with these noises in blocks of random allocation."""
+    return Compose(tuple(block(noises[start : start + length], length) for start in range(0, len(noises), length)))
+
+
+def block(noises: Sequence[float], length: int) -> Event:
+    """A block of random allocation: cut short, it keeps its last noise; of a single round, it is that round."""
+    if length == 1:
+        return Gaussian(noises[0])
+    runs = [(noise, len(list(same))) for noise, same in groupby(noises)]
+    return Allocated((*runs[:-1], (runs[-1][0], runs[-1][1] + length - len(noises))))
+
+
+def block_length(rate: float) -> int:
+    """The rounds of a block, of which a unit enters one, where it enters this share of all rounds.
+
+    Rounded down: where a unit enters k of t rounds, any k of them, that costs no more than k blocks of t/k, rounded
+    down (Feldman & Shenfeld 2025). Rounding must not turn 100 rounds into 99.
+    """
+    return max(1, math.floor(1 / rate * (1 + 2**-50)))
+
+
 def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
     match event:
         case _ if times == 0:
@@ -333,6 +393,8 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
                 _walk(item, times, counts)
         case Repeat(Sampled("shuffled", rate, inner), count):
             _walk(inner, times * passes(rate, count), counts)
+        case Repeat(Sampled("random-allocation", rate), count) if rate > 0:
+            _walk(event.event, times * math.ceil(count / block_length(rate)), counts)
         case Repeat(inner, count):
             _walk(inner, times * count, counts)
         case OnClients(clients, inner):  # whose sizes may differ
@@ -341,7 +403,7 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             _walk(Sampled("poisson", rate, Gaussian(noise / records)), times, counts)
         case Sampled() | TwoLevel():
             _walk_sampled(event, times, counts)
-        case Gaussian() | SampledUser() | Unbounded() | BySize() | SamplerError():
+        case Gaussian() | SampledUser() | Allocated() | Unbounded() | BySize() | SamplerError():
             counts[event] += times
 
 
@@ -354,6 +416,8 @@ def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf | 
         return
     if always and not (isinstance(event, Sampled) and event.kind == "with-replacement"):
         _walk(inner, times, counts)
+    elif isinstance(event, Sampled) and event.kind == "random-allocation":
+        _walk(_allocated(inner, rate), times, counts)
     elif isinstance(event, TwoLevel) or isinstance(inner, Gaussian):
         counts[event] += times
     elif unbounded := [leaf for leaf in found if isinstance(leaf, Unbounded)]:
@@ -362,6 +426,16 @@ def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf | 
         noise = gaussian_noise(inner)
         simple = inner if noise is None else Gaussian(noise)
         counts[Sampled(event.kind, rate, simple, event.draws)] += times
+
+
+def _allocated(inner: Event, rate: float) -> Event:
+    """A block of 1/rate equal rounds, of which the unit enters one."""
+    if (reason := next((leaf for leaf in leaves(inner) if isinstance(leaf, Unbounded)), None)) is not None:
+        return reason
+    noise = gaussian_noise(inner)
+    _require(noise is not None, "of", inner, "Gaussian noise inside random-allocation")
+    length = block_length(rate)
+    return Gaussian(noise or 0.0) if length == 1 else Allocated(((noise or 0.0, length),))
 
 
 def gaussian_noise(event: Event) -> float | None:
@@ -387,6 +461,11 @@ def _is_count(value: object, least: int) -> bool:
 
 def _is_use(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 3 and _is_count(value[0], 0) and _is_rate(value[1])
+
+
+def _is_noise(value: object) -> bool:
+    listed = isinstance(value, tuple) and len(value) == 2 and _is_number(value[0]) and _is_count(value[1], 1)
+    return listed and 0 < value[0] < math.inf  # type: ignore[index]
 
 
 def _require(holds: bool, name: str, value: object, what: str) -> None:

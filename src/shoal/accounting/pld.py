@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.accounting import curves
+from shoal.accounting import allocation, curves
 from shoal.accounting.curves import Array, Curve, Pair
-from shoal.accounting.events import Gaussian, Leaf, Sampled, SampledUser, TwoLevel, leaves
+from shoal.accounting.events import Allocated, Gaussian, Leaf, Sampled, SampledUser, TwoLevel, leaves
 from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
@@ -94,6 +94,9 @@ def _profile(counts: Counts, adjacency: Adjacency) -> Profile:
     steps = sum(n for _, n in pairs) + sum(
         n * leaf.client_rate * leaf.local_steps for leaf, n in sampled if isinstance(leaf, TwoLevel)
     )
+    steps += sum(
+        2 * n * leaf.length.bit_length() for leaf, n in sampled if isinstance(leaf, Allocated)
+    )  # sums of laws
     return Profile(0.0, _compose(pairs), variation, _ROUNDING * max(steps, 10))
 
 
@@ -116,6 +119,8 @@ def _pair(leaf: Leaf, adjacency: Adjacency) -> Pair:
         case Sampled("with-replacement", rate, Gaussian(noise), int(draws)):
             pair, hit = curves.drawn_with_replacement(2 / noise, draws, rate)
             return displaced(pair, hit) if hit < 1 else pair
+        case Allocated() if not replace_one:
+            return allocation.pair(leaf)
         case TwoLevel(rate, participation="visible"):
             return curves.sometimes(_composed_pair(leaves(leaf.local_event), adjacency), rate)
         case TwoLevel(rate, participation="hidden"):

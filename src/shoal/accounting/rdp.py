@@ -16,8 +16,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.accounting import allocation
 from shoal.accounting.curves import Array
 from shoal.accounting.events import (
+    Allocated,
     Event,
     Gaussian,
     Leaf,
@@ -89,6 +91,8 @@ def divergence(leaf: Leaf, adjacency: Adjacency, orders: Orders = DEFAULT) -> Ar
             return _amplified(rate, total(leaves(inner), adjacency, orders), orders)
         case SampledUser(records, rate, noise) if noise >= _LEAST_NOISE and adjacency != "replace-one":
             return _user_sampled(rate, records, noise, orders)
+        case Allocated() if adjacency != "replace-one":
+            return allocation.divergence(leaf, orders)
         case TwoLevel(rate, participation="visible"):
             inside = total(leaves(leaf.local_event), adjacency, orders)
             less_one = np.array(orders) - 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from shoal.accounting.events import (
+    Allocated,
     BySize,
     Compose,
     Event,
@@ -94,6 +95,15 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
     ("by-user", "add-or-remove"): Cell(_MIXTURE, CHARLES, amplified=True),
     ("by-user", "zero-out"): Cell(_MIXTURE, CHARLES, amplified=True),
     ("by-user", "replace-one"): Cell(refused="no worst pair of neighbours is known"),
+    ("random-allocation", "add-or-remove"): Cell(
+        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2025; convex order", amplified=True
+    ),
+    ("random-allocation", "zero-out"): Cell(
+        "(1/t) sum_i N(e_i) against N(0), once a block of t", "Chua et al. 2025; convex order", amplified=True
+    ),
+    ("random-allocation", "replace-one"): Cell(
+        refused="no pair is known that dominates two units in turn, in the same secret round"
+    ),
     ("cyclic", "add-or-remove"): Cell(
         refused="with one client more or fewer, every client's place in the cycle may change"
     ),
@@ -123,19 +133,21 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
 _USES_K = "the mean, or the rate m/K, depends on the number of clients K: claim zero-out, with K public"
 _PLAIN = "this observer sees who takes part: claim zero-out or replace-one"
 _SEPARATED = ("cyclic", "min-separation", "cyclic-poisson")
-_CLIENTS = ("none", "poisson", "fixed-size", *_SEPARATED)
-_RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled")
+_CLIENTS = ("none", "poisson", "fixed-size", *_SEPARATED, "random-allocation")
+_RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled", "random-allocation")
 
 
 def _clients(scheme: str, adjacency: Adjacency, observer: Observer) -> Cell:
     """Noise on the sum hides participation from released models; the server and the client process see it."""
     if observer == "release":
-        uses_k = adjacency == "add-or-remove" and scheme in ("none", "poisson")
+        uses_k = adjacency == "add-or-remove" and scheme in ("none", "poisson", "random-allocation")
         return Cell(refused=_USES_K) if uses_k else _SECRET[scheme, adjacency]
     if adjacency == "add-or-remove":
         return Cell(refused=_PLAIN)
     if scheme in _SEPARATED:
         return Cell(refused=f"{scheme} participation is accounted only where the noise is on the sum")
+    if scheme == "random-allocation":
+        return Cell(refused="this observer sees who takes part, and so in which round")
     rate = "" if scheme == "none" else "with probability q "
     return Cell(f"{rate}N(2) against N(0), by the client's own noise", MEAN if rate else GAUSS)
 
@@ -171,10 +183,10 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
         raise ConfigError(f"no adjacency is called '{adjacency}'{nearest(adjacency, get_args(Adjacency))}")
     for scheme in _schemes(event):
         if refused := _SECRET[scheme, adjacency].refused:
-            others = "zero-out" if adjacency == "replace-one" else "replace-one or zero-out"
+            others = [each for each in ("replace-one", "zero-out") if not _SECRET[scheme, each].refused]
             raise ConfigError(
                 f"{scheme} sampling under {adjacency} is not accounted: {refused}; "
-                f"take {others} as the adjacency (--adjacency)"
+                f"take {' or '.join(others)} as the adjacency (--adjacency)"
             )
     return by_size(event)
 
@@ -188,6 +200,8 @@ def _schemes(event: Event) -> Iterator[str]:
             yield from _schemes(inner)
         case SampledUser():
             yield "by-user"
+        case Allocated():
+            yield "random-allocation"
         case TwoLevel():
             yield from _schemes(event.local_event)
         case Repeat(inner) | OnClients(_, inner) | BySize(inner):

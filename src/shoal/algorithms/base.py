@@ -301,7 +301,8 @@ class Algorithm:
 
     def different_rounds(self, total: int) -> range:
         """The first round, where all are alike; else all, as where each has its own price (participation.price)."""
-        alike = not self.priced and all(schedule.shape == "constant" for schedule in self.schedules)
+        constant = all(schedule.shape == "constant" for schedule in self.schedules)
+        alike = self.clients.alike and not self.priced and constant
         return range(min(total, 1) if alike else total)
 
     def extreme_rounds(self, total: int) -> list[int]:

@@ -120,15 +120,26 @@ def _decided(
     again: bool = False,
     history: tuple[int, ...] | None = None,
 ) -> tuple[Literal["per_step", "updates"], Event]:
-    """Which noise protects the unit, and its event: noise in the steps for a record, on updates for a client.
+    """Which noise protects the unit, and what is charged for it before round t, which may be more than this round."""
+
+    def event_at(other: int) -> Event:
+        return _of_round(algorithm.round(setting, other, again, history), algorithm, unit, observer)[1]
+
+    boundary = _of_round(algorithm.round(setting, t, again, history), algorithm, unit, observer)[0]
+    return boundary, algorithm.clients.charged(event_at, t, setting.rounds, setting.clients, unit, again)
+
+
+def _of_round(
+    round: Round, algorithm: Algorithm, unit: Unit, observer: Observer
+) -> tuple[Literal["per_step", "updates"], Event]:
+    """The event of a round by itself: noise in the steps for a record, on updates for a client.
 
     Either alone is a bound: everything after it is post-processing.
     """
-    if unit == "client" and setting.clients == 1:
+    if unit == "client" and round.setting.clients == 1:
         return "updates", Unbounded(ONE_CLIENT)
-    round = algorithm.round(setting, t, again, history)
-    if unit == "user" and (not setting.user_columns or algorithm.per_step is None):
-        return "updates", USERS_IN_STEPS if setting.user_columns else NO_USERS
+    if unit == "user" and (not round.setting.user_columns or algorithm.per_step is None):
+        return "updates", USERS_IN_STEPS if round.setting.user_columns else NO_USERS
     if unit == "user":
         return "per_step", _on_steps(round, unit, observer)
     updates = _on_updates(algorithm, round, unit, observer)

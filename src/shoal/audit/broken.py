@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from shoal.algorithms.base import Algorithm
 from shoal.audit.cases import Case
-from shoal.mechanisms.mechanism import Mechanism
+from shoal.mechanisms.mechanism import Mechanism, altered
+from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.update_clipping import MedianClip
 from shoal.random.streams import Streams
 
@@ -99,6 +102,20 @@ def one_more_colludes(case: Case, streams: Streams) -> Broken | None:
     return Broken(more, case.record, streams) if case.colluding else None
 
 
+def turns_known(case: Case, streams: Streams) -> Broken | None:
+    """Rounds are charged as if each client's turn in a block were secret, and all have it in the first round."""
+    clients, count = case.record.clients, case.setting.clients
+    length = clients.cycle_length(count)
+    if length == 1 or not clients.secret:
+        return None
+
+    def take_part(self: Clients, generator: object, state: object, t: int, *_: object) -> np.ndarray:
+        return np.arange(0 if t % length else count)
+
+    played = replace(case.record, clients=altered(clients, take_part=take_part))
+    return Broken(case, played, streams)
+
+
 VARIANTS: dict[str, Callable[[Case, Streams], Broken | None]] = {
     "noise x 1/2": less_noise(0.5),
     "noise x 1/4": less_noise(0.25),
@@ -109,6 +126,7 @@ VARIANTS: dict[str, Callable[[Case, Streams], Broken | None]] = {
     "median or maximum unprotected": statistic_unprotected,
     "users uncapped": cap_off,
     "one more site colludes": one_more_colludes,
+    "turns known": turns_known,
 }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.accounting.events import Event, Gaussian, Sampled, leaves
+from shoal.accounting.events import Allocated, Event, Gaussian, Sampled, leaves
 from shoal.audit.bounds import ALPHA
 from shoal.audit.broken import Broken
 from shoal.audit.cases import BATCH
@@ -124,7 +124,15 @@ def _sides(broken: Broken, trials: int) -> tuple[list[Seen], list[Seen]]:
 
 def charged_noise(event: Event) -> float | None:
     """The noise that each step is charged, where all are alike and Gaussian."""
-    found = {leaf.event if isinstance(leaf, Sampled) else leaf for leaf in leaves(event)}
+    found: set[Event] = set()
+    for leaf in leaves(event):
+        match leaf:
+            case Sampled(event=inner):
+                found.add(inner)
+            case Allocated(rounds):
+                found |= {Gaussian(noise) for noise, _ in rounds}
+            case _:
+                found.add(leaf)
     only = next(iter(found)) if len(found) == 1 else None
     return only.noise if isinstance(only, Gaussian) else None
 

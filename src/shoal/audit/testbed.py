@@ -154,11 +154,11 @@ def without(record: Algorithm, *gone: int) -> Algorithm:
     """The method where these clients are not there: sampling as ever, they are drawn, and do not come."""
     scheme = type(record.clients)
 
-    def draw(self: Clients, *given: Any) -> np.ndarray:
-        drawn = scheme.draw(self, *given)
+    def take_part(self: Clients, *given: Any) -> np.ndarray:
+        drawn = scheme.take_part(self, *given)
         return drawn[~np.isin(drawn, gone)]
 
-    return replace(record, clients=altered(record.clients, draw=draw))
+    return replace(record, clients=altered(record.clients, take_part=take_part))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="A privacy calculator: epsilon, delta, noise or rounds.", no_args_is_help=True)
 
 
-Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "none"]
+Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffled", "random-allocation", "none"]
 Adjacency: TypeAlias = Literal["add-or-remove", "zero-out", "replace-one"]
 Orders: TypeAlias = Literal["tf72", "2-32", "2-33"]
 Participation: TypeAlias = Literal["hidden", "visible"]
@@ -34,7 +34,10 @@ Delta = Annotated[
 Noise = Annotated[str, typer.Option(help="Noise multiplier, or a schedule such as linear:15:4.85.")]
 Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
 Rate = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Sampling rate of units, or of a client's records, in a step.")
+    float,
+    typer.Option(
+        min=0.0, max=1.0, help="Sampling rate of units, or of a client's records, in a step; k/t for k of t."
+    ),
 ]
 ClientRate = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Two levels: sampling rate of clients in a round.")
@@ -93,7 +96,7 @@ class Setting:
 
     def scheduled(self, noise: str, count: int, planned: int) -> Event:
         """The event of the first `count` of `planned` steps under a noise schedule."""
-        from shoal.accounting.events import Compose
+        from shoal.accounting.events import Compose, block_length, blocks
         from shoal.mechanisms.schedules import parse
 
         schedule = parse(noise)
@@ -101,6 +104,9 @@ class Setting:
             return self.steps(schedule.value(0, planned), count)
         if self.sampling == "shuffled" and self.client_rate is None:
             raise ConfigError("--sampling shuffled needs a constant --noise: the step that uses a unit is not known")
+        if self.sampling == "random-allocation" and self.client_rate is None:
+            noises = [schedule.value(t, planned) for t in range(count)]
+            return blocks(noises, block_length(self.sampling_rate))
         return Compose(tuple(self.steps(schedule.value(t, planned), 1) for t in range(count)))
 
     def epsilon(self, event: Event, delta: float) -> Shown:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 
 from shoal import release
@@ -211,21 +212,22 @@ class SiteLedger:
         asked: int | None = None,
         records: int | None = None,
         history: tuple[int, ...] = (),
+        again: bool = False,
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
         so a million of them take no more space than one. Record-level charges use this site's own number of records,
-        `records`, which replacing one record does not change. `history`: the rounds of this run that it answered.
+        `records`, which replacing one record does not change. `history`: the rounds of this run that it answered;
+        `again`: the round was run before.
         """
         if asked is not None and algorithm.clients.separated:
             refuse_early(algorithm, setting, asked, history)
         self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records))
         if asked is not None:
-            pending.append(
-                (1, self._charged(algorithm, setting, asked, asked=True, records=records, history=history))
-            )
+            own = self._charged(algorithm, setting, asked, asked=True, records=records, history=history, again=again)
+            pending.append((1, own))
         self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
@@ -242,11 +244,11 @@ class SiteLedger:
         """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
         if not rounds:
             return
-        if algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1:
-            once = self._charged(algorithm, setting, rounds[0], asked=False, records=records)
-            yield len(rounds), tuple(replace(each, event=repeated(each.event, len(rounds))) for each in once)
-        else:
-            yield from ((1, self._charged(algorithm, setting, t, asked=False, records=records)) for t in rounds)
+        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
+        each = (self._charged(algorithm, setting, t, asked=False, records=records) for t in rounds[: alike or None])
+        for once, same in groupby(each):
+            count = len(rounds) if alike else len(list(same))
+            yield count, tuple(replace(charge, event=repeated(charge.event, count)) for charge in once)
 
     def _charged(
         self,
@@ -257,11 +259,12 @@ class SiteLedger:
         asked: bool,
         records: int | None = None,
         history: tuple[int, ...] = (),
+        again: bool = False,
     ) -> tuple[Charge, ...]:
-        charged = _charged(algorithm, setting, t, history, asked=asked)
+        charged = _charged(algorithm, setting, t, history, asked=asked, again=again)
         if records is not None:
             own_setting = replace(setting, sizes=(records,), bounds=False)
-            both = zip(charged, _charged(algorithm, own_setting, t, history, asked=asked), strict=True)
+            both = zip(charged, _charged(algorithm, own_setting, t, history, asked=asked, again=again), strict=True)
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
@@ -269,11 +272,14 @@ class SiteLedger:
         """Refuse a run whose planned rounds would certainly exceed the run's cap.
 
         With a schedule each round is taken for the cheapest one, and a site that is sampled in sight of the observer
-        for one that takes part as often as expected. Every round is checked again when it is charged.
+        for one that takes part as often as expected. Every round is checked again when it is charged. Where several
+        rounds are charged as one, only the first of these counts here.
         """
 
         def planned(t: int) -> Event:
             (charge,) = (each for each in self._charged(algorithm, setting, t, asked=True) if _of(each, self._pair))
+            if not algorithm.clients.alike and _hidden(charge):
+                return charge.event
             rate = 1.0 if _hidden(charge) else algorithm.clients.rate(t, setting.rounds, setting.clients)
             if algorithm.priced:
                 rate = algorithm.clients.expected(t, setting.rounds, setting.clients) / setting.clients
@@ -353,7 +359,7 @@ def refuse_early(algorithm: Algorithm, setting: Setting, t: int, history: tuple[
 
 
 def _charged(
-    algorithm: Algorithm, setting: Setting, t: int, history: tuple[int, ...], *, asked: bool
+    algorithm: Algorithm, setting: Setting, t: int, history: tuple[int, ...], *, asked: bool, again: bool
 ) -> tuple[Charge, ...]:
     """A round's charges: the coordinator's where sampling hides the site, else by whether the site was asked."""
     if algorithm.priced:
@@ -376,7 +382,7 @@ def _charged(
             if asked or setting.holders(planned_charge.unit) > 1  # other sites that hold the user may be asked
             else NOTHING,
         )
-        for planned_charge in charges(algorithm, setting, t)
+        for planned_charge in charges(algorithm, setting, t, again)
     )
 
 

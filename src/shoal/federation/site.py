@@ -141,7 +141,8 @@ class Site:
             self._accept(terms)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
-            self._keep_progress(terms, self._progress(terms, first))
+            first = terms.settings.algorithm.clients.charged_from(first, terms.setting.clients)
+            self._keep_progress(terms, self._progress(terms, first), self._last_turn(terms))
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
             self._log(f"agreed to run {terms.run}: {words}")
@@ -270,10 +271,15 @@ class Site:
             bound = algorithm.bound(state, index.t, index.total)
             self._secure.take(message, index, number, bound)
         assert self._site_ledger is not None
-        first, history = min(self._progress(terms, index.t), index.t), self._history(terms)
-        missed = range(first, index.t)
-        self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history)
-        self._keep_progress(terms, index.t + 1, answered=(*history, index.t))
+        turn = algorithm.clients.charged_from(index.t, terms.setting.clients)
+        following, history = self._progress(terms, turn), self._history(terms)
+        again, last_turn = index.t < following or index.attempt > 0, self._last_turn(terms)
+        cycle = algorithm.clients.cycle_length(terms.setting.clients)
+        if cycle > 1 and turn == last_turn and not again:
+            raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
+        missed = range(min(following, index.t), index.t)
+        self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again)
+        self._keep_progress(terms, index.t + 1, last_turn if again else turn, answered=(*history, index.t))
         answer = self._learn(terms, cohort, message, state, index, number)
         spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
         cost = (
@@ -304,9 +310,9 @@ class Site:
                 count //= 2
                 continue
             first += count
-            self._keep_progress(terms, first)
+            self._keep_progress(terms, first, None)
             count = min(count, done - first)
-        self._keep_progress(terms, first, ended=True)
+        self._keep_progress(terms, first, None, ended=True)
         return Payload({"name": self.owner.name})
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
@@ -397,12 +403,23 @@ class Site:
         path = self.owner.folder / PROGRESS
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
+    def _last_turn(self, terms: Terms) -> int | None:
+        """The first of the rounds, charged as one, of which this site was asked for one last in this run."""
+        kept = self._kept_progress()
+        return kept.get("turn") if kept.get("run") == terms.run else None
+
     def _keep_progress(
-        self, terms: Terms, following: int, ended: bool = False, answered: tuple[int, ...] | None = None
+        self,
+        terms: Terms,
+        following: int,
+        turn: int | None,
+        ended: bool = False,
+        answered: tuple[int, ...] | None = None,
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
         kept["records"] = self._records
+        kept |= {} if turn is None else {"turn": turn}
         if terms.settings.algorithm.priced:
             kept["answered"] = self._history(terms) if answered is None else answered
         self._write_progress({release.KEY: release.SITE} | kept)

@@ -208,6 +208,8 @@ class StepNoise(StepMechanism):
         Several clients are charged as if each took part independently.
         """
         setting, found, most = round.setting, round.uses, round.records.max_per_user
+        if round.records.unproven is not None:
+            return Unbounded(round.records.unproven)
         if not found:
             return Unbounded("clients' sizes are not known, so neither is how often a record is used")
         if unit == "record":

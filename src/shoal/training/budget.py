@@ -49,13 +49,18 @@ class Limit:
 
 
 class Spending:
-    """Charges rounds to a ledger and knows what they cost."""
+    """Charges rounds to a ledger and knows what they cost.
+
+    Attributes:
+        limit: What may be spent.
+        furthest: The last round that was ever charged; a round up to here is run again.
+    """
 
     def __init__(self, algorithm: Algorithm, setting: Setting, limit: Limit, ledger: Ledger) -> None:
         self._algorithm, self._setting, self.limit, self._ledger = algorithm, setting, limit, ledger
         self._kept: tuple[Unit, Observer] | None = None
         self._running = {pair: Running(ADJACENCIES[pair[0]]) for pair in pairs(setting)}
-        self._furthest = 0  # the last round that was ever charged; a round up to here is run again
+        self.furthest = 0
         for intent in ledger.charged:
             self._count(intent)
 
@@ -64,11 +69,11 @@ class Spending:
         if self.limit.epsilon is not None:
             self._kept = (self.limit.unit, self.limit.observer)
         spent = self._ledger.charged_event(self.limit.unit, self.limit.observer)
-        return affordable(self._algorithm, self._setting, self.limit, done, spent, self._furthest)
+        return affordable(self._algorithm, self._setting, self.limit, done, spent, self.furthest)
 
     def intend(self, first: int, last: int) -> int:
         """Charge the rounds first..last (from 1), on disk; returns how many attempts at them came before."""
-        by_round = [charges(self._algorithm, self._setting, t, t < self._furthest) for t in range(first - 1, last)]
+        by_round = [charges(self._algorithm, self._setting, t, t < self.furthest) for t in range(first - 1, last)]
         composed = tuple(
             replace(column[0], event=_one_after_the_other([charge.event for charge in column]))
             for column in zip(*by_round, strict=True)
@@ -169,7 +174,7 @@ class Spending:
         return prove(*_RECORD, spent, self.limit.delta, accountant, adjacency=ADJACENCIES["record"])
 
     def _count(self, intent: Intent) -> None:
-        self._furthest = max(self._furthest, intent.round)
+        self.furthest = max(self.furthest, intent.round)
         for charge in intent.charges:
             pair = charge.unit, charge.observer
             try:

@@ -19,7 +19,7 @@ def draw_cohort(cohort: Cohort, state: State, index: RoundIndex) -> npt.NDArray[
     scheme, count = cohort.algorithm.clients, cohort.population.clients
     generator = cohort.streams.generator("clients", index.t, index.attempt)
     if not scheme.separated:
-        return np.unique(scheme.draw(generator, index.t, index.total, count))
+        return np.unique(scheme.take_part(generator, state, index.t, index.total, count, index.again))
     last, times = (state.get(key, torch.zeros(count, dtype=torch.int64)).cpu().numpy() for key in (LAST, TIMES))
     allowed = scheme.participation(index.total, count)
     may = ((last == 0) | (index.t + 1 - last >= allowed.separation)) & (times < allowed.times)

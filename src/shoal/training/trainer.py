@@ -88,10 +88,12 @@ class Trainer(Generic[AnyCohort]):
         last_affordable = spending.affordable(self.done)
         while self.done < last_affordable and self._ready() and not self._stopped:
             last = min(last_affordable, self.done + self.settings.checkpoint_every)
+            charged_before = spending.furthest
             attempt = spending.intend(self.done + 1, last)
             proven, lines = spending.spent(), []
             while self.done < last:
-                lines.append(self.run_round(attempt if fresh else 0) | {"proven": proven})
+                again = fresh and self.done < charged_before
+                lines.append(self.run_round(attempt if fresh else 0, again) | {"proven": proven})
                 if on_round:
                     on_round(lines[-1])
             folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a crash
@@ -103,10 +105,10 @@ class Trainer(Generic[AnyCohort]):
         self.cohort.end(why, self.done)
         return why
 
-    def run_round(self, attempt: int) -> dict[str, Any]:
-        """Run the next round, which must have been charged before; returns its metrics."""
+    def run_round(self, attempt: int, again: bool = False) -> dict[str, Any]:
+        """Run the next round, which must have been charged, `again` if it had been before; returns its metrics."""
         start = time.perf_counter()
-        index = RoundIndex(self.done, self.rounds, attempt)
+        index = RoundIndex(self.done, self.rounds, attempt, again)
         with computing(self.settings.precision):
             self.params, self.state, metrics = run_round(self.cohort, self.params, self.state, index)
         self.done += 1

@@ -1,7 +1,8 @@
 """Sampling of clients in a round and of records in a local step (the boundaries `clients` and `records`).
 
 The sampling scheme decides what an accountant may claim: Poisson sampling amplifies, shuffled batches do not,
-fixed-size sampling only under replace-one. So each scheme is one class, which draws and states its events.
+fixed-size sampling only under replace-one, random allocation only as a block of rounds. So each scheme is one class,
+which draws and states its events.
 
 The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `PoissonClients`, and so is
 `replace(clients, sampling="poisson")`. A scheme of your own is a frozen dataclass derived from `Clients` or
@@ -17,10 +18,12 @@ from shoal.mechanisms.sampling.clients import (
     FixedSizeClients,
     MinSeparationClients,
     PoissonClients,
+    RandomAllocation,
 )
 from shoal.mechanisms.sampling.records import (
     LARGEST_BATCH,
     MOST_STEPS,
+    AllocatedRecords,
     PoissonRecords,
     Records,
     RecordsInOrder,
@@ -32,6 +35,7 @@ __all__ = [
     "LARGEST_BATCH",
     "MOST_STEPS",
     "AllClients",
+    "AllocatedRecords",
     "Clients",
     "CyclicClients",
     "CyclicPoissonClients",
@@ -39,6 +43,7 @@ __all__ = [
     "MinSeparationClients",
     "PoissonClients",
     "PoissonRecords",
+    "RandomAllocation",
     "Records",
     "RecordsInOrder",
     "RecordsWithReplacement",

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+import torch
 
-from shoal.accounting.events import Event, Sampled, Unbounded
+from shoal.accounting.events import NOTHING, Event, Sampled, Unbounded, block, gaussian_noise
 from shoal.accounting.theorems import Unit
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.mechanisms.participation import Participation
 from shoal.mechanisms.sampling.scheme import Indices, Scheme, required
+from shoal.mechanisms.sanitiser import State
 from shoal.mechanisms.schedules import parse
 
 ONE_FOR_ANOTHER = (
     "clients keep state (momentum or personal layers): who is in a fixed-size sample shows in later updates of others"
 )
+ALLOCATION = "server.allocation"
+"""The key of the state under which the rounds that clients were allocated are kept until their block ends."""
+KEPT_STATE = Unbounded("clients keep state from one of the rounds they are allocated to the next")
+SEEN = Unbounded("random allocation protects only where it is hidden who takes part in which round")
+REPLACED = Unbounded("no theorem covers a record that is replaced where its client is allocated rounds at random")
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class Clients(Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged",)}
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
     separated: ClassVar[bool] = False
@@ -47,6 +55,8 @@ class Clients(Scheme):
     """Which of the settings of single schemes it must have."""
     takes: ClassVar[tuple[str, ...]] = ()
     """Which of them it may have."""
+    alike: ClassVar[bool] = True
+    """Does every round cost the same, where its noise is the same?"""
     known_size: ClassVar[bool] = False
     """Is the size of every cohort public?"""
     replaces: ClassVar[bool] = False
@@ -90,6 +100,38 @@ class Clients(Scheme):
     def participation(self, total: int, clients: int) -> Participation:
         """When a client may take part in so many rounds."""
         return Participation(total)
+
+    def take_part(
+        self, generator: np.random.Generator, state: State, t: int, total: int, clients: int, again: bool
+    ) -> Indices:
+        """The clients of round t as it is run; a scheme that draws several rounds at once keeps the draw in `state`.
+
+        Args:
+            generator: The generator of this attempt at the round.
+            state: What is carried from round to round, and saved with the run.
+            t: The round.
+            total: The planned number of rounds.
+            clients: The number of clients.
+            again: Was the round charged before, and is it run again?
+        """
+        return self.draw(generator, t, total, clients)
+
+    def cycle_length(self, clients: int) -> int:
+        """The least number of rounds after which a client takes part again."""
+        return 1
+
+    def charged_from(self, t: int, clients: int) -> int:
+        """The first round that someone is charged who was there from round t on."""
+        return t
+
+    def charged(
+        self, event_at: Callable[[int], Event], t: int, total: int, clients: int, unit: Unit, again: bool
+    ) -> Event:
+        """What the ledger is charged before round t; `event_at`: what each round would be charged by itself.
+
+        Several rounds may be charged as one, but no later than the first of them.
+        """
+        return event_at(t)
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
         """The probability, at most, that a client takes part in round t, whichever of `copies` - 1 others did."""
@@ -239,7 +281,7 @@ class CyclicClients(Clients):
     def __post_init__(self) -> None:
         super().__post_init__()
         if parse(self.cohort).shape != "constant":
-            raise ConfigError(f"clients.cohort must be a constant for cyclic sampling, got {self.cohort}")
+            raise ConfigError(f"clients.cohort must be a constant for {self.sampling} sampling, got {self.cohort}")
 
     def participation(self, total: int, clients: int) -> Participation:
         """Every so many rounds, or less often."""
@@ -339,3 +381,81 @@ class CyclicPoissonClients(Clients):
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
         return replace(self, sampling="all", separation=None)
+
+
+@dataclass(frozen=True)
+class RandomAllocation(CyclicClients):
+    """Random allocation: rounds come in blocks of K/m, and in each block every client takes part in one of them.
+
+    Which one is drawn at random when the block begins, for each client independently, and stays secret. A client that
+    misses its round does not come later. A round that is run again draws its clients anew, by Poisson sampling at the
+    rate m/K, whatever was allocated; the rest of its block goes on as allocated.
+    """
+
+    sampling: str = "random-allocation"
+    secret: ClassVar[bool] = True
+    separated: ClassVar[bool] = False
+    alike: ClassVar[bool] = False
+    audited: ClassVar[tuple[int, int]] = (8, 1)
+
+    def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
+        """Each client independently: a round by itself."""
+        return np.flatnonzero(generator.integers(self.cycle_length(clients), size=clients) == 0)
+
+    def take_part(
+        self, generator: np.random.Generator, state: State, t: int, total: int, clients: int, again: bool
+    ) -> Indices:
+        """The clients that were allocated round t; the first round of a block allocates all of it."""
+        length = self.cycle_length(clients)
+        if t % length == 0:
+            drawn = generator.integers(length, size=clients)
+            state[ALLOCATION] = torch.from_numpy(np.asarray(drawn, dtype=np.int32))
+        if ALLOCATION not in state:
+            raise RunError(
+                f"the state before round {t + 1} does not say who was allocated which round: put the checkpoint of "
+                f"the run back, or start a new one"
+            )
+        allocated = state[ALLOCATION].cpu().numpy()
+        if t % length == length - 1:
+            del state[ALLOCATION]
+        if again and t % length:
+            return self.draw(generator, t, total, clients)
+        return np.flatnonzero(allocated == t % length)
+
+    def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
+        """One over the length of a block."""
+        return 1 / self.cycle_length(clients)
+
+    def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
+        """The event of a round by itself, where nothing is known of the others."""
+        return KEPT_STATE if remembers else Sampled("poisson", rate, event)
+
+    def charged_from(self, t: int, clients: int) -> int:
+        """The first round of the block."""
+        return t - t % self.cycle_length(clients)
+
+    def charged(
+        self, event_at: Callable[[int], Event], t: int, total: int, clients: int, unit: Unit, again: bool
+    ) -> Event:
+        """The whole block before its first round, so that no prefix of a ledger says too little, then nothing.
+
+        A block that is begun again is charged again. Any other round that is run again is a Poisson round more.
+        """
+        length = self.cycle_length(clients)
+        places = 1 if t % length else max(1, min(length, total - t))
+        rounds = [event_at(t + place) for place in range(places)]
+        if (reason := next((each for each in rounds if isinstance(each, Unbounded)), None)) is not None:
+            return reason
+        if unit == "record":
+            return REPLACED
+        hidden = [each.event for each in rounds if isinstance(each, Sampled) and each.kind == "poisson"]
+        noises = [noise for noise in map(gaussian_noise, hidden) if noise is not None]
+        if len(noises) < places:
+            return SEEN
+        if t % length:
+            return rounds[0] if again else NOTHING
+        return block(noises, length)
+
+    def for_canaries(self) -> Clients:
+        """All clients: the audit game itself runs the sampling."""
+        return replace(self, sampling="all")

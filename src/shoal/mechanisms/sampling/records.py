@@ -55,6 +55,8 @@ class Records(Scheme):
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
     """May a record occur more than once in a batch?"""
+    unproven: ClassVar[str | None] = None
+    """Why nothing is proven for a record that is replaced by another; None where something is."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -78,7 +80,7 @@ class Records(Scheme):
             raise ConfigError(f"records.augmentations must be from 0 to {MOST_VIEWS}, got {self.augmentations}")
 
     def _refuse_rate(self, rate: float, records: int) -> None:
-        raise ConfigError(f"records.rate is for records.sampling=poisson, got {self.sampling}")
+        raise ConfigError(f"records.rate is for records.sampling=poisson or random-allocation, got {self.sampling}")
 
     def of_batch(self, batch: int) -> Self:
         """The same with batches of this size instead of a rate, for records that are no pictures."""
@@ -207,6 +209,27 @@ class PoissonRecords(Records):
         """Each of a user's records is sampled independently: a mixture of Gaussians."""
         event, uses = self.event(rate, noise, uses)
         return replace(event, records=most), uses
+
+
+@dataclass(frozen=True)
+class AllocatedRecords(PoissonRecords):
+    """Random allocation: in each pass every record enters one step, drawn at random for each independently."""
+
+    sampling: str = "random-allocation"
+    unproven: ClassVar[str | None] = (
+        "no theorem covers a record that is replaced where its steps are allocated at random: use poisson"
+    )
+
+    def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """The steps of pass after pass, each with the records that were allocated to it."""
+        in_a_pass = self.steps(records, 1)
+        places = generator.integers(in_a_pass, size=(math.ceil(steps / in_a_pass), records))
+        chosen = places[:, None, :] == np.arange(in_a_pass)[:, None]
+        return _rows(chosen.reshape(-1, records)[:steps])
+
+    def event(self, rate: float, noise: float, uses: list[Use]) -> tuple[TwoLevel, list[Use]]:
+        """What a record is charged, where it is left out and not replaced."""
+        return TwoLevel(rate, *_worst(uses), noise, local="random-allocation"), uses
 
 
 @dataclass(frozen=True)

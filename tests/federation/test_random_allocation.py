@@ -1,0 +1,94 @@
+"""Random allocation over a network: a site is charged for whole blocks, has one turn in each, and no second one."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.accounting.events import Allocated, Gaussian, Sampled, leaves, without_sampler
+from shoal.accounting.ledger import Ledger
+from shoal.config import configure
+from shoal.federation.consent import Refused, Requirements, SiteLedger
+from shoal.federation.messages import Payload
+from shoal.federation.site import Owner, Site
+from shoal.federation.terms import ROUND, TERMS
+from shoal.mechanisms.setting import Setting
+from support.federations import asked, farthest, served, settings, simulated
+
+ALLOCATED = settings("trusted-curator", clients__sampling="random-allocation", clients__cohort=1) | {"rounds": 8}
+
+
+def charged(folder):
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        return without_sampler(leaves(ledger.charged_event("client", "release")))[0]
+
+
+def test_simulation_and_network_agree_and_everybody_comes_once_a_block(tmp_path):
+    over_the_network, grid = served(tmp_path, ALLOCATED)
+    assert farthest(over_the_network, simulated(tmp_path, ALLOCATED)) < 1e-5
+    turns = [(payload.values["number"], payload.values["round"] // 4) for to, _, kind, payload in grid.wire
+             if (to, kind) == ("to", ROUND)]  # fmt: skip
+    assert sorted(turns) == [(number, block) for number in range(4) for block in range(2)]
+    assert "server.allocation" not in str([payload.values for _, _, _, payload in grid.wire])
+
+
+@pytest.fixture
+def replies(tmp_path):
+    """A site that is new, the terms, and the message of a round."""
+    given = ALLOCATED | {"federation.seeded": False, "per_round.noise_multiplier": 1.633}
+    _, grid = served(tmp_path / "before", given)
+    owner = next(iter(grid.sites.values())).owner
+    site = Site(Owner(**vars(owner) | {"folder": tmp_path / "new"}))
+    yield site, asked(grid, TERMS), asked(grid, ROUND)
+    site.close()
+
+
+def ask(site, message, t, **changes):
+    return site.answer(ROUND, Payload(message.values | {"round": t, "attempt": 0} | changes, message.vectors)).values
+
+
+def test_a_site_is_charged_a_block_once_and_refuses_a_second_turn(replies, tmp_path):
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    assert "refused" not in ask(site, message, 1)
+    assert "one turn in rounds 1 to 4" in ask(site, message, 2)["refused"]
+    site.close()
+    site = Site(site.owner)  # a restart forgets nothing
+    assert "one turn in rounds 1 to 4" in ask(site, message, 3)["refused"]
+    assert "refused" not in ask(site, message, 5)
+    site.close()
+    ((block, times),) = charged(tmp_path / "new").items()
+    assert (times, block.length) == (2, 4)
+
+
+def test_a_site_that_joins_within_a_block_is_charged_all_of_it(replies, tmp_path):
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 2}))
+    assert "refused" not in ask(site, message, 3)
+    site.close()
+    assert [(leaf.length, times) for leaf, times in charged(tmp_path / "new").items()] == [(4, 1)]
+
+
+def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_path):
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    for attempt in (0, 1):
+        assert "refused" not in ask(site, message, 1, attempt=attempt)
+    site.close()
+    block, again = sorted(charged(tmp_path / "new").items(), key=lambda item: isinstance(item[0], Sampled))
+    assert (block[0].length, block[1]) == (4, 1)
+    assert (again[0].kind, again[0].rate, again[1]) == ("poisson", 0.25, 1)
+    assert isinstance(again[0].event, Gaussian)
+
+
+def test_a_long_run_takes_few_lines_and_its_cap_is_that_of_its_blocks(tmp_path):
+    method = configure({"algorithm": "trusted-curator", "clients.sampling": "random-allocation",
+                        "clients.cohort": 10, "per_round.noise_multiplier": 2.0}).algorithm  # fmt: skip
+    setting = Setting(1000, 1000, all_answer=False)
+    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(epsilon_per_run=0.6), "client")
+    site_ledger.agree(method, setting, seeded=False)
+    site_ledger.charge(method, setting, range(500))
+    with pytest.raises(Refused, match=r"the run's epsilon would exceed the owner's 0\.6"):
+        site_ledger.charge(method, setting, range(500, 1000))
+    site_ledger.close()
+    assert charged(tmp_path) == {Allocated(((2.0, 100),)): 5}
+    assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 11
