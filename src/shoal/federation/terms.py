@@ -28,7 +28,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.toml_text import toml_word
 from shoal.training.cohort import Population
 
-PROTOCOL = 6
+PROTOCOL = 7
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
 
