@@ -30,9 +30,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from shoal.accounting.ledger import Record
+from shoal.data import load
 from shoal.training.run_folder import CHECKPOINT
 from support.deployed import Deployed, config, deployed
 
@@ -138,13 +141,23 @@ def killed(made: Deployed, child: Any) -> float:
 
 
 def first_round(_: argparse.Namespace) -> Facts:
-    """Three sites and a coordinator start at the same time, with all their imports; processor seconds of each."""
+    """Three sites with files of their own and a coordinator start together and import everything themselves."""
     with federation(rounds=1) as made:
+        _write_files(made.folder, 3)
+        serve = (
+            "serve",
+            "federation.toml",
+            "-c",
+            "data.name=held-out.npz",
+            "--keys",
+            "keys",
+            "--port",
+            str(made.port),
+        )
         begun = time.monotonic()
-        serve = ("serve", "federation.toml", "--keys", "keys", "--port", str(made.port))
         children = {"coordinator": _command(made, *serve)}
         for number in range(3):
-            words = ["join", f"127.0.0.1:{made.port}", "--data", "digits", "--part", str(number), "--no-guarantee"]
+            words = ["join", f"127.0.0.1:{made.port}", "--data", f"data-{number}.npz", "--no-guarantee"]
             words += ["--key", f"site-{number}.key", "--ca", "keys/ca.pem", "--folder", f"own-{number}"]
             children[f"site-{number}"] = _command(made, *words)
         try:
@@ -161,6 +174,15 @@ def first_round(_: argparse.Namespace) -> Facts:
                 child.kill()
                 child.wait()
         return {"seconds": round(seconds, 2), "processor seconds": used, **check(made, own(3))}
+
+
+def _write_files(folder: Path, sites: int) -> None:
+    """The digits, as each site's file and the coordinator's held-out rows."""
+    digits = load("digits")
+    np.savez(folder / "held-out.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
+    for number in range(sites):
+        rows = slice(number, None, sites)
+        np.savez(folder / f"data-{number}.npz", x=digits.train_x[rows].numpy(), y=digits.train_y[rows].numpy())
 
 
 def _command(made: Deployed, *words: str) -> subprocess.Popen[bytes]:

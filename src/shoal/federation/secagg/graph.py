@@ -54,7 +54,6 @@ from random import SystemRandom
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, xlog1py, xlogy
 
 from shoal.errors import ConfigError
 
@@ -225,6 +224,8 @@ def _first(values: Floats, most: float) -> int:
 
 
 def _log_choose(n: npt.ArrayLike, k: npt.ArrayLike) -> Floats:
+    from scipy.special import gammaln  # not at the start of every site: only sparse rounds need it
+
     n, k = np.broadcast_arrays(np.asarray(n, float), np.asarray(k, float))
     inside = (k >= 0) & (k <= n)
     n, k = np.where(inside, n, 0.0), np.where(inside, k, 0.0)
@@ -245,6 +246,8 @@ def _log_cuts(n: int, threshold: int, colluding: int, k: int, inside: int) -> Fl
     `inside`: how many others of its part each site picked. P[B >= b] is at most its first term over 1 - the ratio of
     the second to the first, as ratios fall.
     """
+    from scipy.special import xlog1py, xlogy
+
     honest = threshold - colluding
     left_out = np.arange(1, max(honest - inside, 1))
     p = np.exp(_log_choose(n - 1 - left_out, k) - _log_choose(n - 1, k))
