@@ -73,12 +73,14 @@ def test_imports_go_one_way():
 
 
 @pytest.mark.slow
-def test_flower_is_loaded_only_where_it_is_needed():
-    """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of."""
+def test_flower_and_scipy_are_loaded_only_where_they_are_needed():
+    """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of. And a site
+    that starts needs no library of numerics besides torch."""
     modules = "shoal.cli.main, shoal.api, shoal.prepare, " + ", ".join(
         f"shoal.federation.{name}" for name in ("coordinator", "site", "keys")
     )
-    code = f"import {modules}, sys; print([m for m in ('flwr', 'fastapi', 'httpx') if m in sys.modules])"
+    late = ("flwr", "fastapi", "httpx", "scipy", "sklearn", "dp_accounting", "matplotlib", "pandas")
+    code = f"import {modules}, sys; print([m for m in {late} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

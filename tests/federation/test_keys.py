@@ -20,7 +20,7 @@ from shoal.cli import join
 from shoal.cli.main import main
 from shoal.cli.serve import open_link
 from shoal.errors import ConfigError
-from shoal.federation import keys
+from shoal.federation import key_watch, keys
 from shoal.federation.flower.node import Endpoint, JoinError, Link, _refuse_permanent
 from shoal.federation.flower.superlink import identity
 from shoal.federation.key_watch import KeyWatch
@@ -273,6 +273,27 @@ def test_a_key_revoked_before_the_first_look_is_out_too(folder):
         assert len(link._verifier.keys) == 1
     finally:
         link.close()
+
+
+def test_a_change_that_cannot_be_applied_is_logged_once_and_tried_again(running, folder, monkeypatch):
+    """Else the first failure would end the watch, and whoever is revoked later could still join."""
+    _, names, watch, said, _ = running
+    watch.look_again()
+    revoke(folder, "north")
+
+    def broken(*_):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(key_watch, "read_sites", broken)
+        watch.look_again()
+        watch.look_again()
+    assert [line for line in said if "could not be applied" in line] == [
+        f"changes in {folder} could not be applied, and will be tried again: OSError: [Errno 24] Too many open files"
+    ]
+    assert sorted(names.values()) == ["north", "south"]
+    watch.look_again()
+    assert sorted(names.values()) == ["south"]
 
 
 def test_a_renamed_key_keeps_a_name_of_the_coordinators_choice(running, folder):

@@ -61,16 +61,16 @@ class Child:
         self.process.join(30)
 
 
-def start(folder: Path, log: str, words: list[str], index: str = "never", round: int = 0) -> Child:
-    """`shoal WORDS` in that folder, with what it prints in that file."""
+def start(folder: Path, log: str, words: list[str], index: str = "never", round: int = 0, skew: float = 0.0) -> Child:
+    """`shoal WORDS` in that folder, with what it prints in that file and a clock that is ahead by `skew` seconds."""
     os.environ["OMP_NUM_THREADS"] = "1"
     _context.set_forkserver_preload(PRELOADED)
-    made = _context.Process(target=_child, args=(str(folder), log, words, index, round))
+    made = _context.Process(target=_child, args=(str(folder), log, words, index, round, skew))
     made.start()
     return Child(made, shlex.join(["shoal", *words]), folder / log)
 
 
-def _child(folder: str, log: str, words: list[str], index: str, round: int) -> None:
+def _child(folder: str, log: str, words: list[str], index: str, round: int, skew: float) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests were started in the background
     os.chdir(folder)
     os.environ["COLUMNS"] = "200"
@@ -81,6 +81,9 @@ def _child(folder: str, log: str, words: list[str], index: str, round: int) -> N
     sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
     if index != "never":
         _die(index, round)
+    if skew:
+        true_time = time.time
+        time.time = lambda: true_time() + skew
     from shoal.cli.main import main
 
     sys.argv = ["shoal", *words]

@@ -41,14 +41,26 @@ class KeyWatch:
         log: Callable[[str], None],
     ) -> None:
         self._folder, self._gate, self._names, self._identity, self._log = folder, gate, names, identity, log
+        self._failure = ""
         self._stamps: tuple[Stamp | None, Stamp] = None, self._certificate()  # the sites may have changed already
+
+    def look_again(self) -> None:
+        """Apply what has changed since the last look; a failure is logged, once, and tried again at the next look."""
+        before, self._failure = self._failure, ""
+        try:
+            self.look()
+        except Exception as error:  # or revoked keys could join from then on
+            self._failure = f"{type(error).__name__}: {error}"
+            if self._failure != before:
+                self._log(f"changes in {self._folder} could not be applied, and will be tried again: {self._failure}")
 
     def look(self) -> None:
         """Apply what has changed since the last look."""
         sites, certificate = self._sites(), self._certificate()
-        before, self._stamps = self._stamps, (sites, certificate)
+        before = self._stamps
         if sites != before[0]:
             self._apply()
+        self._stamps = sites, certificate  # what could not be applied is tried again
         if certificate != before[1]:
             try:
                 self._gate.reload_certificate()
@@ -83,7 +95,7 @@ def watching(watch: KeyWatch) -> Iterator[None]:
 
     def run() -> None:
         while not stop.wait(INTERVAL):
-            watch.look()
+            watch.look_again()
 
     thread = threading.Thread(target=run, daemon=True, name="keys")
     thread.start()

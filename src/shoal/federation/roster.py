@@ -7,7 +7,8 @@ identified by its key. Sites that agree before the first round are numbered by n
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from shoal import release
@@ -77,9 +78,10 @@ class Roster:
 
     def drop(self, identity: str, name: str) -> Member:
         """Take a site off the list for good; its number and its place are free for another one."""
-        member = self.members.setdefault(identity, Member(name))
+        member = self.members.get(identity, Member(name))
+        self._write(self.members | {identity: replace(member, number=None, dropped=True)})  # first: it may fail
         member.number, member.agreed, member.dropped = None, False, True
-        self.save()
+        self.members[identity] = member
         return member
 
     def readmit(self, identity: str) -> None:
@@ -129,5 +131,8 @@ class Roster:
 
     def save(self) -> None:
         """Write the list to the run's folder."""
-        kept = {key: asdict(member) | {"node": None, "agreed": False} for key, member in self.members.items()}
+        self._write(self.members)
+
+    def _write(self, members: Mapping[str, Member]) -> None:
+        kept = {key: asdict(member) | {"node": None, "agreed": False} for key, member in members.items()}
         write_whole(self._path, json.dumps({release.KEY: release.SITES, **kept}, indent=1).encode())

@@ -7,8 +7,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -30,108 +28,17 @@ from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import ROUND, TERMS
-from support.deploy_children import Child, start
-from support.ports import free_port
+from support.deploy_children import start
+from support.deployed import PATIENCE, config, deployed
 
 pytestmark = pytest.mark.slow
-
-PATIENCE = 240.0  # seconds for all that a test waits for together; a quiet machine needs a twentieth
-CONFIG = """
-algorithm = "{algorithm}"
-model = "linear"
-rounds = {rounds}
-[data]
-name = "digits"
-clients = 3
-[clients]
-sampling = "all"
-[local]
-steps = 2
-[engine]
-device = "cpu"
-threads = 1
-[federation]
-seeded = {seeded}
-deadline = {deadline}
-"""
-
-
-def config(folder, algorithm="trusted-curator", rounds=4, seeded="true", deadline=60.0):
-    path = folder / "federation.toml"
-    path.write_text(CONFIG.format(algorithm=algorithm, rounds=rounds, seeded=seeded, deadline=deadline))
-    return path
-
-
-@dataclass
-class ClientData:
-    """A folder with keys for three sites and one stranger, and the processes that were started in it."""
-
-    folder: Path
-    port: int
-    started: list[Child] = field(default_factory=list)
-    end: float = field(default_factory=lambda: time.monotonic() + PATIENCE)
-
-    def serve(self, *words, index="never", round=0):
-        words = ["serve", "--keys", "keys", "--port", str(self.port), *words]
-        return self._start("serve.log", words, index, round)
-
-    def join(self, number, key=None, ca="keys/ca.pem", folder=None):
-        name = key or f"site-{number}"
-        words = ["join", f"127.0.0.1:{self.port}", "--data", "digits", "--part", str(number)]
-        words += ["--key", f"{name}.key", "--ca", ca, "--folder", folder or f"own-{number}"]
-        words += ["--no-guarantee"]
-        return self._start(f"{name}.log", words)
-
-    def _start(self, log, words, *death):
-        self.started.append(start(self.folder, log, words, *death))
-        return self.started[-1]
-
-    def until(self, fact, what):
-        """Wait for it, while everybody who was started and not killed is alive."""
-        while not fact():
-            said = "".join(f"\n--- {child.words}\n{child.said}" for child in self.started)
-            assert time.monotonic() < self.end, f"it did not come to pass: {what}{said}"
-            failed = [child.words for child in self.started if (child.process.exitcode or 0) > 0]
-            assert not failed, f"{what}: {failed} ended before that{said}"
-            time.sleep(0.05)
-
-    def still(self, seconds):
-        """Has no round been played for so long? Each call looks again."""
-        seen = [(len(self.metrics()), time.monotonic())]
-
-        def fact():
-            if len(self.metrics()) != seen[-1][0]:
-                seen.append((len(self.metrics()), time.monotonic()))
-            return time.monotonic() - seen[-1][1] > seconds
-
-        return fact
-
-    def ended(self, *children):
-        """How they ended; a busy machine may have taken long to get here, so each has time for that alone."""
-        return [child.ended(max(self.end, time.monotonic() + 60)) for child in children]
-
-    @property
-    def run(self):
-        (found,) = (self.folder / "runs").iterdir()
-        return found
-
-    def metrics(self):
-        files = list(self.folder.glob("runs/*/metrics.jsonl"))
-        lines = files[0].read_text().splitlines(keepends=True) if files else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written just now
 
 
 @pytest.fixture
 def federation(tmp_path):
-    make_authority(tmp_path / "keys", ["127.0.0.1", "localhost"], 30)
-    for name in ("site-0", "site-1", "site-2", "stranger"):
-        _, public = make_site(tmp_path, name)
-        if name != "stranger":
-            public.rename(tmp_path / "keys" / "sites" / public.name)
-    made = ClientData(tmp_path, free_port())
+    made = deployed(tmp_path)
     yield made
-    for child in made.started:
-        child.away()
+    made.away()
 
 
 def sites_of(run):

@@ -6,6 +6,7 @@ import socket
 import stat
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.cli.main import main
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.federation.flower.node import Endpoint, Link
 from shoal.federation.flower.superlink import SuperLink
 from shoal.federation.flower.transport import Transport, key_identity
@@ -23,6 +24,8 @@ from shoal.federation.keys import make_site, public_pem, read_site_key, read_sit
 from shoal.federation.operations import control
 from shoal.federation.operations.control import ControlSocket, ask, running
 from shoal.federation.operations.monitor import Monitor
+from shoal.federation.operations.site_commands import SiteCommands
+from shoal.federation.roster import Member, Roster
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from support.federations import full_cohort, served
@@ -117,6 +120,34 @@ def test_the_command(listening, monkeypatch, capsys):
     code, said = shoal("list")
     assert code == 2
     assert "give --run: one coordinator must be running" in said.err
+
+
+def test_a_site_whose_drop_cannot_be_written_is_not_dropped_and_the_run_goes_on(tmp_path):
+    monitor, _ = monitored()
+    roster = Roster(tmp_path / "run", 4, 3)
+    roster.members["a1"] = Member("east", number=0, node=1, agreed=True)
+    act = SiteCommands(roster, {}, None, monitor, lambda: (1, 1))
+
+    def asked():
+        answer = Future()
+        monitor._commands.put(("drop", {"site": "east"}, answer))
+        monitor.carry_out(act)
+        return answer
+
+    assert "cannot be written: No such file or directory" in str(asked().exception())
+    assert roster.members["a1"] == Member("east", number=0, node=1, agreed=True)
+    (tmp_path / "run").mkdir()
+    assert asked().result()["message"].startswith("site east was dropped")
+    assert Roster(tmp_path / "run", 4, 3).members["a1"].dropped
+
+
+def test_an_error_of_the_system_is_one_line_for_who_asked(tmp_path):
+    monitor, _ = monitored()
+    answer = Future()
+    monitor._commands.put(("drop", {}, answer))
+    monitor.carry_out(lambda *_: Path(tmp_path / "none").read_text())
+    with pytest.raises(RunError, match=r"^'drop' failed: \[Errno 2\] No such file or directory"):
+        answer.result()
 
 
 def test_a_running_link_lets_an_invited_key_in(tmp_path):

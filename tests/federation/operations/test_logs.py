@@ -1,5 +1,6 @@
 """Log lines: levels, time stamps where there is no terminal, JSON."""
 
+import io
 import json
 import logging
 import re
@@ -67,3 +68,13 @@ def test_other_levels_and_formats_are_refused(level, format, words):
 def test_without_a_log_an_error_is_one_line(capsys):
     logs.show_error("no such file")
     assert capsys.readouterr().err == "shoal: no such file\n"
+
+
+def test_a_line_goes_to_standard_error_as_it_is_then_though_the_first_one_was_closed(monkeypatch, capsys):
+    first = io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", first)
+        log = Log("info", "text")
+    first.close()
+    log("north has joined")
+    assert capsys.readouterr().err.endswith("INFO north has joined\n")

@@ -66,18 +66,28 @@ def test_hypergeometric_tails_are_exact(population, marked, draws):
         assert found[x] == pytest.approx(float(sum(terms) / choose(population, draws)), rel=1e-9, abs=1e-300)
 
 
-@pytest.mark.parametrize(("n", "honest", "k", "least"), [(30, 20, 8, 3), (60, 38, 12, 5), (120, 79, 30, 8)])
-def test_the_bound_on_cuts_is_at_least_the_sum_of_binomial_tails(n, honest, k, least):
+@pytest.mark.parametrize(
+    ("n", "threshold", "colluding", "k", "inside"),
+    [(30, 20, 0, 4, 3), (40, 27, 0, 8, 5), (60, 40, 2, 12, 5), (120, 80, 1, 20, 8)],
+)
+def test_the_bound_on_cuts_is_at_least_the_sum_of_its_terms(n, threshold, colluding, k, inside):
     """And not much more: within a factor of 3 wherever it says anything."""
-    found = np.exp(np.minimum(graph._log_cuts(n, honest, k, least), 0))
-    left_out = range(1, honest - least)
-    avoid = [float(choose(n - 1 - r, k) / choose(n - 1, k)) for r in left_out]
-    terms = [math.comb(n, r) * binom.sf(honest - r - 1, n, p) for r, p in zip(left_out, avoid, strict=True)]
+    found = np.exp(np.minimum(graph._log_cuts(n, threshold, colluding, k, inside), 0))
+    honest = threshold - colluding
+    terms, by_part = [], 0
+    for r in range(1, honest - inside):
+        size, avoid = honest - r, float(choose(n - 1 - r, k) / choose(n - 1, k))
+        terms.append(math.comb(n, r) * binom.sf(size - 1, n, avoid))
+        if 2 * size < honest:
+            each = choose(k, inside) * choose(size - 1, inside) / choose(threshold - 1, inside)
+            by_part += (small := float(math.comb(n, size) * min(each, 1) ** size)) < terms[-1]
+            terms[-1] = min(terms[-1], small)
     for loose in range(len(terms)):
         exact = math.fsum(terms[loose:])
         assert found[loose] >= min(exact, 1) * (1 - 1e-6)
         if exact < 1e-3:
             assert found[loose] <= 3 * exact
+    assert by_part, "the second bound is the smaller one for some parts"
 
 
 @pytest.mark.parametrize(("sites", "colluding"), [(101, 1), (150, 15), (300, 30), (1000, 1), (1000, 100)])
@@ -106,14 +116,32 @@ def test_a_threshold_of_all_sites_needs_few_neighbours():
 
 
 def test_few_signatures_are_verified_where_many_must_sign():
-    """The chance that a list with too few valid signatures passes at some site, over all rounds of a run."""
+    """The chance that some site has too many neighbours whom a list with too few valid signatures fooled, over all
+    rounds of a run."""
     found = computed(1000, 667, 1)
-    q, valid = found.sample(667), 500
-    assert 1000 * graph.BEGUN * choose(valid, q) / choose(667, q) <= FAILURE / 8
-    assert 1000 * graph.BEGUN * choose(valid, q - 1) / choose(667, q - 1) > FAILURE / 8
+    k, fooled, valid = found.neighbours, found._risk.fooled, 500
+    assert 0 < fooled < found.shares - found.corrupt
+
+    def likely(q):
+        return 1000 * graph.BEGUN * choose(k, fooled + 1) * (choose(valid, q) / choose(667, q)) ** (fooled + 1)
+
+    q = found.sample(667)
+    assert likely(q) <= FAILURE / 8 < likely(q - 1)
     assert found.sample(700) < q
     close = Graph(1000, 501, 0, 49, 14)
     assert close.sample(501) == 501, "one more than may be false"
+
+
+def test_so_many_fooled_neighbours_of_one_site_are_as_rare_as_the_bound_says():
+    """Sites that each verify 2 of 8 signatures, of which 5 are valid: one of 3 sites has more than one fooled among
+    its 4 neighbours. False alarms: once in 10^9 times."""
+    drawn = np.random.default_rng(2).random((20_000, 3, 4, 8)).argsort(-1)[..., :2]
+    fooled = (drawn < 5).all(-1).sum(-1)  # neighbours, by site
+    frequency = (fooled > 1).any(-1).mean()
+    bound = 3 * math.comb(4, 2) * (math.comb(5, 2) / math.comb(8, 2)) ** 2
+    exact = 1 - binom.cdf(1, 4, math.comb(5, 2) / math.comb(8, 2)) ** 3
+    assert abs(frequency - exact) < 6.2 * math.sqrt(exact * (1 - exact) / 20_000)
+    assert exact <= bound
 
 
 @pytest.mark.parametrize(
@@ -186,28 +214,46 @@ def test_by_brute_force_what_can_be_unmasked_is_closed_under_picks():
 def test_cuts_are_no_more_frequent_than_their_bound():
     """Random picks of 5 among 10 sites, of which one may be gone: in how many graphs some choice of survivors leaves
     a part cut off, by trying all of them."""
-    n, k, threshold, least = 10, 5, 9, 3
+    n, k, threshold, inside = 10, 5, 9, 3
     generator = np.random.default_rng(3)
     others = [[site for site in range(n) if site != own] for own in range(n)]
     cut = 0
     for _ in range(100):
         picks = [sum(1 << int(site) for site in generator.choice(others[own], k, replace=False)) for own in range(n)]
-        cut += cuttable(picks, threshold, least)
-    assert 0 < cut / 100 <= float(np.exp(graph._log_cuts(n, threshold, k, least)[0])) < 0.3
+        cut += cuttable(picks, threshold, inside)
+    assert 0 < cut / 100 <= float(np.exp(graph._log_cuts(n, threshold, 0, k, inside)[0])) < 0.3
 
 
-def cuttable(picks, threshold, least):
-    """Whether there are disjoint sets Q and R of `threshold` sites, |Q| > least, where none of Q picked one of R.
+def cuttable(picks, threshold, inside):
+    """Whether there are disjoint sets Q and R of `threshold` sites, each of Q with `inside` picks in Q and none in R.
 
     `picks` are bits.
     """
-    for size in range(1, threshold - least):
+    for size in range(1, threshold - inside):
         for left_out in combinations(range(len(picks)), size):
             others = sum(1 << site for site in left_out)
-            avoiding = [not pick & others for site, pick in enumerate(picks) if not others >> site & 1]
-            if sum(avoiding) >= threshold - size:
+            part = {site for site, pick in enumerate(picks) if not (others >> site & 1 or pick & others)}
+            while lacking := {site for site in part if sum(picks[site] >> each & 1 for each in part) < inside}:
+                part -= lacking
+            if len(part) >= threshold - size:
                 return True
     return False
+
+
+def test_small_parts_that_pick_within_themselves_are_no_more_frequent_than_their_bound():
+    """Three of 16 sites who each picked one of the other two: the second bound, for a list of all 16 or of 11."""
+    n, k, threshold, size = 16, 2, 11, 3
+    generator = np.random.default_rng(4)
+    others = [[site for site in range(n) if site != own] for own in range(n)]
+    found = 0
+    for _ in range(300):
+        picks = [set(generator.choice(others[own], k, replace=False).tolist()) for own in range(n)]
+        parts = (set(part) for part in combinations(range(n), size))
+        found += sum(all(picks[site] & part for site in part) for part in parts)
+    mean = math.comb(n, size) * (1 - float(choose(n - size, k) / choose(n - 1, k))) ** size
+    assert found / 300 == pytest.approx(mean, rel=0.2), "by chance less than once in 10^6 times"
+    bound = math.comb(n, size) * (k * (size - 1) / (threshold - 1)) ** size
+    assert mean <= bound
 
 
 def test_picks_are_the_sites_own_uniform_and_of_the_right_number():
@@ -539,9 +585,10 @@ def test_every_list_that_a_large_federation_can_fill_counts():
     one, ten = Graph(1000, 667, 1, 49, 14), Graph(1000, 667, 1, 49, 14, lists=10)
     k, u = 49, ten.corrupt
     tail = sum(choose(1, i) * choose(665, k - i) for i in range(u + 1, k + 1)) / choose(666, k)
-    cut = math.exp(graph._log_cuts(1000, 666, k, 14 - u)[ten.loose])
+    fooled = ten._risk.fooled
+    cut = math.exp(graph._log_cuts(1000, 667, 1, k, 14 - u - fooled)[ten.loose])
     q = ten.sample(667)
-    missed = 1000 * choose(500, q) / choose(667, q)
+    missed = 1000 * choose(k, fooled + 1) * (choose(500, q) / choose(667, q)) ** (fooled + 1)
     assert ten.failure >= 10 * graph.BEGUN * (1000 * tail + cut + missed) * (1 - 1e-9)
     assert q > one.sample(667)
     given = {"algorithm": "trusted-curator", "federation.aggregation": "secure", "data.clients": 10_000}
@@ -554,13 +601,13 @@ def test_every_list_that_a_large_federation_can_fill_counts():
 @pytest.mark.slow
 def test_the_best_of_several_lists_is_cut_more_often_than_one():
     """Why they count: the chance with ten lists is above the bound for one, and below ten times it."""
-    n, k, threshold, least, lists = 10, 5, 9, 3, 10
+    n, k, threshold, inside, lists = 10, 5, 9, 3, 10
     generator = np.random.default_rng(5)
     others = [[site for site in range(n) if site != own] for own in range(n)]
 
     def cut():
         picks = [sum(1 << int(site) for site in generator.choice(others[own], k, replace=False)) for own in range(n)]
-        return cuttable(picks, threshold, least)
+        return cuttable(picks, threshold, inside)
 
-    bound = float(np.exp(graph._log_cuts(n, threshold, k, least)[0]))
+    bound = float(np.exp(graph._log_cuts(n, threshold, 0, k, inside)[0]))
     assert bound < sum(any(cut() for _ in range(lists)) for _ in range(20)) / 20 <= lists * bound

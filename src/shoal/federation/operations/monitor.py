@@ -147,6 +147,8 @@ class Monitor:
                     answer.set_result(act(command, values))
                 except ShoalError as error:
                     answer.set_exception(error)
+                except OSError as error:  # an operator's command may not end the run
+                    answer.set_exception(RunError(f"'{command}' failed: {error}"))
 
     def _room(self, kind: str, now: float) -> bool:
         """Whether one more event of a stranger may be written down: nobody may fill the disk from outside."""

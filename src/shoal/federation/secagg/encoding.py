@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from shoal.federation.messages import InvalidMessage, Payload, Value
@@ -113,6 +114,7 @@ def _table(message: Payload, key: str) -> dict[str, Any]:
     return found
 
 
+@lru_cache(4096)
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and (text[0] != "0" or text == "0")):
         raise InvalidMessage(f"malformed site number {text[:20]!r}")

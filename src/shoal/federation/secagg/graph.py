@@ -10,19 +10,30 @@ Let n be the sites in the cohort, T = `threshold` the fewest in a sum, c = `coll
 
 1. Corruption. A site picks more than u colluding neighbours, so that fewer than m = t - u honest ones suffice to open
    its secrets: at most n P[H > u], H hypergeometric, k draws from T - 1 sites of which c collude.
-2. Signatures. Two lists of survivors are opened. One of them then has at most e = floor((n + c)/2) valid signatures.
-   Each site verifies a random sample of q of the s signatures that it is shown: at most n C(e, q)/C(s, q).
-3. A cut. The coordinator unmasks the sum of a part Q of the honest sites in the sum. A holder opens a site's seed
-   only if the site signed the same list of dealers as the holder did. So the seed of a site in Q was opened by m or
-   more honest neighbours, which are in the sum. And a mask between a site of Q and one that it picked can be removed
-   only if that one is in Q or not in the sum. Hence |Q| > m, and no site of Q picked any of the r others: honest
-   sites in the sum, or forged entries of the list, which a site that picks them refuses. As |Q| + r >= T - c, the
-   probability that r exceeds `loose` is at most the sum over r > loose of C(n, r) P[B >= T - c - r], B binomial, n
-   trials of probability C(n - 1 - r, k)/C(n - 1, k).
+2. Signatures. Of all lists of survivors at most one, A, has more than e = floor((n + c)/2) valid signatures. A site
+   is fooled if it opens shares on another. It verifies a random sample of q of the s signatures that it is shown,
+   once: it is fooled with probability p = C(e, q)/C(s, q) at most, whoever was fooled before. That more than `fooled`
+   = f < m of the neighbours that some site picked are fooled has probability n C(k, f + 1) p^(f + 1) at most.
+   Otherwise no site in A has its key opened, and no other site its seed: that takes m honest neighbours, all fooled.
+3. A cut. The coordinator unmasks the sum of a part Q of the honest sites in A. A holder opens a site's seed only if
+   the site signed the same list of dealers as the holder did. So the seed of a site in Q was opened by d = m - f or
+   more honest neighbours that are in A, with the list of dealers of A. And a mask between a site of Q and one that it
+   picked can be removed only if that one is in Q or not in A. Hence each site of Q picked d or more others of Q, and
+   none of the r others: honest sites in A, or forged entries of the list, which a site that picks them refuses. And
+   |Q| + r >= T - c. For each r > loose this has at most the probability
+
+       C(n, r) P[B >= T - c - r],  B binomial, n trials of probability C(n - 1 - r, k)/C(n - 1, k),
+
+   by the choices of the r others, and where |Q| = T - c - r is small also, by the choices of Q, at most
+
+       C(n, |Q|) (C(k, d) C(|Q| - 1, d)/C(T - 1, d))^|Q|.
+
+   The probability that r exceeds `loose` is at most the sum of the smaller of the two.
 
 So every sum that can be unmasked has the noise of at least T - c - loose honest sites, and shares of the noise are
 made for that number. The bounds hold for every length of the list from T to n: (1) grows as the list gets shorter,
-(2) and (3) as it gets longer.
+(2) as it gets longer; in (3) the first grows as it gets longer, and the second is for a list as short as T in its
+picks and as long as n in the choices of Q.
 
 `failure` adds the three up over a run. A coordinator may begin a round again and again until it likes the picks, so
 that a site begins each round `attempts` times at most, and every attempt counts: BEGUN of them in a run. And where a
@@ -43,7 +54,6 @@ from random import SystemRandom
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, xlog1py, xlogy
 
 from shoal.errors import ConfigError
 
@@ -52,6 +62,7 @@ MOST_SITES = 3000  # whose keys fit into one message
 BEGUN = 2**14  # attempts at rounds that count in one run
 FAILURE = 1e-9  # the largest probability that the graph breaks the guarantee in a run
 UNDELIVERED = 1e-5  # the largest probability that drop-outs up to the threshold leave a round without a sum
+FOOLED = 3  # of the honest neighbours who can open a secret, one in so many may be fooled by false signatures
 MOST_LOOSE = 20  # `loose` is at most one in so many noise shares
 Floats = npt.NDArray[np.float64]
 
@@ -125,7 +136,9 @@ class Graph:
         """How many of the signatures shown must be verified."""
         invalid_list = (self.cohort + self.colluding) // 2
         size = np.arange(min(invalid_list, shown) + 1)
-        log = _log_choose(invalid_list, size) - _log_choose(shown, size) + math.log(self.cohort)
+        fooled = self._risk.fooled + 1
+        log = fooled * (_log_choose(invalid_list, size) - _log_choose(shown, size))
+        log += math.log(self.cohort) + _log_choose(self.neighbours or 0, fooled)
         enough = np.flatnonzero(log <= math.log(_EACH / self.lists))
         return int(enough[0]) if len(enough) else min(invalid_list + 1, shown)
 
@@ -164,6 +177,7 @@ class Risk:
     """What the module's docstring derives."""
 
     corrupt: int
+    fooled: int
     loose: int
     failure: float
     undelivered: float
@@ -195,11 +209,12 @@ def _risk(n: int, threshold: int, colluding: int, k: int, t: int, lists: int) ->
     each = _EACH / lists
     corruption = n * np.exp(_log_tail(threshold - 1, colluding, k))
     corrupt = _first(corruption[:t], each)
-    cuts = np.exp(np.minimum(_log_cuts(n, threshold - colluding, k, t - corrupt), 0.0))
+    fooled = (t - corrupt) // FOOLED
+    cuts = np.exp(np.minimum(_log_cuts(n, threshold, colluding, k, t - corrupt - fooled), 0.0))
     loose = _first(cuts[: (threshold - colluding) // MOST_LOOSE + 1], each)
     failure = BEGUN * lists * float(corruption[corrupt] + cuts[loose] + each)
     gone = n * math.exp(_log_tail(n - 1, n - threshold, k)[k - t])
-    return Risk(corrupt, loose, min(failure, 1.0), min(gone, 1.0))
+    return Risk(corrupt, fooled, loose, min(failure, 1.0), min(gone, 1.0))
 
 
 def _first(values: Floats, most: float) -> int:
@@ -209,6 +224,8 @@ def _first(values: Floats, most: float) -> int:
 
 
 def _log_choose(n: npt.ArrayLike, k: npt.ArrayLike) -> Floats:
+    from scipy.special import gammaln  # not at the start of every site: only sparse rounds need it
+
     n, k = np.broadcast_arrays(np.asarray(n, float), np.asarray(k, float))
     inside = (k >= 0) & (k <= n)
     n, k = np.where(inside, n, 0.0), np.where(inside, k, 0.0)
@@ -223,12 +240,16 @@ def _log_tail(population: int, marked: int, draws: int) -> Floats:
     return np.append(tail[1:], -np.inf)
 
 
-def _log_cuts(n: int, honest: int, k: int, least: int) -> Floats:
+def _log_cuts(n: int, threshold: int, colluding: int, k: int, inside: int) -> Floats:
     """The log of the bound on a cut that leaves out more than x honest sites, for x = 0, 1, ...
 
-    P[B >= b] is at most its first term over 1 - the ratio of the second to the first, as ratios fall.
+    `inside`: how many others of its part each site picked. P[B >= b] is at most its first term over 1 - the ratio of
+    the second to the first, as ratios fall.
     """
-    left_out = np.arange(1, max(honest - least, 1))
+    from scipy.special import xlog1py, xlogy
+
+    honest = threshold - colluding
+    left_out = np.arange(1, max(honest - inside, 1))
     p = np.exp(_log_choose(n - 1 - left_out, k) - _log_choose(n - 1, k))
     b = honest - left_out
     ratio = (n - b) / (b + 1) * p / (1 - p)
@@ -236,4 +257,7 @@ def _log_cuts(n: int, honest: int, k: int, least: int) -> Floats:
     above = b > n * p
     tail = np.where(above, first - np.log1p(-np.where(above, ratio, 0.0)), 0.0)
     terms = _log_choose(n, left_out) + np.minimum(tail, 0.0)
+    picked = _log_choose(k, inside) + _log_choose(b - 1, inside) - _log_choose(threshold - 1, inside)
+    small = _log_choose(n, b) + b * np.minimum(picked, 0.0)
+    terms = np.where(2 * b < honest, np.minimum(terms, small), terms)  # else it is for larger parts too
     return np.append(np.logaddexp.accumulate(terms[::-1])[::-1], -np.inf)
