@@ -100,10 +100,14 @@ class TwoLevel(_Fact):
         self.local_event  # noqa: B018  (its parts validate themselves)
 
     @property
+    def step(self) -> Sampled:
+        """What happens to the record in one local step."""
+        return Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
+
+    @property
     def local_event(self) -> Event:
         """What happens to the record in a round in which its client takes part."""
-        step = Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
-        return Repeat(step, self.local_steps)
+        return Repeat(self.step, self.local_steps)
 
 
 Use: TypeAlias = tuple[int, float, int]
