@@ -203,7 +203,7 @@ def _chain(record: Record, claim: Mapping[str, Any]) -> dict[str, Any] | None:
         "composition": f"{sum(times.values()):,} charges; {COMPOSED}",
         "distance": distance,
         "sampler": f"{_sampler(distance, claim)}; {_ROUNDING[(record.opened or {}).get('random') == 'secure']}",
-        "conversion": f"the least epsilon of the composed losses at this delta, by {str(claim['accountant']).upper()}",
+        "conversion": f"the least epsilon of the composed losses at delta, by {str(claim['accountant']).upper()}",
     }
 
 
