@@ -69,7 +69,7 @@ def test_it_agrees_with_the_accountant(name: str) -> None:
         claimed = accountants.epsilon(GRID[name], 1e-5, adjacency=adjacency)  # type: ignore[arg-type]
         assert claimed.epsilon is not None
         found = recomputed(GRID[name], adjacency, 1e-5, claimed.epsilon)
-        assert 1 - 1e-5 <= found.epsilon / claimed.epsilon <= 1 + 1e-3
+        assert 1 - 1e-4 <= found.epsilon / claimed.epsilon <= 1 + 1e-3
         assert math.isclose(found.sampler_delta, claimed.sampler_delta, rel_tol=1e-9)
 
 

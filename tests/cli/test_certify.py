@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -90,10 +91,8 @@ def test_a_change_of_one_character_anywhere_is_found(signed):
         at = drawn.randrange(len(text))
         other = drawn.choice([each for each in "0123456789abcdefA .-" if each != text[at]])
         path.write_text(text[:at] + other + text[at + 1 :], encoding="utf-8")
-        try:
+        with suppress(checker.BadInput):
             assert not checker.holds(checked(signed)), f"{text[at]!r} -> {other!r} at {at}"
-        except (checker.BadInput, KeyError, TypeError, AttributeError):
-            pass
 
 
 @pytest.mark.parametrize("file", BESIDE.values())

@@ -469,16 +469,18 @@ def check(
             raise BadInput(f"{path} has the format {held['format']!r}; this file checks {FORMAT}")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadInput(f"{path} is not a certificate") from None
-    lines = [
-        _digest(held, raw),
-        _signature(held, public_key),
-        *(_claim(claim) for claim in held["claims"]),
-        _file("configuration", held["hashes"]["config"], config),
-        _file("model", held["hashes"]["model"], model),
-        *_ledger(held, ledger),
-        *_sites(held, sites or {}),
-    ]
-    return lines
+    try:
+        return [
+            _digest(held, raw),
+            _signature(held, public_key),
+            *(_claim(claim) for claim in held["claims"]),
+            _file("configuration", held["hashes"]["config"], config),
+            _file("model", held["hashes"]["model"], model),
+            *_ledger(held, ledger),
+            *_sites(held, sites or {}),
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BadInput(f"{path} is malformed: {type(error).__name__} {error}") from None
 
 
 def holds(lines: list[Line]) -> bool:
