@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -90,15 +91,38 @@ SHOKRI = Reference(
     "Privacy-Preserving Deep Learning",
     "https://doi.org/10.1145/2810103.2813687",
 )
+_ACCOUNTING = (
+    ("Balle, Barthe, Gaboardi (2018)", "B. Balle, G. Barthe, M. Gaboardi",
+     "Privacy Amplification by Subsampling: Tight Analyses via Couplings and Divergences", "1807.01647"),
+    ("Balle, Wang (2018)", "B. Balle, Y.-X. Wang",
+     "Improving the Gaussian Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising",
+     "1805.06530"),
+    ("Chua et al. (2024)", "L. Chua et al.", "How Private are DP-SGD Implementations?", "2403.17673"),
+    ("Denisov et al. (2022)", "S. Denisov et al.",
+     "Improved Differential Privacy for SGD via Optimal Private Linear Operators on Adaptive Streams", "2202.08312"),
+    ("Doroshenko et al. (2022)", "V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi",
+     "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions", "2207.04380"),
+    ("Koskela, Jälkö, Honkela (2020)", "A. Koskela, J. Jälkö, A. Honkela",
+     "Computing Tight Differential Privacy Guarantees Using FFT", "1906.03049"),
+    ("Zhu, Dong, Wang (2022)", "Y. Zhu, J. Dong, Y.-X. Wang",
+     "Optimal Accounting of Differential Privacy via Characteristic Function", "2106.08567"),
+)  # fmt: skip
 BIBLIOGRAPHY = (
     *(THESIS, GEYER, PFL, WEI, SHOKRI),
     *(Reference(name, who, title, f"https://arxiv.org/abs/{number}") for name, who, title, number in _OTHERS),
 )
 
 
+ACCOUNTING = tuple(
+    Reference(name, who, title, f"https://arxiv.org/abs/{number}") for name, who, title, number in _ACCOUNTING
+)
+"""What accounting/theorems.py cites."""
+
+
 def cited(text: str) -> list[Reference]:
     """The references whose short citations occur in a text, in the order of the bibliography."""
-    return [reference for reference in BIBLIOGRAPHY if reference.short in text]
+    text = re.sub(r" (\d{4})\b", r" (\1)", text)  # theorems are cited as `Balle, Wang 2018, Theorem 8`
+    return [reference for reference in (*BIBLIOGRAPHY, *ACCOUNTING) if reference.short in text]
 
 
 def markdown() -> str:

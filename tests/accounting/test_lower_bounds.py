@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from shoal.accounting import accountants, pld, selection
+from shoal.accounting import accountants, checker, pld, selection
 from shoal.accounting.events import (
     Allocated,
     BySize,
@@ -267,6 +267,23 @@ def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
         assert refused == list(accountants.REGISTRY.own)
     else:
         assert "pld" not in refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjacency", get_args(Adjacency))
+@pytest.mark.parametrize("name", CASES)
+def test_the_checker_of_certificates_is_never_below_the_truth(name: str, adjacency: str) -> None:
+    """A new kind of event needs a function in checker.EVENTS, and passes here."""
+    written = CASES[name][0].to_json()
+    if "shuffled" in name and adjacency == "add-or-remove":
+        with pytest.raises(checker.Unknown):
+            checker.recompute([(written, 1)], adjacency, 0.1, 1.0)
+        return
+    for epsilon in (0.5, 2.0):
+        (delta,) = truth(name, adjacency, [epsilon])
+        if delta > 1e-9:
+            found = checker.recompute([(written, 1)], adjacency, delta * (1 - GRID), epsilon)
+            assert found.epsilon >= epsilon - 2e-3
 
 
 def test_the_brute_force_finds_what_was_wrong() -> None:

@@ -147,11 +147,14 @@ class TwoLevel(_Fact):
         self.local_event  # noqa: B018  (its parts validate themselves)
 
     @property
+    def step(self) -> Sampled:
+        """What happens to the record in one local step."""
+        return Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
+
+    @property
     def local_event(self) -> Event:
         """What happens to the record in a round in which its client takes part."""
-        step: Event = Sampled(self.local, self.sampling_rate, Gaussian(self.noise), self.draws)
-        if self.records > 1:
-            step = SampledUser(self.records, self.sampling_rate, self.noise)
+        step = SampledUser(self.records, self.sampling_rate, self.noise) if self.records > 1 else self.step
         return Repeat(step, self.local_steps)
 
 

@@ -108,6 +108,11 @@ class Record:
         return self._last.hash
 
     @property
+    def lines(self) -> int:
+        """How many lines it has."""
+        return self._last.number + 1
+
+    @property
     def last_committed(self) -> Commit | None:
         """The last round that was released."""
         return self.commits[-1] if self.commits else None

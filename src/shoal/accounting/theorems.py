@@ -173,6 +173,11 @@ TABLE: dict[tuple[Level, str, Adjacency, Observer], Cell] = (
 )
 
 
+def of_scheme(scheme: str, adjacency: Adjacency) -> Cell:
+    """The theorem for a unit that a scheme samples in secret; an empty one for a scheme that is not in the table."""
+    return _SECRET.get((scheme, adjacency), Cell())
+
+
 def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
     """The event as the leaves that accountants add up, for clients of each size (events.by_size).
 

@@ -28,6 +28,7 @@ from shoal.mechanisms.mechanism import (
 from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
 from shoal.mechanisms.setting import Setting as Setting
+from shoal.mechanisms.statements import Stating
 
 NO_CLAIM = "no privacy"
 
@@ -42,7 +43,7 @@ LEAST_STEP, MOST_STEP = 1e-18, 1e18
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Stating):
     """How a client trains: for `epochs` passes, or exactly `steps` steps where that is given.
 
     All of it happens before an update is clipped, or after a step's noise, and costs no privacy, unless a client
@@ -118,7 +119,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class Aggregate(Stating):
     """Boundary `aggregate`: the mean of the updates, by client or weighted by each client's records."""
 
     weights: Literal["size", "equal"] = "equal"
@@ -133,9 +134,13 @@ class Aggregate:
         """Is it weighted by each client's records?"""
         return self.weights == "size"
 
+    def assumes(self) -> tuple[str, ...]:
+        """What it divides by."""
+        return ("sums are divided by the expected size of a cohort, which is public",) if not self.by_size else ()
+
 
 @dataclass(frozen=True)
-class Server:
+class Server(Stating):
     """What the server does with the mean update, after the noise: post-processing, which costs no privacy.
 
     `momentum`: FedAvgM (Hsu et al. 2019), v <- momentum v + update, w <- w + lr v. `adaptivity` > 0: FedAdam

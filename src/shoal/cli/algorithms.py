@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields, is_dataclass
-from inspect import getdoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -98,5 +96,6 @@ def _summary(value: object) -> str:
     """What happens at a boundary: the first paragraph of its record's docstring."""
     if value is None:
         return "nothing happens here"
-    first = " ".join((getdoc(type(value)) or "").split("\n\n")[0].split())
-    return re.sub(r"^Boundary `\w+`: ", "", first)
+    from shoal.mechanisms.statements import summary
+
+    return summary(value)

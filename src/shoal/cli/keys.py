@@ -53,6 +53,20 @@ def site(
     print(f"shoal join HOST --data FILE.csv --key {private} --ca ca.pem")
 
 
+@app.command("operator")
+def operator(
+    name: Annotated[str, typer.Argument(help="The name of the key's files.")] = "operator",
+    folder: Folder = Path("keys"),
+    password: Password = False,
+    password_file: PasswordFile = None,
+) -> None:
+    """Make the key that signs certificates of runs (`shoal certify --key`): NAME.key stays here."""
+    from shoal.federation.keys import make_operator
+
+    private, public = make_operator(folder, name, _new_password(password, password_file))
+    print(f"give {public} to whoever checks certificates; sign with: shoal certify RUN --key {private}")
+
+
 @app.command("renew")
 def renew(folder: Folder = Path("keys"), days: Days = 365, password_file: PasswordFile = None) -> None:
     """Renew the coordinator's certificate; a running coordinator takes it up, and sites notice nothing."""

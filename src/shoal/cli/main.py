@@ -15,6 +15,7 @@ from shoal.cli import (
     algorithms,
     attack,
     audit,
+    certify,
     data,
     export,
     init,
@@ -47,6 +48,7 @@ app.command("sweep")(sweep.command)
 app.command("predict")(predict.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
+app.command("certify")(certify.command)
 app.command("algorithms")(algorithms.command)
 app.command("attack")(attack.command)
 app.command("audit")(audit.command)

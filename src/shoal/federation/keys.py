@@ -5,6 +5,7 @@ keys/server.pem, server.key    the coordinator's certificate, for its addresses
 keys/sites/NAME.pub            the public keys of the sites that may join, as `ssh-keygen` writes them
 keys/revoked/                  the public keys that may not join any more, wherever else they are
 NAME.key                       a site's private key, which never leaves the site
+operator.key, operator.pub     signs certificates of runs (`shoal certify`): Ed25519
 
 Private keys may have a password (PKCS #8). Whoever holds ca.key is the coordinator to every site: it is known by the
 fingerprint of that key, which stays the same when certificates are renewed.
@@ -18,6 +19,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +29,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -93,14 +96,24 @@ def renew(folder: Path, days: int, password: bytes | None = None, new_key: bool 
 
 def make_site(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
     """Create a site's key pair; return the files of the private key, which stays here, and of the public key."""
+    return _make_pair(folder, name, _new(), password)
+
+
+def make_operator(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
+    """Create the key pair that signs certificates of runs; return the files of the private and the public key."""
+    return _make_pair(folder, name, Ed25519PrivateKey.generate(), password)
+
+
+def _make_pair(
+    folder: Path, name: str, key: Private | Ed25519PrivateKey, password: bytes | None
+) -> tuple[Path, Path]:
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"a site's name has letters, digits, '.', '_' and '-', the first a letter or digit; got {name!r}"
+            f"a key's name has letters, digits, '.', '_' and '-', the first a letter or digit; got {name!r}"
         )
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     _refuse_existing([private, public])
     _make(folder)
-    key = _new()
     encoding, hidden = serialization.Encoding, serialization.NoEncryption()
     plain = key.private_bytes(encoding.PEM, serialization.PrivateFormat.OpenSSH, hidden)
     _write(private, plain if password is None else _private(key, password), 0o600)
@@ -132,6 +145,21 @@ def revoke(folder: Path, name: str) -> Path:
 
 def read_site_key(path: Path, password: bytes | None = None) -> Private:
     """Read a private key, of `shoal keys` or of `ssh-keygen -t ecdsa`; `password` is ignored where it has none."""
+    key = _read_private(path, password)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path} is not a key on a NIST curve; `shoal keys site` makes one")
+    return key
+
+
+def read_operator_key(path: Path, password: bytes | None = None) -> Ed25519PrivateKey:
+    """Read the key that signs certificates, of `shoal keys operator` or of `ssh-keygen -t ed25519`."""
+    key = _read_private(path, password)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} is not an Ed25519 key, which signs certificates; `shoal keys operator` makes one")
+    return key
+
+
+def _read_private(path: Path, password: bytes | None) -> object:
     try:
         if path.stat().st_mode & 0o077:
             raise ConfigError(f"other users can read the private key {path}; run: chmod 600 {path}")
@@ -140,15 +168,12 @@ def read_site_key(path: Path, password: bytes | None = None) -> Private:
             raise ConfigError(
                 f"{path} has a password: give --password-file, set SHOAL_KEY_PASSWORD, or use a terminal"
             )
-        key = _load(path.read_bytes(), password if locked else None)
+        return _load(path.read_bytes(), password if locked else None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         why = "or the password is wrong" if locked else "as made by `shoal keys`"
         raise ConfigError(f"{path} is not a private key, {why}: {error}") from None
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}; `shoal keys` makes one") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is not a key on a NIST curve; `shoal keys site` makes one")
-    return key
 
 
 def has_password(path: Path) -> bool:
@@ -284,12 +309,23 @@ def entries(folder: Path) -> list[Entry]:
     revoked = read_revoked(folder)
     for where, what in (("", "own site"), ("sites", "site"), ("revoked", "site")):
         for path in sorted((folder / where).glob("*.pub")):
+            if not where and (operator := _operator(path)) is not None:
+                found.append(Entry(path.name, "operator", fingerprint(operator)))
+                continue
             key = read_public_key(path)
             state = "revoked" if public_pem(key) in revoked else "valid"
             found.append(Entry(str(path.relative_to(folder)), what, fingerprint(key), None, state))
     if not found:
         raise ConfigError(f"there are no keys in {folder}; `shoal keys coordinator` or `shoal keys site` makes some")
     return found
+
+
+def _operator(path: Path) -> Ed25519PublicKey | None:
+    """The key that certificates are signed with, if the file holds one."""
+    with suppress(OSError, ValueError, UnsupportedAlgorithm, NotImplementedError):
+        key = load_ssh_public_key(path.read_bytes())
+        return key if isinstance(key, Ed25519PublicKey) else None
+    return None
 
 
 def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -369,7 +405,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _private(key: Private, password: bytes | None) -> bytes:
+def _private(key: Private | Ed25519PrivateKey, password: bytes | None) -> bytes:
     hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password is not None:
         hidden = serialization.BestAvailableEncryption(password)

@@ -55,6 +55,10 @@ class AdaClip(GradientClip):
         source = steps.draw("step noise", steps.params)
         return AdaptiveCoordinates(self, steps.noise, steps.batch, source, steps.params)
 
+    def limits(self, rounds: int) -> str:
+        """In its own coordinates every record's gradient has a norm of at most 1."""
+        return "one record moves the sum of a batch by at most 1, in coordinates that follow noisy gradients alone"
+
     def least(self, state: State, t: int, total: int, size: int) -> float:
         """The smallest bound that round t may have."""
         return float(self.h1 * size**0.5)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -83,6 +83,11 @@ class Mechanism(Stating):
     def refuse_unfit(self, t: int, total: int) -> None:
         """Raise a ConfigError where its settings cannot be used in round t of `total`."""
 
+    def limits(self, rounds: int) -> str:
+        """The noise, where it adds some."""
+        noise = self.noise_schedule()
+        return "" if noise is None else f"noise of {_range(noise.values(rounds))} x the sensitivity"
+
 
 class GradientClip(Mechanism, ABC):
     """Boundary `per_record`: what happens to one record's gradient inside its client.
@@ -142,6 +147,11 @@ class GradientClip(Mechanism, ABC):
         """
         return 0.0
 
+    def limits(self, rounds: int) -> str:
+        """By how much one record moves the sum of a batch."""
+        bounds = [self.public_bound({}, t, rounds) for t in range(rounds)]
+        return _limited("one record moves the sum of a batch", bounds, self.unproven, self.counts)
+
     @abstractmethod
     def unclipped(self) -> Self:
         """The same mechanism without its clip, which an audit must flag."""
@@ -179,6 +189,10 @@ class StepMechanism(Mechanism, ABC):
     @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What the local steps of a round cost one unit, as one observer sees them."""
+
+    def assumes(self) -> tuple[str, ...]:
+        """Who draws the noise."""
+        return ("each client draws the noise of its local steps itself, and tells nobody",)
 
 
 class UpdateMechanism(Mechanism, ABC):
@@ -273,6 +287,11 @@ class UpdateMechanism(Mechanism, ABC):
         """The step to multiples of which an update is rounded in secure mode, before noise on the sum."""
         return grid(bound)
 
+    def limits(self, rounds: int) -> str:
+        """By how much one client moves the sum of a round."""
+        bounds = [self.public_bound(t, rounds) for t in range(rounds)]
+        return _limited("one client moves the sum of a round", bounds, self.unproven, self.counts)
+
     def longest(self, bound: float, t: int, total: int, parameters: int) -> float:
         """The largest norm that an honest update of `parameters` parameters can have as it leaves."""
         return math.inf
@@ -359,6 +378,12 @@ class RoundNoise(Mechanism, ABC):
     def for_cohort(self, cohort: int) -> Self:
         """The same for an audit's cohort, all of whom answer."""
         return self
+
+    def assumes(self) -> tuple[str, ...]:
+        """Who draws the noise."""
+        if self.at == "shared":
+            return ("each client draws its share of the noise, and the server sees only sums (secure aggregation)",)
+        return ("the server draws the noise: it is trusted to add all of it, and to tell nobody",)
 
     def counted(self, noise: float, count_rounding: float) -> float:
         """The noise that counts in secure mode, where it is discrete, beside a rounded count."""
@@ -486,6 +511,21 @@ def only_on_sum(clients: Clients) -> Unbounded:
 def counted_on_grid(noise: float, count_rounding: float) -> float:
     """The part of discrete noise that counts, on a grid of 2^12 steps or more to the clip or to the noise."""
     return charged(noise, min(noise, 1.0) * 2.0**FINE) / (1 + count_rounding)
+
+
+def _limited(what: str, bounds: list[float | None], unproven: str | None, follows: bool) -> str:
+    """`one client moves the sum of a round by at most 4`, or why there is no such bound."""
+    public = [bound for bound in bounds if bound is not None and bound < math.inf]
+    if unproven is not None or len(public) < len(bounds):
+        return f"no bound is proven: {unproven}" if unproven else ""
+    start = ", at first: it follows a noisy count" if follows else ""
+    return f"{what} by at most {_range(public)}{start}" if public else ""
+
+
+def _range(values: Sequence[float]) -> str:
+    """`4`, or `2 to 4` where it changes over the rounds."""
+    least, most = min(values), max(values)
+    return f"{most:g}" if least == most else f"{least:g} to {most:g}"
 
 
 def altered(value: Any, **methods: Any) -> Any:

@@ -126,6 +126,11 @@ class RecordClipping(FactorClip):
             bound = bound / math.sqrt(len(squares))
         return shrinking(norms, bound)
 
+    def limits(self, rounds: int) -> str:
+        """By how much one record moves a sum: more where each layer has the whole bound."""
+        said = super().limits(rounds)
+        return f"{said} in each layer, so by sqrt(layers) x that in all" if self.layers == "each" and said else said
+
     def excess(self, layers: int) -> float:
         """sqrt(M) where each of M layers has the whole bound, else 1."""
         return math.sqrt(layers) if self.layers == "each" else 1.0

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from inspect import getdoc
 from typing import ClassVar
+
+
+def summary(value: object) -> str:
+    """What a mechanism does, in a sentence or two: the first paragraph of its class's docstring."""
+    first = " ".join((getdoc(type(value)) or "").split("\n\n")[0].split())
+    return re.sub(r"^Boundary `\w+`: ", "", first)
 
 
 class Stating:
     """Refuses a class that overrides what is done and inherits what another class says of something else.
 
     What the base class of a boundary says, which sets `states`, may be inherited: it claims the least.
+    `does`, `limits` and `assumes` are its words in certificates.
     """
+
+    def does(self) -> str:
+        """What happens here."""
+        return summary(self)
+
+    def limits(self, rounds: int) -> str:
+        """By how much one unit can move what leaves, or the noise on it; empty where there is nothing to say."""
+        return ""
+
+    def assumes(self) -> tuple[str, ...]:
+        """What its privacy events take for granted."""
+        return ()
 
     states: ClassVar[dict[str, tuple[str, ...]]] = {}
     """The names of what states the cost, by the name of the method that it is the cost of."""

@@ -293,6 +293,17 @@ class NoisyClip(Clip):
         """Noise exceeds it with probability 1e-20."""
         return bound * (1 + ROUNDING + self.multiplier(t, total) * (math.sqrt(parameters) + 10))
 
+    def limits(self, rounds: int) -> str:
+        """The clip, and the noise on each update."""
+        clip = UpdateMechanism.limits(self, rounds)
+        noise = {self.multiplier(t, rounds) for t in range(rounds)} or {0.0}
+        return f"{clip}; each update gets noise of {min(noise):g} x that, or more"
+
+    def assumes(self) -> tuple[str, ...]:
+        """Who draws the noise."""
+        who = "each client" if self.at == "client" else "the server"
+        return (f"{who} draws the noise of each update, and tells nobody",)
+
     def for_cohort(self, before: float, cohort: float) -> Self:
         """The same with as much noise on the sum of a cohort of another size."""
         return self.with_noise(parse(self.noise_multiplier).scaled(math.sqrt(before / cohort)))

@@ -142,7 +142,7 @@ def main_claim(run: Run) -> dict[str, Any] | None:
 def in_words(run: Run) -> str:
     """What the headline's (epsilon, delta) means, in a sentence."""
     claim = main_claim(run)
-    return _unproven(run) if claim is None else _meaning(claim)
+    return _unproven(run) if claim is None else meaning(claim)
 
 
 def _unproven(run: Run) -> str:
@@ -152,7 +152,8 @@ def _unproven(run: Run) -> str:
     return "Nothing is proven about what this model reveals" + (f": {because}." if because else ".")
 
 
-def _meaning(claim: dict[str, Any]) -> str:
+def meaning(claim: dict[str, Any]) -> str:
+    """What an (epsilon, delta) means, in a sentence."""
     epsilon, delta = float(claim["epsilon"]), number(claim.get("delta")) or 0.0
     power = f"{math.ceil(epsilon / math.log(10))}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     times = up(math.exp(epsilon), 3) if epsilon < 9 else f"10{power}"

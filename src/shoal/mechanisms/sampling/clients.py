@@ -159,6 +159,12 @@ class Clients(Scheme):
         """
         return True
 
+    def assumes(self) -> tuple[str, ...]:
+        """Whether participation is secret."""
+        if not self.secret:
+            return ("who takes part in a round is public",)
+        return ("who takes part in a round is drawn at random, and hidden from those who see only released models",)
+
     def of_cohort(self, cohort: float) -> Clients:
         """The same with cohorts of this size."""
         return replace(self, cohort=cohort)

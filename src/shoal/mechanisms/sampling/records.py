@@ -21,6 +21,7 @@ MOST_STEPS = 1_000_000
 MOST_VIEWS = 256
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
+SECRET_BATCHES = "which records enter a local step is drawn at random, and nobody learns it"
 WIDER = 1e-30
 """The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
 Stated = tuple[TwoLevel, list[Use]]
@@ -123,6 +124,10 @@ class Records(Scheme):
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """What `draw` gives where there are records."""
         raise NotImplementedError
+
+    def assumes(self) -> tuple[str, ...]:
+        """What is secret; the batches of a fixed or shuffled order need not be."""
+        return (SECRET_BATCHES,) if self.varies or self.repeats else ()
 
     def most(self, sizes: Sequence[int]) -> int:
         """How many records a batch may hold, of clients of these sizes."""

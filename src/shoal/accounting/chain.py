@@ -1,0 +1,90 @@
+"""From an event to a claim, in words: what was done, line by line, and the theorem that bounds each line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from shoal.accounting.events import (
+    BySize,
+    Compose,
+    Event,
+    Gaussian,
+    OnClients,
+    Repeat,
+    Sampled,
+    SamplerError,
+    TwoLevel,
+)
+from shoal.accounting.rounding import up
+from shoal.accounting.theorems import BALLE, MEAN, Adjacency, Cell, of_scheme
+
+COMPOSED = "adaptive composition of dominating pairs: their privacy losses add up (Zhu, Dong, Wang 2022, Theorem 10)"
+_DRAWN = {
+    "poisson": "it enters independently with probability {rate:g}",
+    "fixed-size": "a share of {rate:g} of all units enters, drawn without replacement",
+    "with-replacement": "{draws} draws with replacement are made, the share of all units is {rate:g}",
+    "shuffled": "it enters one of {batches:g} batches of a shuffled pass",
+    "none": "it always enters",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was done, the theorem that bounds it, and where that is proven."""
+
+    says: str
+    theorem: str = ""
+    reference: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+def explained(event: Event, adjacency: Adjacency) -> Iterator[Line]:
+    """The lines of an event, the outermost first; one that this module has no words for is named."""
+    match event:
+        case Gaussian(noise):
+            yield _of(f"Gaussian noise of {noise:g} x the sensitivity", of_scheme("none", adjacency))
+        case Sampled(kind, rate, Gaussian(noise)):
+            said = f"{_drawn(kind, rate, event.draws)}; Gaussian noise of {noise:g} x the sensitivity"
+            yield _of(said, of_scheme("none" if rate == 1 else kind, adjacency))
+        case Sampled(kind, rate, inner):
+            yield _of(_drawn(kind, rate, event.draws), of_scheme(kind, adjacency))
+            yield from explained(inner, adjacency)
+        case TwoLevel(rate, local_steps=steps, participation=participation):
+            seen = "which can be seen" if participation == "visible" else "which stays hidden"
+            why = Cell(MEAN, "") if participation == "visible" else Cell("amplified by secret sampling", BALLE)
+            yield _of(f"the client takes part with probability {rate:g}, {seen}", Cell() if rate == 1 else why)
+            yield Line(f"it then makes {steps:,} local steps, with fresh noise in each", COMPOSED)
+            yield from explained(event.step, adjacency)
+        case BySize(worst, uses):
+            said = f"clients of {len(uses)} ranges of sizes, each with its own rate and steps; the dearest counts"
+            yield Line(f"{said}; at worst:", "a record stays with one client, so the largest cost over clients holds")
+            yield from explained(worst, adjacency)
+        case OnClients(clients, inner):
+            yield Line(f"up to {clients:,} clients hold the record, each with noise of its own", COMPOSED)
+            yield from explained(inner, adjacency)
+        case Repeat(inner, count):
+            yield Line(f"{count:,} times, with fresh noise:", COMPOSED)
+            yield from explained(inner, adjacency)
+        case Compose(events):
+            for inner in events:
+                yield from explained(inner, adjacency)
+        case SamplerError(distance):
+            yield Line(
+                f"the noise that is drawn is within {up(distance, 2)} of its distribution (total variation)",
+                "(epsilon, delta) becomes (epsilon, delta + (1 + e^epsilon) distance)",
+                "triangle inequality, on both neighbours",
+            )
+        case _:
+            yield Line(f"event {event.to_json()['event']}")
+
+
+def _drawn(kind: str, rate: float, draws: int | None) -> str:
+    return _DRAWN.get(kind, kind).format(rate=rate, draws=draws, batches=1 / rate if rate else 0)
+
+
+def _of(said: str, cell: Cell) -> Line:
+    return Line(said, cell.theorem, cell.reference)

@@ -1,0 +1,724 @@
+"""Check a certificate of `shoal certify` without Shoal: this file imports nothing of it, and runs by itself.
+
+    python checker.py certificate.json [--ledger F] [--config F] [--model F] [--public-key F] [--site NAME=F]
+
+It reads the ledger's hash chain, counts the events, and computes every epsilon anew from the events' JSON. Shoal
+composes curves of its own. This file takes dp-accounting's privacy loss distributions, as dp-accounting builds and
+composes them, or the closed form where all noise is Gaussian without sampling. Every figure is an upper bound.
+
+Exit code 0: every line that could be compared holds. 1: a line does not hold, or cannot be checked. 2: bad input.
+
+A unit moves a sum by at most one clip, under replace-one by two; `noise` is in clips. Each kind of event is one
+function in the table EVENTS, which says which pair of distributions dominates it, and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import binom
+
+FORMAT = "shoal-certificate-1"
+AGREE = 1e-3  # how far, relative, a claimed figure may be below the recomputed one
+POINTS = 25  # grid points in one standard deviation of the loss of a step: an error of about 1e-4
+COARSEST, MOST_POINTS = 0.05, 1_000_000
+FFT = 1e-15  # what a composition by FFT may lose in delta
+
+Event = Mapping[str, Any]
+Pld: TypeAlias = Any
+"""dp-accounting's PrivacyLossDistribution, which has no types."""
+
+
+class Unknown(Exception):
+    """Something for which this file has no theorem: it can say neither yes nor no."""
+
+
+class Unproven(Exception):
+    """An event about which nothing is proven."""
+
+
+class BadInput(Exception):
+    """A file or an option that cannot be read."""
+
+
+# ---------------------------------------------------------------- what was done, as pairs of distributions
+
+
+@dataclass
+class Grid:
+    """The losses are multiples of `step`; `needed` is the step that the compositions made so far ask for."""
+
+    step: float
+    needed: float = COARSEST
+    longest: float = 0.0
+
+
+@dataclass
+class Total:
+    """Everything that happened to one unit of a client with `records` records (None: of the worst client)."""
+
+    adjacency: str
+    records: int | None = None
+    squares: float = 0.0  # of the shifts of unsampled Gaussians, which add up to one
+    distance: float = 0.0  # of the noise samplers from their distributions
+    reach: float = 0.0  # the largest loss of a step, roughly
+    steps: float = 0.0
+    parts: dict[str, tuple[Callable[[Grid], Pld], int]] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> float:
+        """By how many clips the unit moves a sum."""
+        return 2.0 if self.adjacency == "replace-one" else 1.0
+
+    def within(self, event: Event) -> Total:
+        """The same for an event inside another."""
+        inner = Total(self.adjacency, self.records)
+        add(event, 1, inner)
+        if inner.distance:
+            raise Unknown("a sampler's error inside a sampled event")
+        return inner
+
+    def put(self, event: Event, times: int, build: Callable[[Grid], Pld], reach: float, steps: float = 1.0) -> None:
+        """Note that the pair which `build` makes was released so many times."""
+        key = json.dumps(event, sort_keys=True)
+        self.parts[key] = build, self.parts.get(key, (build, 0))[1] + times
+        self.reach, self.steps = max(self.reach, reach), self.steps + times * steps
+
+    def composed(self, grid: Grid) -> Pld:
+        """All of it as one distribution."""
+        made = [(build(grid), n) for build, n in self.parts.values()]
+        if self.squares:
+            made.append((gaussian(math.sqrt(self.squares), grid), 1))
+        spread = sum(n * max(map(variance, halves(one))) for one, n in made)
+        grid.needed = min(grid.needed, math.sqrt(spread / sum(n for _, n in made)) / POINTS)
+        whole: Pld | None = None
+        for one, n in made:
+            many = one.self_compose(n) if n > 1 else one
+            whole = many if whole is None else whole.compose(many)
+        assert whole is not None
+        grid.longest = max(grid.longest, *(half.size * grid.step for half in halves(whole)))
+        return whole
+
+    def curve(self) -> Callable[[float], float]:
+        """Delta as a function of epsilon, from above."""
+        if not self.parts:
+            shift = math.sqrt(self.squares)
+            return lambda epsilon: gaussian_delta(shift, epsilon)
+        reach = max(self.reach, self.squares / 2 + 10 * math.sqrt(self.squares), 1e-6)
+        step = max(min(COARSEST, reach / 1000), reach / MOST_POINTS)
+        for _ in range(12):
+            grid = Grid(step)
+            whole = self.composed(grid)
+            least = max(grid.needed, grid.longest / MOST_POINTS)
+            if step <= 1.1 * least:
+                break
+            step = least
+        slack = FFT * max(self.steps, 10.0)
+        return lambda epsilon: float(whole.get_delta_for_epsilon(epsilon)) + slack
+
+
+def halves(one: Pld) -> list[Any]:
+    """The distributions of both directions, dense; one where they are equal."""
+    both = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
+    return [half.to_dense_pmf() for half in both]
+
+
+def variance(pmf: Any) -> float:
+    """The variance of the finite losses."""
+    losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
+    mass = np.maximum(pmf._probs, 0.0)
+    mean = float(losses @ mass / mass.sum())
+    return float((losses - mean) ** 2 @ mass / mass.sum())
+
+
+def gaussian_delta(shift: float, epsilon: float) -> float:
+    """N(shift, 1) against N(0, 1): Balle & Wang 2018, Theorem 8."""
+    if shift == 0:
+        return 0.0
+    return float(ndtr(shift / 2 - epsilon / shift) - np.exp(epsilon + log_ndtr(-shift / 2 - epsilon / shift)))
+
+
+def gaussian(shift: float, grid: Grid, rate: float = 1.0) -> Pld:
+    """(rate N(shift, 1) + (1 - rate) N(0, 1), N(0, 1)), in both directions."""
+    return pld.from_gaussian_mechanism(1 / shift, value_discretization_interval=grid.step, sampling_prob=rate)
+
+
+def both_ways(one: Pld, grid: Grid) -> Pld:
+    """The pair whose divergences are, in both directions, the first of `one`.
+
+    Losses above 0 stay. By the other direction's divergence P has e^-loss of their mass at -loss, and the rest at 0.
+    """
+    ahead = halves(one)[0]
+    above = np.arange(ahead.size) + ahead._lower_loss > 0
+    at, p = (np.arange(ahead.size) + ahead._lower_loss)[above], np.maximum(ahead._probs, 0.0)[above]
+    mirrored = np.exp(np.log(np.maximum(p, 1e-300)) - at * grid.step)
+    rest = max(0.0, 1 - ahead._infinity_mass - float(p.sum() + mirrored.sum()))
+    far = int(at.max(initial=0))
+    mass = np.zeros(2 * far + 1)
+    mass[far + at], mass[far - at], mass[far] = p, mirrored, rest
+    return pld.PrivacyLossDistribution(pld_pmf.DensePLDPmf(grid.step, -far, mass, ahead._infinity_mass, True))
+
+
+def sometimes(one: Pld, rate: float, grid: Grid) -> Pld:
+    """The pair with probability `rate`, else nothing; the observer knows which: the loss is a mixture."""
+    return one.compute_mixture(pld.identity(value_discretization_interval=grid.step), rate)
+
+
+def amplified(one: Pld, rate: float, grid: Grid) -> Pld:
+    """From (P, Q) to (rate P + (1 - rate) Q, Q): the unit entered with probability `rate`, in secret."""
+    ahead, *other = halves(one)
+    back = other[0] if other else ahead
+
+    def losses(pmf: Any) -> tuple[Any, Any]:
+        return (np.arange(pmf.size) + pmf._lower_loss) * grid.step, np.maximum(pmf._probs, 0.0)
+
+    at, p = losses(ahead)
+    q = np.exp(np.log(np.maximum(p, 1e-300)) - at)
+    alone = max(0.0, 1 - float(q.sum()))  # of Q, where P has nothing
+    up = np.append(np.logaddexp(math.log(rate) + at, math.log1p(-rate)), math.log1p(-rate))
+    remove = spread(up, np.append(rate * p + (1 - rate) * q, (1 - rate) * alone), rate * ahead._infinity_mass, grid)
+    at, p = losses(back)
+    down = np.append(-np.logaddexp(math.log(rate) - at, math.log1p(-rate)), -math.log1p(-rate))
+    return pld.PrivacyLossDistribution(remove, spread(down, np.append(p, back._infinity_mass), 0.0, grid))
+
+
+def spread(at: Any, mass: Any, infinite: float, grid: Grid) -> Any:
+    """Masses at any losses, moved to the grid's points on both sides of each: connect-the-dots.
+
+    The shares leave both distributions of the pair with the mass they had, so no divergence shrinks (Doroshenko et
+    al. 2022).
+    """
+    low = np.floor(at / grid.step).astype(np.int64)
+    share = np.clip(np.expm1(low * grid.step - at) / math.expm1(-grid.step), 0.0, 1.0)
+    first = int(low.min())
+    size = int(low.max()) - first + 2
+    found = np.bincount(low - first, mass * (1 - share), size) + np.bincount(low - first + 1, mass * share, size)
+    return pld_pmf.DensePLDPmf(grid.step, first, found, infinite, True)
+
+
+# ---------------------------------------------------------------- the events, one function each
+
+
+def _gaussian(event: Event, times: int, total: Total) -> None:
+    """Noise on a sum: N(c) against N(0), with c clips. Gaussians compose to one, by the sum of squares."""
+    total.squares += times * (total.moved / number(event, "noise", least=1e-300)) ** 2
+
+
+def _sampled(event: Event, times: int, total: Total) -> None:
+    """The unit entered by chance, in secret."""
+    kind, rate, inner = event["kind"], number(event, "rate", 0, 1), event["of"]
+    if kind == "shuffled" and 0 < rate < 1 and total.adjacency == "add-or-remove":
+        raise Unknown("shuffled batches under add-or-remove: an added record displaces others")
+    if rate == 0:
+        return
+    if kind in ("none", "shuffled") or (rate == 1 and kind != "with-replacement"):
+        add(inner, times, total)
+        return
+    within = total.within(inner)
+    if kind == "poisson" and total.adjacency != "replace-one" and within.parts:
+        total.put(event, times, lambda grid: amplified(within.composed(grid), rate, grid), within.reach, within.steps)
+        return
+    if within.parts or not within.squares:
+        raise Unknown(f"{kind} sampling of this event")
+    noise = total.moved / math.sqrt(within.squares)  # of the one Gaussian inside
+    reach = 2 / noise**2 + 20 / noise
+    if kind == "poisson":
+        total.put(event, times, lambda grid: _poisson(noise, rate, total.adjacency, grid), reach)
+    elif kind == "fixed-size":
+        total.put(event, times, lambda grid: _fixed_size(noise, rate, total.adjacency, grid), reach)
+    elif kind == "with-replacement":
+        draws = int(number(event, "draws", 1))
+        most = 1 + int(binom.isf(1e-20, draws, rate / draws))
+        reach = 2 * (most / noise) ** 2 + 20 * most / noise
+        total.put(event, times, lambda grid: _drawn(noise, rate, draws, total.adjacency, grid), reach)
+    else:
+        raise Unknown(f"{kind} sampling")
+
+
+def _poisson(noise: float, rate: float, adjacency: str, grid: Grid) -> Pld:
+    """rate N(1) + (1 - rate) N(0) against N(0); where one replaces another, against rate N(-1) + (1 - rate) N(0)."""
+    if adjacency != "replace-one":
+        return gaussian(1 / noise, grid, rate)
+    return pld.from_gaussian_mechanism(
+        noise,
+        value_discretization_interval=grid.step,
+        sampling_prob=rate,
+        neighboring_relation=pld.NeighborRel.REPLACE_ONE,
+    )
+
+
+def _fixed_size(noise: float, rate: float, adjacency: str, grid: Grid) -> Pld:
+    """Who enters displaces another: amplified at two clips (Balle et al. 2018, Theorems 2 and 9)."""
+    return _displaced(gaussian(2 / noise, grid, rate), adjacency, grid)
+
+
+def _displaced(one: Pld, adjacency: str, grid: Grid) -> Pld:
+    return one if adjacency == "add-or-remove" else both_ways(one, grid)
+
+
+def _drawn(noise: float, rate: float, draws: int, adjacency: str, grid: Grid) -> Pld:
+    """Drawn k times, it moves the sum by 2k clips (Balle et al. 2018, Theorem 10); k is taken as visible."""
+    each = rate / draws
+    hit = -math.expm1(draws * math.log1p(-each)) if each < 1 else 1.0
+    most = 1 + int(binom.isf(1e-20, draws, each))
+    mixed, seen = gaussian(2 / noise, grid), float(binom.pmf(1, draws, each))
+    for k in range(2, min(most, draws) + 1):
+        more = float(binom.pmf(k, draws, each))
+        mixed = mixed.compute_mixture(gaussian(2 * k / noise, grid), seen / (seen + more))
+        seen += more
+    rest = max(0.0, 1 - seen / hit)  # drawn more often than that: taken as revealed
+    (half,) = halves(mixed)
+    half = pld_pmf.DensePLDPmf(grid.step, half._lower_loss, half._probs * (1 - rest), rest, True)
+    mixed = pld.PrivacyLossDistribution(half)
+    return mixed if hit >= 1 else _displaced(amplified(mixed, hit, grid), adjacency, grid)
+
+
+def _two_level(event: Event, times: int, total: Total) -> None:
+    """A round: its client took part with probability `client_rate`, then made local steps."""
+    rate, steps = number(event, "client_rate", 0, 1), int(number(event, "local_steps", 1))
+    step = {"event": "sampled", "kind": event["local"], "rate": event["sampling_rate"], "draws": event["draws"]}
+    step["of"] = {"event": "gaussian", "noise": event["noise"]}
+    local = {"event": "repeat", "of": step, "count": steps}
+    within = total.within(local)
+    if rate == 1:
+        add(local, times, total)
+    elif rate > 0 and (within.parts or within.squares):
+        reach = max(within.reach, within.squares / 2 + 10 * math.sqrt(within.squares))
+        hidden = {"hidden": True, "visible": False}[event["participation"]]
+
+        def build(grid: Grid) -> Pld:
+            inner = within.composed(grid)
+            if not hidden:  # a mixture with a visible component: the divergence is the mean
+                return sometimes(inner, rate, grid)
+            secret = amplified(inner, rate, grid)
+            return both_ways(secret, grid) if total.adjacency == "replace-one" else secret
+
+        total.put(event, times, build, reach, max(1.0, rate * within.steps))
+
+
+def _by_size(event: Event, times: int, total: Total) -> None:
+    """Clients of several sizes: a record stays with its client, so the dearest client counts, not the worst mix."""
+    worst, uses = event["of"], event["uses"]
+    if total.records is not None:
+        _, rate, steps = next((use for use in reversed(uses) if use[0] <= total.records), uses[0])
+        worst = {**worst, "sampling_rate": rate, "local_steps": steps}
+    add(worst, times, total)
+
+
+def _on_clients(event: Event, times: int, total: Total) -> None:
+    """Several clients hold the record, whatever their sizes, each with noise of its own."""
+    kept, total.records = total.records, None
+    add(event["of"], times * int(number(event, "clients", 1)), total)
+    total.records = kept
+
+
+def _repeat(event: Event, times: int, total: Total) -> None:
+    """Right around a shuffled step it is an unbroken run of passes: the unit enters one step of each."""
+    inner, count = event["of"], int(number(event, "count", 0))
+    if inner["event"] == "sampled" and inner["kind"] == "shuffled":
+        add({**inner, "of": {"event": "compose", "of": []}}, 1, total)  # is it allowed here?
+        add(inner["of"], times * math.ceil(number(inner, "rate", 0, 1) * count * (1 - 2**-51)), total)
+    elif count:
+        add(inner, times * count, total)
+
+
+def _compose(event: Event, times: int, total: Total) -> None:
+    for each in event["of"]:
+        add(each, times, total)
+
+
+def _sampler_error(event: Event, times: int, total: Total) -> None:
+    total.distance += times * number(event, "distance", 0, 1)
+
+
+def _unbounded(event: Event, times: int, total: Total) -> None:
+    raise Unproven(str(event["because"]))
+
+
+EVENTS: dict[str, Callable[[Event, int, Total], None]] = {
+    "gaussian": _gaussian,
+    "sampled": _sampled,
+    "two-level": _two_level,
+    "by-size": _by_size,
+    "on-clients": _on_clients,
+    "repeat": _repeat,
+    "compose": _compose,
+    "sampler-error": _sampler_error,
+    "unbounded": _unbounded,
+}
+"""To check one more kind of event, add a function here: it adds what the event costs to a Total."""
+
+
+def add(event: Event, times: int, total: Total) -> None:
+    """Add an event that happened so many times."""
+    if event.get("event") not in EVENTS:
+        raise Unknown(f"event '{event.get('event')}'")
+    if times:
+        EVENTS[event["event"]](event, times, total)
+
+
+def number(event: Event, key: str, least: float = 0.0, most: float = math.inf) -> float:
+    """A number of an event, within its range."""
+    value = event[key]
+    if type(value) not in (int, float) or not least <= value <= most or value == math.inf:
+        raise Unknown(f"{key} {value!r}")
+    return float(value)
+
+
+def sizes(event: Any) -> Iterator[int]:
+    """The numbers of records at which a client's use of a record changes."""
+    if isinstance(event, Mapping):
+        yield from (use[0] for use in event.get("uses", [])[1:])
+        yield from sizes(event.get("of"))
+    elif isinstance(event, list):
+        for each in event:
+            yield from sizes(each)
+
+
+# ---------------------------------------------------------------- a claim
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What this file finds for a claim: epsilon at the claimed delta, and the parts of delta."""
+
+    epsilon: float
+    distance: float
+    sampler_delta: float
+
+
+def recompute(events: list[tuple[Event, int]], adjacency: str, delta: float, epsilon: float) -> Figures:
+    """The least epsilon at this delta, the largest over the sizes of clients.
+
+    The sampler's error takes (1 + e^epsilon) distance of delta, here at the claimed epsilon.
+    """
+    if adjacency not in ("zero-out", "add-or-remove", "replace-one"):
+        raise Unknown(f"adjacency {adjacency!r}")
+    found = []
+    for records in sorted({0, *(size for event, _ in events for size in sizes(event))}):
+        total = Total(adjacency, records)
+        for event, times in events:
+            add(event, times, total)
+        taken = (1 + math.exp(min(epsilon, 700.0))) * total.distance if total.distance else 0.0
+        found.append(Figures(least_epsilon(_curve(total), delta - taken), total.distance, taken))
+    return max(found, key=lambda each: each.epsilon)
+
+
+def _curve(total: Total) -> Callable[[float], float]:
+    try:
+        return total.curve()
+    except (ValueError, OverflowError, FloatingPointError, MemoryError) as error:
+        raise Unknown(f"dp-accounting cannot compute this: {error}") from None
+
+
+def least_epsilon(curve: Callable[[float], float], delta: float) -> float:
+    """Where a falling curve reaches delta; infinite where it does not."""
+    if delta <= 0:
+        return math.inf
+    if curve(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while curve(high) > delta:
+        if high > 1e12:
+            return math.inf
+        low, high = high, 2 * high
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if curve(middle) <= delta else (middle, high)
+    return high
+
+
+# ---------------------------------------------------------------- the certificate, line by line
+
+
+@dataclass(frozen=True)
+class Line:
+    """`yes`, `no`, `unknown` (cannot be checked) or `absent` (nothing to compare with), and what it is about."""
+
+    verdict: str
+    what: str
+    words: str
+
+
+def check(
+    path: Path,
+    ledger: Path | None = None,
+    config: Path | None = None,
+    model: Path | None = None,
+    public_key: Path | None = None,
+    sites: Mapping[str, Path] | None = None,
+) -> list[Line]:
+    """Check a certificate against these files; what is not given is said to be `absent`."""
+    raw = _bytes(path)
+    try:
+        held = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+        if held["format"] != FORMAT:
+            raise BadInput(f"{path} has the format {held['format']!r}; this file checks {FORMAT}")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadInput(f"{path} is not a certificate") from None
+    try:
+        return [
+            _digest(held, raw),
+            _signature(held, public_key),
+            *(_claim(claim) for claim in held["claims"]),
+            _file("configuration", held["hashes"]["config"], config),
+            _file("model", held["hashes"]["model"], model),
+            *_ledger(held, ledger),
+            *_sites(held, sites or {}),
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BadInput(f"{path} is malformed: {type(error).__name__} {error}") from None
+
+
+def holds(lines: list[Line]) -> bool:
+    """Whether nothing is wrong, and nothing is beyond this file."""
+    return all(line.verdict in ("yes", "absent") for line in lines)
+
+
+def written(held: Mapping[str, Any]) -> bytes:
+    """A certificate as a file: one way to write it, so that no character can change unnoticed."""
+    return (json.dumps(held, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def canonical(content: Any) -> bytes:
+    """What is hashed, here and in a ledger."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def digest_of(held: Mapping[str, Any]) -> str:
+    """The SHA-256 of all of a certificate but its digest and its signature."""
+    body = {key: value for key, value in held.items() if key not in ("digest", "signature")}
+    return hashlib.sha256(canonical(body)).hexdigest()
+
+
+def signed_bytes(digest: str) -> bytes:
+    """What the operator's key signs."""
+    return f"{FORMAT} {digest}".encode()
+
+
+def _digest(held: Mapping[str, Any], raw: bytes) -> Line:
+    if digest_of(held) != held.get("digest"):
+        return Line("no", "certificate", "it was changed: its digest is not that of its contents")
+    if written(held) != raw:
+        return Line("no", "certificate", "it was changed: the file is not written as it was made")
+    return Line("yes", "certificate", f"unchanged, SHA-256 {held['digest'][:16]}")
+
+
+def _signature(held: Mapping[str, Any], public_key: Path | None) -> Line:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    signature = held.get("signature")
+    if signature is None:
+        return Line("no" if public_key else "absent", "signature", "UNSIGNED: nobody vouches for this certificate")
+    try:
+        raw, value = bytes.fromhex(signature["public_key"]), bytes.fromhex(signature["value"])
+        if signature != {"algorithm": "ed25519", "public_key": raw.hex(), "value": value.hex()}:
+            raise ValueError
+        Ed25519PublicKey.from_public_bytes(raw).verify(value, signed_bytes(str(held.get("digest"))))
+    except (InvalidSignature, ValueError, TypeError, KeyError):
+        return Line("no", "signature", "it does not belong to this certificate")
+    if public_key is None:
+        return Line("yes", "signature", f"valid, by the key {raw.hex()}; give --public-key to compare it")
+    if _public(public_key) != raw:
+        return Line("no", "signature", f"it is by another key than {public_key}: {raw.hex()}")
+    return Line("yes", "signature", f"valid, by the key in {public_key}")
+
+
+def _public(path: Path) -> bytes:
+    """An Ed25519 public key, as `ssh-keygen` writes it or as PEM, as its 32 bytes."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
+
+    content = _bytes(path)
+    try:
+        key = load_pem_public_key(content) if content.startswith(b"-----") else load_ssh_public_key(content)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{path} is not a public key: {error}") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise BadInput(f"{path} is not an Ed25519 key; `shoal keys operator` makes one")
+    return key.public_bytes_raw()
+
+
+def _claim(claim: Mapping[str, Any]) -> Line:
+    what = f"{claim.get('unit')}, {claim.get('observer')}"
+    if claim.get("epsilon") is None:
+        return Line("yes", what, f"nothing is claimed: {claim.get('because')}")
+    try:
+        epsilon, delta = number(claim, "epsilon"), number(claim, "delta", least=1e-300, most=1)
+        chain = claim["chain"]
+        events = [(each["event"], int(number(each, "times"))) for each in chain["events"]]
+        found = recompute(events, claim["adjacency"], delta, epsilon)
+    except Unknown as error:
+        return Line("unknown", what, f"cannot be checked: this checker does not know {error}")
+    except Unproven as error:
+        return Line("no", what, f"epsilon {epsilon:.6g} is claimed, but nothing is proven: {error}")
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError) as error:
+        return Line("unknown", what, f"cannot be checked: malformed, {type(error).__name__} {error}")
+    said = f"epsilon {epsilon:.6g} at delta {delta:g} ({claim['adjacency']}); recomputed {found.epsilon:.6g}"
+    if not found.epsilon <= epsilon * (1 + AGREE) + 1e-9:
+        return Line("no", what, said)
+    for name, claimed, own in (
+        ("the samplers' distance", chain["distance"], found.distance),
+        ("their part of delta", claim["sampler_delta"] or 0.0, found.sampler_delta),
+    ):
+        if not math.isclose(claimed, own, rel_tol=AGREE):
+            return Line("no", what, f"{name} is {own:.4g}, not {claimed:.4g}")
+    looser = epsilon / found.epsilon - 1 if found.epsilon else 0.0
+    return Line("yes", what, said + (f", {looser:.1%} less than claimed" if looser > AGREE else ""))
+
+
+def _file(what: str, hash: str | None, path: Path | None) -> Line:
+    if path is None:
+        return Line("absent", what, "not given" if hash else "none is certified, and none was given")
+    own = hashlib.sha256(_bytes(path)).hexdigest()
+    if own != hash:
+        return Line("no", what, f"the SHA-256 of {path} is {own[:16]}, not {str(hash)[:16]}")
+    return Line("yes", what, f"{path} is the certified one")
+
+
+def _ledger(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
+    head, count = held["hashes"]["ledger"]["head"], held["hashes"]["ledger"]["lines"]
+    if path is None:
+        yield Line("absent", "ledger", "not given: that its events are those of the certificate was not checked")
+        return
+    try:
+        lines = read_chain(path)
+    except ValueError as error:
+        yield Line("no", "ledger", f"{path}: {error}")
+        return
+    if (len(lines), lines[-1]["hash"] if lines else "") != (count, head):
+        yield Line("no", "ledger", f"{path} has {len(lines)} lines and another head than the {count} certified ones")
+        return
+    yield Line("yes", "ledger", f"{path} is intact: {count} lines, head {head[:16]}")
+    opened = next((line for line in lines if line["kind"] == "open"), {})
+    if (opened.get("config"), opened.get("run")) != (held["hashes"]["config"], held["run"]):
+        yield Line("no", "ledger", "it is of a run with another name or configuration")
+    if any(line["kind"] == "selected" for line in lines):
+        yield Line("unknown", "ledger", "a private selection chose the run: its cost cannot be checked")
+    rounds = [line for line in lines if line["kind"] == "intent"]
+    closed = [line["proven"] for line in lines[-1:] if line["kind"] == "close"]
+    own = [{key: value for key, value in claim.items() if key != "chain"} for claim in held["claims"]]
+    if closed and closed[0] != own:
+        yield Line("no", "ledger", "its closing line makes other claims")
+    for claim in held["claims"]:
+        if claim["epsilon"] is not None:
+            yield _counted(claim, rounds)
+
+
+def _counted(claim: Mapping[str, Any], rounds: list[dict[str, Any]]) -> Line:
+    """Are the events of a claim those that the ledger charged?"""
+    what = f"{claim['unit']}, {claim['observer']}"
+    pair = {"unit": claim["unit"], "observer": claim["observer"], "adjacency": claim["adjacency"]}
+    counts: Counter[bytes] = Counter()
+    for line in rounds:
+        found = [charge for charge in line["charges"] if pair.items() <= charge.items()]
+        if not found:
+            return Line("no", what, f"the ledger has no charge for round {line['round']} under {claim['adjacency']}")
+        counts.update(canonical(charge["event"]) for charge in found)
+    certified = {canonical(each["event"]): each["times"] for each in claim["chain"]["events"]}
+    if counts != certified:
+        return Line("no", what, "the events and how often they happened are not those of the ledger")
+    return Line("yes", what, f"its {sum(counts.values())} charges are those of the ledger")
+
+
+def _sites(held: Mapping[str, Any], given: Mapping[str, Path]) -> Iterator[Line]:
+    bound = {site["name"]: site for site in held["sites"]}
+    for name in sorted(given.keys() - bound.keys()):
+        yield Line("no", f"site {name}", "its ledger is not bound by this certificate")
+    for name, site in bound.items():
+        if name not in given:
+            yield Line("absent", f"site {name}", "its ledger was not given")
+            continue
+        try:
+            lines = read_chain(given[name])
+        except ValueError as error:
+            yield Line("no", f"site {name}", f"{given[name]}: {error}")
+            continue
+        at = site["lines"]  # a site's ledger goes on with other runs
+        same = 0 < at <= len(lines) and lines[at - 1]["hash"] == site["head"]
+        words = f"line {at} of {given[name]} is {'' if same else 'not '}the certified head"
+        yield Line("yes" if same else "no", f"site {name}", words)
+
+
+def read_chain(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ledger; a ValueError says which one breaks the chain."""
+    lines: list[dict[str, Any]] = []
+    before, content = "0" * 64, _bytes(path)
+    if content and not content.endswith(b"\n"):
+        raise ValueError("the last line is incomplete")
+    for at, raw in enumerate(content.splitlines()):
+        try:
+            line = json.loads(raw.decode("ascii"), parse_constant=_refuse)
+            own = {key: value for key, value in line.items() if key != "hash"}
+            right = canonical(line) == raw and line["hash"] == hashlib.sha256(canonical(own)).hexdigest()
+            right = right and (line["n"], line["before"]) == (at, before) and isinstance(line["kind"], str)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            right = False
+        if not right:
+            raise ValueError(f"line {at + 1} breaks the hash chain")
+        before = line["hash"]
+        lines.append(line)
+    return lines
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+MARKS = {"yes": "yes", "no": "NO", "unknown": "?", "absent": "-"}
+
+
+def verdict(lines: list[Line]) -> str:
+    """The answer in one line."""
+    if holds(lines):
+        missing = [line.what for line in lines if line.verdict == "absent" and "not given" in line.words]
+        return "yes: every figure holds" + (f"; not compared: {', '.join(missing)}" if missing else "")
+    wrong = next((line for line in lines if line.verdict == "no"), None)
+    if wrong is not None:
+        return f"NO: {wrong.what}: {wrong.words}"
+    return "cannot say yes: some lines cannot be checked"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Check a certificate of `shoal certify` without Shoal.")
+    parser.add_argument("certificate", type=Path)
+    for name in ("ledger", "config", "model", "public-key"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--site", action="append", default=[], metavar="NAME=LEDGER")
+    given = parser.parse_args(arguments)
+    try:
+        sites = {name: Path(file) for name, _, file in (each.partition("=") for each in given.site)}
+        lines = check(given.certificate, given.ledger, given.config, given.model, given.public_key, sites)
+    except BadInput as error:
+        print(f"checker: {error}", file=sys.stderr)
+        return 2
+    for line in lines:
+        print(f"{MARKS[line.verdict]:<4}{line.what}: {line.words}")
+    print(verdict(lines))
+    return 0 if holds(lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The checker of certificates: it shares nothing with the accountant, and agrees with it."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+
+from shoal.accounting import accountants, checker
+from shoal.accounting.events import (
+    _KINDS,
+    BySize,
+    Compose,
+    Event,
+    Gaussian,
+    OnClients,
+    Repeat,
+    Sampled,
+    SamplerError,
+    TwoLevel,
+)
+
+ALLOWED = {"numpy", "scipy", "dp_accounting", "cryptography"}
+VISIBLE, HIDDEN = TwoLevel(0.1, 0.1, 10, 3.0), TwoLevel(0.1, 0.1, 10, 3.0, participation="hidden")
+GRID = {
+    "gaussian": Compose((Repeat(Gaussian(3.0), 7), Gaussian(1.5))),
+    "poisson": Repeat(Sampled("poisson", 0.01, Gaussian(1.0)), 300),
+    "poisson of several": Repeat(Sampled("poisson", 0.1, Repeat(Gaussian(4.0), 3)), 20),
+    "poisson of sampled": Sampled("poisson", 0.2, Repeat(Sampled("poisson", 0.1, Gaussian(1.5)), 5)),
+    "fixed-size": Repeat(Sampled("fixed-size", 0.05, Gaussian(2.0)), 30),
+    "with replacement": Repeat(Sampled("with-replacement", 0.1, Gaussian(8.0), 3), 10),
+    "shuffled": Repeat(Sampled("shuffled", 0.1, Gaussian(2.0)), 25),
+    "two levels, visible": Repeat(Compose((VISIBLE,)), 10),
+    "two levels, hidden": Repeat(HIDDEN, 10),
+    "by size": Repeat(BySize(VISIBLE, ((1, 0.1, 4), (20, 0.05, 10))), 5),
+    "on clients": OnClients(3, BySize(VISIBLE, ((1, 0.1, 4), (20, 0.05, 10)))),
+    "sampler": Compose((Gaussian(1.0), SamplerError(1e-12))),
+    "mixed": Compose((Gaussian(3.0), Sampled("poisson", 0.1, Gaussian(1.0)), VISIBLE)),
+    "client in name only": Repeat(TwoLevel(0.5, 1.0, 5, 0.02, local="none"), 4),
+}
+
+
+def recomputed(event: Event, adjacency: str, delta: float, epsilon: float) -> checker.Figures:
+    return checker.recompute([(event.to_json(), 1)], adjacency, delta, epsilon)
+
+
+def test_it_imports_nothing_of_the_package_that_it_checks() -> None:
+    tree = ast.parse(Path(checker.__file__).read_text(encoding="utf-8"))
+    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert all(node.level == 0 for node in nodes)
+    outside = {name.split(".")[0] for name in names | {str(node.module) for node in nodes}}
+    import sys
+
+    assert outside - set(sys.stdlib_module_names) == ALLOWED
+
+
+def test_every_kind_of_event_has_a_function() -> None:
+    assert set(checker.EVENTS) == set(_KINDS)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_it_agrees_with_the_accountant(name: str) -> None:
+    for adjacency in ("zero-out", "replace-one"):
+        if (name, adjacency) == ("poisson of sampled", "replace-one"):
+            continue
+        claimed = accountants.epsilon(GRID[name], 1e-5, adjacency=adjacency)  # type: ignore[arg-type]
+        assert claimed.epsilon is not None
+        found = recomputed(GRID[name], adjacency, 1e-5, claimed.epsilon)
+        assert 1 - 1e-4 <= found.epsilon / claimed.epsilon <= 1 + 1e-3
+        assert math.isclose(found.sampler_delta, claimed.sampler_delta, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("event", "adjacency"),
+    [
+        ({"event": "teleported", "noise": 1.0}, "zero-out"),
+        ({"event": "compose", "of": [{"event": "gaussian", "noise": 1.0}, {"event": "new"}]}, "zero-out"),
+        (Sampled("shuffled", 0.1, Gaussian(1.0)).to_json(), "add-or-remove"),
+        (Repeat(Sampled("shuffled", 0.1, Gaussian(1.0)), 5).to_json(), "add-or-remove"),
+        (GRID["poisson of sampled"].to_json(), "replace-one"),
+        (Sampled("fixed-size", 0.5, Sampled("poisson", 0.1, Gaussian(1.0))).to_json(), "zero-out"),
+        ({"event": "gaussian", "noise": 0.0}, "zero-out"),
+        ({"event": "gaussian", "noise": True}, "zero-out"),
+        (Gaussian(1.0).to_json(), "touching"),
+    ],
+)
+def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:
+    with pytest.raises(checker.Unknown):
+        checker.recompute([(event, 1)], adjacency, 1e-5, 1.0)
+
+
+def test_a_sampler_that_takes_all_of_delta_leaves_no_epsilon() -> None:
+    assert recomputed(Compose((Gaussian(1.0), SamplerError(1e-3))), "zero-out", 1e-5, 1.0).epsilon == math.inf

@@ -1,0 +1,160 @@
+"""`shoal certify`: a certificate holds, and any change to it, or to what it is bound to, is found."""
+
+import json
+import random
+import shutil
+import sys
+from contextlib import suppress
+
+import pytest
+
+from shoal.accounting import checker
+from shoal.accounting.ledger import Charge, Ledger
+from shoal.cli.main import main
+from support.tiny import FEDAVG, PRIVATE, play
+
+BESIDE = {"ledger": "ledger.jsonl", "config": "config.toml", "model": "model.safetensors"}
+
+
+@pytest.fixture
+def shell(monkeypatch, capsys):
+    """`shoal ...` in this process: exit code, standard output, standard error."""
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return ended.value.code or 0, shown.out, shown.err
+
+    return called
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run without sampling, whose epsilons have a closed form."""
+    return play(tmp_path_factory.mktemp("runs"), PRIVATE | {"rounds": 2, "clients.sampling": "all"}).run
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / finished.name)
+
+
+@pytest.fixture
+def signed(run, shell, tmp_path):
+    assert shell("keys", "operator", "--folder", tmp_path / "keys")[0] == 0
+    assert shell("certify", run, "--key", tmp_path / "keys" / "operator.key")[0] == 0
+    return run
+
+
+def checked(run, **changes):
+    evidence = {name: run / file for name, file in BESIDE.items()} | changes
+    return checker.check(run / "certificate.json", **evidence)
+
+
+def forged(run, change):
+    """Change the certificate as someone would who also computes its digest anew."""
+    path = run / "certificate.json"
+    held = json.loads(path.read_bytes())
+    change(held)
+    held |= {"digest": checker.digest_of(held), "signature": None}
+    path.write_bytes(checker.written(held))
+
+
+def test_a_signed_certificate_holds(signed, shell, tmp_path):
+    code, out, _ = shell("certify", "--check", signed, "--public-key", tmp_path / "keys" / "operator.pub")
+    assert code == 0
+    assert out.splitlines()[-1] == "yes: every figure holds"
+    page = (signed / "certificate.html").read_text(encoding="utf-8")
+    assert "Signed (Ed25519)" in page
+    assert "K = 12 is public" in page
+    assert "Balle, Wang 2018, Theorem 8" in page
+    assert "the server draws the noise" in page
+
+
+def test_without_a_key_it_says_unsigned(run, shell, tmp_path):
+    code, out, _ = shell("certify", run)
+    assert code == 0
+    assert "UNSIGNED" in out
+    assert "UNSIGNED" in (run / "certificate.html").read_text(encoding="utf-8")
+    assert shell("certify", "--check", run)[0] == 0
+    shell("keys", "operator", "--folder", tmp_path / "keys")
+    assert shell("certify", "--check", run, "--public-key", tmp_path / "keys" / "operator.pub")[0] == 1
+
+
+def test_a_change_of_one_character_anywhere_is_found(signed):
+    path = signed / "certificate.json"
+    text = path.read_text(encoding="utf-8")
+    drawn = random.Random(1)
+    for _ in range(150):
+        at = drawn.randrange(len(text))
+        other = drawn.choice([each for each in "0123456789abcdefA .-" if each != text[at]])
+        path.write_text(text[:at] + other + text[at + 1 :], encoding="utf-8")
+        with suppress(checker.BadInput):
+            assert not checker.holds(checked(signed)), f"{text[at]!r} -> {other!r} at {at}"
+
+
+@pytest.mark.parametrize("file", BESIDE.values())
+def test_a_change_of_what_it_is_bound_to_is_found(signed, shell, file):
+    content = bytearray((signed / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (signed / file).write_bytes(bytes(content))
+    code, out, _ = shell("certify", "--check", signed)
+    assert code == 1
+    assert "NO" in out
+
+
+def test_a_forger_who_computes_the_digest_is_found_by_the_figures(signed):
+    forged(signed, lambda held: held["claims"][0].update(epsilon=held["claims"][0]["epsilon"] * 0.99))
+    lines = checker.check(signed / "certificate.json")
+    assert [line.what for line in lines if line.verdict == "no"] == ["client, release"]
+
+
+def test_a_forger_who_drops_a_round_is_found_by_the_ledger(signed):
+    forged(signed, lambda held: held["claims"][0]["chain"]["events"][0].update(times=1))
+    assert any(line.verdict == "no" and "of the ledger" in line.words for line in checked(signed))
+
+
+def test_an_unknown_event_is_never_a_yes(signed, shell):
+    forged(signed, lambda held: held["claims"][0]["chain"]["events"].append({"event": {"event": "new"}, "times": 1}))
+    code, out, _ = shell("certify", "--check", signed / "certificate.json")
+    assert code == 1
+    assert "cannot be checked: this checker does not know event 'new'" in out
+
+
+def test_a_site_is_bound_by_its_ledgers_head(run, shell, tmp_path):
+    from shoal.accounting.events import Gaussian
+
+    path = tmp_path / "north.jsonl"
+    with Ledger(path) as ledger:
+        ledger.begin("north", "every run", "")
+        ledger.intend(1, [Charge("client", "release", Gaussian(1.5))], run=run.name)
+    assert shell("certify", run, "--site", f"north={path}")[0] == 0
+    with Ledger(path) as ledger:
+        ledger.intend(2, [Charge("client", "release", Gaussian(1.5))], run="another run")
+    assert shell("certify", "--check", run, "--site", f"north={path}")[0] == 0
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
+    assert shell("certify", "--check", run, "--site", f"north={path}")[0] == 1
+
+
+def test_a_run_that_proves_nothing_gets_a_certificate_that_says_so(shell, tmp_path):
+    found = play(tmp_path, FEDAVG | {"rounds": 1}).run
+    assert shell("certify", found)[0] == 0
+    assert "Nothing is proven about this model" in (found / "certificate.html").read_text(encoding="utf-8")
+    assert shell("certify", "--check", found)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "has no ledger.jsonl"),
+        (["--check", "nowhere.json"], "cannot be read"),
+        (["x", "--ledger", "y"], "--ledger is for --check"),
+        (["x", "--site", "north"], "--site must be NAME=LEDGER"),
+    ],
+)
+def test_bad_input_is_one_line(shell, arguments, said):
+    code, _, err = shell("certify", *arguments)
+    assert code == 2
+    assert said in err
