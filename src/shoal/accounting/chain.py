@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from shoal.accounting.events import (
+    Allocated,
     BySize,
     Compose,
     Event,
@@ -13,6 +14,7 @@ from shoal.accounting.events import (
     OnClients,
     Repeat,
     Sampled,
+    SampledUser,
     SamplerError,
     TwoLevel,
 )
@@ -53,12 +55,23 @@ def explained(event: Event, adjacency: Adjacency) -> Iterator[Line]:
         case Sampled(kind, rate, inner):
             yield _of(_drawn(kind, rate, event.draws), of_scheme(kind, adjacency))
             yield from explained(inner, adjacency)
+        case SampledUser(records, rate, noise):
+            said = f"each of a user's records, {records:,} at most, enters independently with probability {rate:g}"
+            yield _of(f"{said}; Gaussian noise of {noise:g} x what one record moves", of_scheme("by-user", adjacency))
+        case Allocated(rounds):
+            noises = ", ".join(f"{noise:g} in {count:,}" for noise, count in rounds)
+            said = f"it enters one of {event.length:,} rounds, drawn in secret before the first of them"
+            yield _of(
+                f"{said}; Gaussian noise, in units of the sensitivity: {noises}",
+                of_scheme("random-allocation", adjacency),
+            )
         case TwoLevel(rate, local_steps=steps, participation=participation):
             seen = "which can be seen" if participation == "visible" else "which stays hidden"
             why = Cell(MEAN, "") if participation == "visible" else Cell("amplified by secret sampling", BALLE)
             yield _of(f"the client takes part with probability {rate:g}, {seen}", Cell() if rate == 1 else why)
             yield Line(f"it then makes {steps:,} local steps, with fresh noise in each", COMPOSED)
-            yield from explained(event.step, adjacency)
+            (step,) = (inner.event for inner in [event.local_event] if isinstance(inner, Repeat))
+            yield from explained(step, adjacency)
         case BySize(worst, uses):
             said = f"clients of {len(uses)} ranges of sizes, each with its own rate and steps; the dearest counts"
             yield Line(f"{said}; at worst:", "a record stays with one client, so the largest cost over clients holds")

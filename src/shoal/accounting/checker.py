@@ -227,6 +227,9 @@ def _sampled(event: Event, times: int, total: Total) -> None:
     if kind in ("none", "shuffled") or (rate == 1 and kind != "with-replacement"):
         add(inner, times, total)
         return
+    if kind == "random-allocation":
+        add(_block(event), times, total)
+        return
     within = total.within(inner)
     if kind == "poisson" and total.adjacency != "replace-one" and within.parts:
         total.put(event, times, lambda grid: amplified(within.composed(grid), rate, grid), within.reach, within.steps)
@@ -286,11 +289,130 @@ def _drawn(noise: float, rate: float, draws: int, adjacency: str, grid: Grid) ->
     return mixed if hit >= 1 else _displaced(amplified(mixed, hit, grid), adjacency, grid)
 
 
+def _sampled_user(event: Event, times: int, total: Total) -> None:
+    """A user with several records, each of which entered by itself: sum_j Bin(j) N(j) against N(0).
+
+    The worst pair of neighbours (Charles et al. 2024). Counts that all but never occur are taken as all records.
+    """
+    records, rate = int(number(event, "records", 1)), number(event, "rate", 0, 1)
+    noise = number(event, "noise", least=1e-300)
+    if total.adjacency == "replace-one":
+        raise Unknown("users under replace-one")
+    if rate == 1:
+        total.squares += times * (records / noise) ** 2
+    elif rate > 0:
+        most = min(records, 1 + int(binom.isf(1e-22, records, rate)))
+        moved = [*range(most), records]
+        chances = [*binom.pmf(range(most), records, rate), binom.sf(most - 1, records, rate)]
+
+        def build(grid: Grid) -> Pld:
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                return pld.from_mixture_gaussian_mechanism(
+                    noise, moved, chances, value_discretization_interval=grid.step
+                )
+
+        total.put(event, times, build, (most / noise) ** 2 / 2 + 10 * most / noise)
+
+
+NODES, TAILS = 2000, 8.0  # of the law of a mean of ratios; the standard deviations of a ratio that it covers
+Law: TypeAlias = tuple[Any, Any, int]
+"""Nodes, of which the first is 0, the mass of the second distribution at each, and of how many rounds it is."""
+
+
+def _allocated(event: Event, times: int, total: Total) -> None:
+    """The unit entered one of the rounds, drawn in secret: the mean over rounds i of N(e_i), against N(0).
+
+    The pair of Chua et al. (2025). Its ratio M is the mean of independent ratios Y_i of N(1) to N(0), and the
+    divergences are means of convex functions of M, which mass moved to both sides with the same mean can only raise.
+    """
+    if total.adjacency == "replace-one":
+        raise Unknown("random allocation under replace-one")
+    rounds = [(number({"noise": noise}, "noise", least=1e-300), int(count)) for noise, count in event["rounds"]]
+    least = min(noise for noise, _ in rounds)
+    reach = 1 / (2 * least**2) + TAILS / least
+    if reach > 600:  # such little noise: no more than if the round were known, by joint convexity
+        total.squares += times * (1 / least) ** 2
+        return
+    laws = [_many(_ratio(noise, least, reach), count, least, reach) for noise, count in rounds]
+    law = laws[0]
+    for other in laws[1:]:
+        law = _averaged(law, other, least, reach)
+    nodes, mass, _ = law
+    at, revealed = np.log(nodes[1:]), max(0.0, 1 - float(nodes @ mass))
+
+    def build(grid: Grid) -> Pld:
+        ahead = spread(at, (nodes * mass)[1:], revealed, grid)
+        return pld.PrivacyLossDistribution(ahead, spread(-at, mass[1:], float(mass[0]), grid))
+
+    total.put(event, times, build, float(at.max()))
+
+
+def _block(event: Event) -> Event:
+    """Of each block the unit entered one round, where it entered a share `rate` of all (Feldman & Shenfeld 2025)."""
+    if event["of"]["event"] != "gaussian":
+        raise Unknown("random allocation of this event")
+    length = max(1, math.floor(1 / number(event, "rate", 1e-12, 1) * (1 + 2**-50)))
+    return {"event": "allocated", "rounds": [[event["of"]["noise"], length]]}
+
+
+def _nodes(rounds: int, noise: float, reach: float) -> Any:
+    """Nodes for the mean of so many ratios, finest near 1."""
+    width = min(1 / noise, math.sqrt(math.expm1(1 / noise**2) / rounds))
+    far = math.asinh(reach / width)
+    return np.append(0.0, np.exp(width * np.sinh(np.linspace(-far, far, NODES))))
+
+
+def _ratio(noise: float, least: float, reach: float) -> Law:
+    """The ratio of N(1) to N(0): under N(0) its logarithm is N(-1/2 noise^2, 1/noise^2)."""
+    nodes = _nodes(1, least, reach)
+    with np.errstate(divide="ignore"):
+        places = noise * np.log(nodes)
+    q, p = _cells(places + 0.5 / noise), _cells(places - 0.5 / noise)
+    up = (p[:-1] - nodes[:-1] * q[:-1]) / np.diff(nodes)  # which keeps the mean of each cell
+    mass = np.append(q[:-1] - up, 0.0) + np.append(0.0, up)
+    mass[0] += q[-1]  # beyond the last node: what N(1) has there is taken as revealed
+    return nodes, np.maximum(mass, 0.0), 1
+
+
+def _cells(places: Any) -> Any:
+    """The mass of a normal distribution between places, and beyond the last; accurate in both tails."""
+    below, above = np.append(ndtr(places), 1.0), np.append(ndtr(-places), 0.0)
+    return np.where(np.append(places, np.inf)[:-1] > 0, -np.diff(above), np.diff(below))
+
+
+def _many(one: Law, count: int, noise: float, reach: float) -> Law:
+    """The mean of so many ratios, by doubling."""
+    law = one
+    for bit in bin(count)[3:]:
+        law = _averaged(law, law, noise, reach)
+        law = _averaged(law, one, noise, reach) if bit == "1" else law
+    return law
+
+
+def _averaged(one: Law, other: Law, noise: float, reach: float) -> Law:
+    """The mean of two, weighed by their rounds, on its own nodes."""
+    rounds = one[2] + other[2]
+    nodes, mass = _nodes(rounds, noise, reach), np.zeros(NODES + 1)
+    own, kept = one[1] > 0, other[1] > 0
+    theirs, weights = other[0][kept] * (other[2] / rounds), other[1][kept]
+    for value, weight in zip(one[0][own] * (one[2] / rounds), one[1][own], strict=True):
+        at = np.minimum(value + theirs, nodes[-1])
+        low = np.clip(np.searchsorted(nodes, at, side="right") - 1, 0, NODES - 1)
+        up = np.clip((at - nodes[low]) / (nodes[low + 1] - nodes[low]), 0.0, 1.0) * weights * weight
+        mass += np.bincount(low, weights * weight - up, NODES + 1) + np.bincount(low + 1, up, NODES + 1)
+    return nodes, mass, rounds
+
+
 def _two_level(event: Event, times: int, total: Total) -> None:
     """A round: its client took part with probability `client_rate`, then made local steps."""
     rate, steps = number(event, "client_rate", 0, 1), int(number(event, "local_steps", 1))
     step = {"event": "sampled", "kind": event["local"], "rate": event["sampling_rate"], "draws": event["draws"]}
     step["of"] = {"event": "gaussian", "noise": event["noise"]}
+    if event.get("records", 1) > 1:  # of one user
+        if event["local"] != "poisson":
+            raise Unknown(f"several records of a user, sampled {event['local']}")
+        step = {"event": "sampled-user", "rate": event["sampling_rate"], "noise": event["noise"]}
+        step["records"] = event["records"]
     local = {"event": "repeat", "of": step, "count": steps}
     within = total.within(local)
     if rate == 1:
@@ -326,11 +448,14 @@ def _on_clients(event: Event, times: int, total: Total) -> None:
 
 
 def _repeat(event: Event, times: int, total: Total) -> None:
-    """Right around a shuffled step it is an unbroken run of passes: the unit enters one step of each."""
+    """Right around a step of a shuffled pass, or of a block of rounds, it is an unbroken run of these."""
     inner, count = event["of"], int(number(event, "count", 0))
     if inner["event"] == "sampled" and inner["kind"] == "shuffled":
         add({**inner, "of": {"event": "compose", "of": []}}, 1, total)  # is it allowed here?
         add(inner["of"], times * math.ceil(number(inner, "rate", 0, 1) * count * (1 - 2**-51)), total)
+    elif inner["event"] == "sampled" and inner["kind"] == "random-allocation" and 0 < inner["rate"] < 1:
+        block = _block(inner)  # one round of each block
+        add(block, times * math.ceil(count / block["rounds"][0][1]), total)
     elif count:
         add(inner, times * count, total)
 
@@ -351,6 +476,8 @@ def _unbounded(event: Event, times: int, total: Total) -> None:
 EVENTS: dict[str, Callable[[Event, int, Total], None]] = {
     "gaussian": _gaussian,
     "sampled": _sampled,
+    "sampled-user": _sampled_user,
+    "allocated": _allocated,
     "two-level": _two_level,
     "by-size": _by_size,
     "on-clients": _on_clients,

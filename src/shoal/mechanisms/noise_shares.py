@@ -136,6 +136,10 @@ class NoiseShares(Gaussian):
         threshold, colluding = self.quorum(cohort)
         return self.multiplier(t, total) * bound / math.sqrt(threshold - colluding)
 
+    def assumes(self) -> tuple[str, ...]:
+        """Who draws the noise, and who may know parts of it."""
+        return (*super().assumes(), f"the server knows the shares of at most {self.colluding} of the sites")
+
     def for_cohort(self, cohort: int) -> Self:
         """The same where all of so many sites must answer."""
         return replace(self, threshold=cohort, colluding=min(self.colluding, cohort - 1))
