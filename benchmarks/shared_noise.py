@@ -1,6 +1,6 @@
 """Sites that share the noise, beside all data in one place and beside noise of each site's own, cell by cell.
 
-    SHOAL_DATA=... python benchmarks/shared_noise.py [--cells 'heart/.*'] [--device cuda] [--out shared-noise.jsonl]
+    SHOAL_DATA=... python benchmarks/shared_noise.py [--cells 'heart/.*'] [--device cuda] [--out sharing.jsonl]
 
 A cell is data/sites/method/epsilon/seed. The methods, all at the same proven epsilon for a record (replace-one):
 
@@ -101,7 +101,7 @@ def run(wanted: Settings, device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default=".*")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "shared-noise.jsonl")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "sharing.jsonl")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()

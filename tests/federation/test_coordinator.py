@@ -25,7 +25,10 @@ from shoal.random.streams import Streams
 from shoal.training.round import protected_updates
 from shoal.training.round_index import RoundIndex
 from support.federations import NAMED, ROUNDS, SITES, farthest, served, settings, simulated
-from support.small_federation import NAMES
+from support.small_federation import NAMES as ALL
+
+NAMES = [name for name in ALL if not algorithm(name).sums_gradients]
+"""The others need secure aggregation: tests/federation/secagg/test_noise_shares.py."""
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_turns_that_everybody_knows_are_caught_where_secret_ones_are_charged():
     case, streams = next(cases(ALLOCATED, "client", epsilon=4.0)), Streams(5)
     broken = VARIANTS["turns known"](case, streams)
     event = case.claim.event
-    right, wrong = (play(case, record, 400, streams) for record in (case.record, broken.played))
+    right, wrong = (play(case, record, 600, streams) for record in (case.record, broken.played))
     assert not bounds.passes(right.points, bounds.tradeoff(event, "zero-out"))
     assert bounds.passes(wrong.points, bounds.tradeoff(event, "zero-out"))
     assert VARIANTS["turns known"](CASES["geyer-private", "client"], streams) is None

@@ -279,7 +279,7 @@ def spent(intents: list[Line]) -> dict[Unit, float]:
         if charge["observer"] == "release":
             running[charge["unit"]].add(from_json(charge["event"]))
     costs = {unit: each.epsilon(DELTA) for unit, each in running.items()}
-    return {unit: cost for unit, cost in costs.items() if cost is not None}
+    return {unit: cost for unit, cost in costs.items() if cost}  # nothing is charged to users without names
 
 
 def _look_at_checkpoint(run: Path, intents: list[Line], commits: list[Line], seen: Seen) -> int:

@@ -101,7 +101,7 @@ def observe(
         known = per_update if knowing else None
         return dummies if known is None else known.replay(dummies, seen, bound, abs(unit), layers)
 
-    return Seen((left * unit).detach(), shown, replay)
+    return Seen((left * unit).detach().to(victims.x.dtype), shown, replay)
 
 
 def _refuse_unknown(local: Local, honest: bool) -> None:

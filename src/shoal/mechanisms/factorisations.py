@@ -19,15 +19,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 from torch import Tensor
 
 from shoal.mechanisms.participation import Array, Participation
@@ -156,14 +154,21 @@ def factorise(kind: Kind, size: int, momentum: float, participation: Participati
 def errors(found: Factorisation, participation: Participation, momentum: float = 0.0) -> tuple[float, float]:
     """The noise of models at a noise multiplier of 1 for the whole run: root mean square over rounds, and largest."""
     rounds = participation.rounds
-    squares = np.square(lfilter([1.0], _workload(momentum), _padded(found.inverse(rounds), rounds))).cumsum()
+    squares = np.square(_filtered([1.0], _workload(momentum), _padded(found.inverse(rounds), rounds))).cumsum()
     shift = np.linalg.norm(participation.reach(found.coefficients(rounds)))
     return float(shift * math.sqrt(squares.mean())), float(shift * math.sqrt(squares[-1]))
 
 
 def inverse(series: Array, rounds: int) -> Array:
     """The power series 1/series, to so many terms."""
-    found: Array = lfilter([1.0], series, _padded(np.ones(1), rounds))
+    return _filtered([1.0], series, _padded(np.ones(1), rounds))
+
+
+def _filtered(above: Sequence[float], below: Sequence[float] | Array, series: Array) -> Array:
+    """The power series above/below times a series, to as many terms as that has."""
+    from scipy.signal import lfilter  # which takes a second to load, and few runs need it
+
+    found: Array = lfilter(above, below, series)
     return found
 
 
@@ -210,10 +215,10 @@ def _exponentials(poles: Array, zeros: Array, rounds: int) -> Array:
 def _log_error(inverse: Array, momentum: float) -> tuple[float, Array]:
     """The log of the mean square error before scaling, and its gradient by the coefficients of C^-1."""
     rounds, workload = len(inverse), _workload(momentum)
-    noise = lfilter([1.0], workload, inverse)  # the coefficients of B
+    noise = _filtered([1.0], workload, inverse)  # the coefficients of B
     counted = np.arange(rounds, 0, -1) * noise
     total = float(counted @ noise)
-    return math.log(total / rounds), lfilter([1.0], workload, 2 * counted[::-1])[::-1] / total
+    return math.log(total / rounds), _filtered([1.0], workload, 2 * counted[::-1])[::-1] / total
 
 
 def _log_sensitivity(coefficients: Array, participation: Participation, bands: int) -> tuple[float, Array]:
@@ -230,8 +235,7 @@ def _log_sensitivity(coefficients: Array, participation: Participation, bands: i
 
 def _through_inverse(slope: Array, series: Array) -> Array:
     """The gradient by a series, from that by its inverse."""
-    found: Array = -lfilter([1.0], series, lfilter([1.0], series, slope[::-1]))[::-1]
-    return found
+    return -_filtered([1.0], series, _filtered([1.0], series, slope[::-1]))[::-1]
 
 
 def _of_bands(momentum: float, participation: Participation) -> Objective:
@@ -269,7 +273,7 @@ def _of_chain(momentum: float, participation: Participation) -> Objective:
         shift, by_series = _log_sensitivity(series, participation, rounds)
         slope = np.empty(len(chain))
         for i, root in enumerate(chain):  # d log c / da = x / (1 - a x), and its negative for a zero
-            moved = (lfilter([0.0, 1.0], [1.0, -root], each) for each in (series, inverted))
+            moved = (_filtered([0.0, 1.0], [1.0, -root], each) for each in (series, inverted))
             slope[i] = (1 - 2 * (i % 2)) * (by_series @ next(moved) - by_inverse @ next(moved))
         return error + shift, np.cumsum((slope * chain)[::-1])[::-1] / (1 + np.exp(free))
 
@@ -303,6 +307,8 @@ def _least(start: Array, objective: Objective, largest: float = math.inf) -> Arr
 
     options = {"maxiter": 2000, "maxfun": 4000, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-12}
     bounds = [((-largest - x) / STEP, (largest - x) / STEP) for x in start]
+    from scipy.optimize import minimize
+
     found = minimize(moved, np.zeros_like(start), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     better: Array = start + STEP * found.x if found.fun < first else start
     return better
