@@ -21,7 +21,7 @@ from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
 from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.noise_shares import GradientSum, NoiseShares, tau
 from shoal.mechanisms.record_clipping import RecordClip
-from shoal.mechanisms.sampling import Records
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import Clip
 from shoal.random.secure_streams import SecureStreams
@@ -104,6 +104,14 @@ def test_who_is_not_protected_is_told_why():
     assert copies == Gaussian(1 / 3), "copies may all be sampled: nothing is amplified"
     unequal = event(METHOD, replace(setting, sizes=(100, 1000)), 0, "record", "server")
     assert unequal.sampling_rate == 0.6, "that of the smallest site"
+
+
+def test_a_server_that_is_not_trusted_may_choose_a_site_in_every_round():
+    """It draws the cohorts: only who trusts it with that may count on their being drawn at random."""
+    chosen = replace(METHOD, clients=Clients("fixed-size", 10))
+    setting = Setting(100, 5, sizes=(100,))
+    found = {who: event(chosen, setting, 0, "record", who).client_rate for who in ("server", "release")}
+    assert found == {"server": 1.0, "release": 0.1}
 
 
 @pytest.mark.parametrize(
