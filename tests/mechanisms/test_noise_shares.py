@@ -123,6 +123,7 @@ def test_a_server_that_is_not_trusted_may_choose_a_site_in_every_round():
         ({"per_record.layers": "each"}, "layers=flat or split"),
         ({"per_record.mechanism": "QuantileRecordClip"}, "RecordClip"),
         ({"records.sampling": "shuffled"}, "records.sampling must be poisson, got shuffled"),
+        ({"records.max_per_user": 3}, "decides which others are used"),
         ({"clients.sampling": "poisson"}, "cohort of public size"),
         ({"per_round.threshold": 5}, "two different sums; set at least 6"),
         ({"per_round.threshold": 11}, "at most the cohort"),
