@@ -9,12 +9,14 @@ from shoal.accounting import accountants
 from shoal.accounting.events import BySize, OnClients, Repeat, SampledUser, TwoLevel, Unbounded
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import charges, event, whole_run
+from shoal.data.partitions import ListedPartition
 from shoal.mechanisms.sampling import Records
 from shoal.mechanisms.sampling.records import PoissonRecords
 from shoal.mechanisms.setting import Setting
 
 DP_SGD = algorithm("dp-sgd")
 USERS = Setting(1, 10, sizes=(6000,), user_columns=1)
+PUBLIC = replace(USERS, public_ownership=True)
 
 
 def capped(most, name="dp-sgd", **changes):
@@ -32,7 +34,7 @@ def test_a_user_is_charged_the_mixture_of_its_capped_records(observer):
 
 
 def test_one_record_a_user_costs_what_a_record_costs_under_zero_out():
-    user, record = (accountants.epsilon(event(capped(1), USERS, 0, unit, "server"), 1e-5, adjacency="zero-out")
+    user, record = (accountants.epsilon(event(capped(1), PUBLIC, 0, unit, "server"), 1e-5, adjacency="zero-out")
                     for unit in ("user", "record"))  # fmt: skip
     assert user == record
 
@@ -70,7 +72,23 @@ def test_at_worst_all_records_of_a_user_are_in_one_shuffled_batch():
     shuffled = capped(4, sampling="shuffled")
     found = event(shuffled, USERS, 0, "user", "server")
     assert found == event(replace(shuffled, per_step=shuffled.per_step.with_noise(shuffled.per_step.noise_schedule()
-                          .scaled(0.25))), USERS, 0, "record", "server")  # fmt: skip
+                          .scaled(0.25))), PUBLIC, 0, "record", "server")  # fmt: skip
+
+
+def test_a_record_that_decides_which_others_are_used_has_no_claim():
+    """Replaced by one of another user it changes how many are kept; with several users each, most of them."""
+
+    def kept(*users):
+        held = ListedPartition(np.arange(len(users)), np.array([0, len(users)]), users=np.array(users))
+        return held.capped(1).indices.tolist()
+
+    assert (kept([0], [0], [1]), kept([2], [0], [1])) == ([0, 2], [0, 1, 2])
+    chain = [[n, n + 1] for n in range(1, 6)]
+    assert (kept([0, 1], *chain), kept([8, 9], *chain)) == ([0, 2, 4], [0, 1, 3, 5])
+    for observer in ("release", "server"):
+        assert "by whose it is" in event(capped(3), USERS, 0, "record", observer).because
+        assert not isinstance(event(capped(3), PUBLIC, 0, "record", observer), Unbounded)
+        assert not isinstance(event(DP_SGD, USERS, 0, "record", observer), Unbounded), "no cap, no choice"
 
 
 def test_users_are_charged_only_where_records_name_them():
@@ -93,7 +111,7 @@ def test_a_sampler_of_ones_own_proves_nothing_for_users_unless_it_says_so():
             return super().event(rate, noise, uses)
 
     try:
-        assert not isinstance(event(capped(2, sampling="households"), USERS, 0, "record", "server"), Unbounded)
+        assert not isinstance(event(capped(2, sampling="households"), PUBLIC, 0, "record", "server"), Unbounded)
         assert isinstance(event(capped(2, sampling="households"), USERS, 0, "user", "server"), Unbounded)
     finally:
         del Records.schemes["households"]

@@ -15,16 +15,19 @@ from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, whole_run
 from shoal.config import configure
 from shoal.errors import ConfigError
+from shoal.gradients.layout import Layout
+from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
 from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.noise_shares import GradientSum, NoiseShares, tau
 from shoal.mechanisms.record_clipping import RecordClip
-from shoal.mechanisms.sampling import Records
+from shoal.mechanisms.sampling import Clients, Records
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import Clip
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
-from shoal.training.local_training import train
+from shoal.training.local_training import _first, train
+from shoal.training.optimizers.gradient_sum import OnGrid
 from shoal.training.round_index import RoundIndex
 from support.small_federation import (
     ALPHA,
@@ -103,6 +106,14 @@ def test_who_is_not_protected_is_told_why():
     assert unequal.sampling_rate == 0.6, "that of the smallest site"
 
 
+def test_a_server_that_is_not_trusted_may_choose_a_site_in_every_round():
+    """It draws the cohorts: only who trusts it with that may count on their being drawn at random."""
+    chosen = replace(METHOD, clients=Clients("fixed-size", 10))
+    setting = Setting(100, 5, sizes=(100,))
+    found = {who: event(chosen, setting, 0, "record", who).client_rate for who in ("server", "release")}
+    assert found == {"server": 1.0, "release": 0.1}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -112,6 +123,7 @@ def test_who_is_not_protected_is_told_why():
         ({"per_record.layers": "each"}, "layers=flat or split"),
         ({"per_record.mechanism": "QuantileRecordClip"}, "RecordClip"),
         ({"records.sampling": "shuffled"}, "records.sampling must be poisson, got shuffled"),
+        ({"records.max_per_user": 3}, "decides which others are used"),
         ({"clients.sampling": "poisson"}, "cohort of public size"),
         ({"per_round.threshold": 5}, "two different sums; set at least 6"),
         ({"per_round.threshold": 11}, "at most the cohort"),
@@ -220,6 +232,33 @@ def test_a_record_is_rounded_towards_zero_on_the_grid_and_never_longer_than_its_
         whole = whole + found
     together = simulator(replace(record, records=chosen(record.records, list(range(6)))), layers=3)
     assert torch.equal(summed(together, streams=SecureStreams())[0], whole), "rounded one by one, and added exactly"
+
+
+def test_what_is_measured_is_what_is_rounded():
+    """As of a convolution on CUDA: in TF32 a record is longer than the norm that other products give."""
+
+    class Longer(GradientTape):
+        def squares(self):
+            return super().squares() * (1 - 2e-3)
+
+    layout = Layout.of(torch.nn.Linear(4, 2))
+    places, made = layout.named_layers, torch.randn(1, 5, layout.size, generator=torch.Generator().manual_seed(0))
+    tape = OnGrid(Longer.of(layout, made), 2.0**-20, places)
+    factors = RecordClip().factors(tape.squares(), 0.25, places)
+    for record in torch.eye(5):
+        into = torch.zeros(1, layout.size, dtype=torch.float64)
+        tape.accumulate(into, 1.0, factors * record)
+        assert 0.2499 < float(into.norm()) <= 0.25
+
+
+def test_a_recorded_step_is_not_replayed_on_another_grid():
+    """A larger clip has a coarser grid: records on a finer one would be rounded again, as a sum, and move further."""
+    record = small("distributed-dp-sgd", per_record=RecordClip("linear:0.1:4"))
+    sim = simulator(record)
+    cohort = replace(sim.cohort, streams=SecureStreams())
+    first, last = (_first(cohort, sim.params, np.array([0]), RoundIndex(t, ROUNDS), {}) for t in (0, ROUNDS - 1))
+    assert first.grid < last.grid
+    assert first.constants != last.constants
 
 
 def test_pieces_of_a_batch_add_up_to_the_same_sum():

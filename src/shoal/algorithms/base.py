@@ -281,6 +281,11 @@ class Algorithm:
             )
         if self.per_round is not None and self.records.sampling != "poisson":
             raise ConfigError(f"algorithm {self.name}: records.sampling must be poisson, got {self.records.sampling}")
+        if self.records.max_per_user is not None:
+            raise ConfigError(
+                f"algorithm {self.name}: with records.max_per_user a record, by whose it is, decides which others "
+                f"are used, and the noise is for one record: leave it out"
+            )
 
     def _refuse_unfit_steps(self, t: int, total: int) -> None:
         self.local.rate(t, total)

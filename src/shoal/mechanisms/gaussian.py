@@ -45,6 +45,10 @@ PRIVATE_OWNERSHIP = Unbounded(
     "records have several users, so that one user decides which records of others are used: only where it is public "
     "whose each record is (data.public_ownership=true) is something proven"
 )
+WHOSE = Unbounded(
+    "with records.max_per_user a record, by whose it is, decides which others are used: only where that is public "
+    "(data.public_ownership=true) is something proven for records"
+)
 WITH_ITS_NOISE = Unbounded("each client adds its own noise, and a client that drops out takes its noise with it")
 
 
@@ -213,6 +217,8 @@ class StepNoise(StepMechanism):
         if not found:
             return Unbounded("clients' sizes are not known, so neither is how often a record is used")
         if unit == "record":
+            if most is not None and setting.user_columns and not setting.public_ownership:
+                return WHOSE
             worst, found = round.records.event(rate, z, found)
         else:
             if most is None:

@@ -11,7 +11,8 @@ has noise of at least
     sigma sqrt(m/(n - t))                    against who sees released models alone
     sigma / sqrt(n - t)                      against the server with all other sites: the record's own site is left
 
-in units of S. Nobody but its own site sees whether a record was sampled, so sampling amplifies; who answers is seen.
+in units of S. Nobody but its own site sees whether a record was sampled, so sampling amplifies. Who answers is seen,
+and the server, which is not trusted, chooses them: against it a record's site takes part in every round.
 
 In secure mode each record's part is rounded towards 0 to multiples of a public step, at least 2^bits of them to S,
 which makes none longer. A share is a discrete Gaussian of r = s/step on that grid. The sum of h shares is within a
@@ -113,7 +114,8 @@ class NoiseShares(Gaussian):
             return OneGaussian(z / round.setting.multiplicity)
         if not round.uses:
             return Unbounded("clients' sizes are not known, so neither is how often a record is used")
-        return round.records.event(round.rate, z, round.uses)[0]  # at the smallest site's rate
+        rate = 1.0 if observer == "server" else round.rate  # the server itself chooses who takes part
+        return round.records.event(rate, z, round.uses)[0]  # at the smallest site's rate
 
     def _left(self, round: Round, observer: Observer) -> float:
         """The noise that an observer cannot subtract, in a sum of as few sites as there may be."""

@@ -302,8 +302,6 @@ class LocalSteps:
         """The gradient of a batch, clipped and with noise where the method says so."""
         if self.sanitiser is None:
             return tape
-        if self.grid:
-            tape = OnGrid(tape, self.grid, self.network.layout.named_layers)  # type: ignore[arg-type]
         return self.sanitiser(tape, mask, active)  # type: ignore[arg-type]  # such networks give RecordTapes
 
     def _backward(
@@ -317,10 +315,14 @@ class LocalSteps:
             seeds = (seeds.unsqueeze(2) + torch.arange(count, device=seeds.device)).flatten(1)
         with rough(self.precision, self.params), autocast(self.precision, self.params):
             tape = self.network.backward(self.client_params, x, y, weights, seeds)
-        if views is None or self.sanitiser is None:
+        if self.sanitiser is None:
             return tape, mask
-        gradients = tape.records(count)  # type: ignore[attr-defined]  # such networks give RecordTapes
-        return GradientTape.of(self.network.layout, gradients), mask
+        if views is not None:
+            gradients = tape.records(count)  # type: ignore[attr-defined]  # such networks give RecordTapes
+            tape = GradientTape.of(self.network.layout, gradients)
+        if self.grid:
+            tape = OnGrid(tape, self.grid, self.network.layout.named_layers)  # type: ignore[arg-type]
+        return tape, mask
 
     def _backward_carefully(
         self, records: Tensor, mask: Tensor, weights: Tensor, seeds: Tensor, *views: Tensor
@@ -358,7 +360,7 @@ class LocalSteps:
     def constants(self) -> object:
         """The constants of a recorded step."""
         clipping = None if self.sanitiser is None else self.sanitiser.values
-        return self.optimizer, self.proximal, self.max_grad_norm, clipping
+        return self.optimizer, self.proximal, self.max_grad_norm, self.grid, clipping
 
     def copied(self) -> LocalSteps:
         """A copy with its own memory."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.gradients import RecordTape, Tape
+from shoal.mechanisms.update_clipping import row_norms
 from shoal.training.optimizers.optimizer import State
 
 SUM = "sum"
@@ -46,20 +47,28 @@ class OnGrid:
     """A tape whose records are rounded one by one, towards 0, to multiples of a power of two.
 
     After its factor, so that no record is longer than its clip. Sums of such numbers are exact in float64.
+
+    What is measured is what is rounded: a norm by other products than the gradient's may be smaller than that is,
+    by a thousandth where these are in TF32 (precision.py).
     """
 
     def __init__(self, tape: RecordTape, step: float, layers: Mapping[str, slice]) -> None:
-        self._tape, self._step, self.layers = tape, step, tape.layers
+        self._records, self._step, self.layers = tape.records(), step, tape.layers
         self._places = [layers[name] for name in tape.layers]
 
     def squares(self) -> Tensor:
         """The squared norm of every gradient, in float64."""
-        return self._tape.squares()
+        rows = self._records.flatten(0, 1)
+        squares = torch.stack([row_norms(rows[:, place]).square() for place in self._places])
+        return squares.view(-1, *self._records.shape[:2])
+
+    def make_finite(self) -> None:
+        """Replace every NaN and Inf by 0."""
+        self._records = torch.nan_to_num(self._records, nan=0.0, posinf=0.0, neginf=0.0)
 
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x gradient, rounded."""
         assert factors is not None
-        records = self._tape.records()
         for place, factor in zip(self._places, factors.expand(len(self._places), -1, -1), strict=True):
-            parts = records[..., place].double() * (factor.double() * (scale / self._step)).unsqueeze(2)
+            parts = self._records[..., place].double() * (factor.double() * (scale / self._step)).unsqueeze(2)
             into[:, place] += parts.trunc_().sum(1).mul_(self._step)
