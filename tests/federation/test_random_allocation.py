@@ -10,7 +10,7 @@ from shoal.config import configure
 from shoal.federation.consent import Refused, Requirements, SiteLedger
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
-from shoal.federation.terms import ROUND, TERMS
+from shoal.federation.terms import END, ROUND, TERMS
 from shoal.mechanisms.setting import Setting
 from support.federations import asked, farthest, served, settings, simulated
 
@@ -78,6 +78,43 @@ def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_pa
     assert (block[0].length, block[1]) == (4, 1)
     assert (again[0].kind, again[0].rate, again[1]) == ("poisson", 0.25, 1)
     assert isinstance(again[0].event, Gaussian)
+
+
+def finish(site, message, done):
+    names = {key: message.values[key] for key in ("run", "terms")}
+    return site.answer(END, Payload(names | {"why": "sites", "round": done})).values
+
+
+def test_the_end_of_a_run_gives_no_site_a_second_turn(replies):
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    assert "refused" not in ask(site, message, 0)
+    assert "refused" not in finish(site, message, 1)
+    assert "one turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "ended"])
+def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(replies, tmp_path, asked):
+    """Of rounds 2 to 8, run again, 5 is a block begun again; in the others it might have been drawn anew."""
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    for t, attempt in [(1, 0), (7, 0), (1, 1)]:
+        assert "refused" not in ask(site, message, t, attempt=attempt)
+    assert "refused" not in (ask(site, message, 7, attempt=1) if asked else finish(site, message, 8))
+    site.close()
+    spent = charged(tmp_path / "new")
+    assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 3, Sampled: 6}
+
+
+def test_no_round_before_the_furthest_is_free(replies, tmp_path):
+    """A coordinator that goes back, and says that it does not, gets no turn in an earlier block for nothing."""
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    for t in (1, 5, 2, 3):
+        assert "refused" not in ask(site, message, t)
+    site.close()
+    spent = charged(tmp_path / "new")
+    assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 2, Sampled: 2}
 
 
 def test_a_long_run_takes_few_lines_and_its_cap_is_that_of_its_blocks(tmp_path):

@@ -152,13 +152,14 @@ def silent(record: Algorithm) -> Algorithm:
 
 def without(record: Algorithm, *gone: int) -> Algorithm:
     """The method where these clients are not there: sampling as ever, they are drawn, and do not come."""
-    scheme = type(record.clients)
+    asked = "draw" if record.clients.separated else "take_part"  # as cohort_draw does
+    drawn_by = getattr(type(record.clients), asked)
 
-    def take_part(self: Clients, *given: Any) -> np.ndarray:
-        drawn = scheme.take_part(self, *given)
+    def those_who_come(self: Clients, *given: Any) -> np.ndarray:
+        drawn: np.ndarray = drawn_by(self, *given)
         return drawn[~np.isin(drawn, gone)]
 
-    return replace(record, clients=altered(record.clients, take_part=take_part))
+    return replace(record, clients=altered(record.clients, **{asked: those_who_come}))
 
 
 @contextmanager

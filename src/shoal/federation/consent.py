@@ -213,18 +213,19 @@ class SiteLedger:
         records: int | None = None,
         history: tuple[int, ...] = (),
         again: bool = False,
+        furthest: int = 0,
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
         so a million of them take no more space than one. Record-level charges use this site's own number of records,
         `records`, which replacing one record does not change. `history`: the rounds of this run that it answered;
-        `again`: the round was run before.
+        `again`: the round was run before, as missed ones before `furthest` were.
         """
         if asked is not None and algorithm.clients.separated:
             refuse_early(algorithm, setting, asked, history)
         self._ledger.recover()
-        pending = list(self._missed(algorithm, setting, missed, records))
+        pending = list(self._missed(algorithm, setting, missed, records, furthest))
         if asked is not None:
             own = self._charged(algorithm, setting, asked, asked=True, records=records, history=history, again=again)
             pending.append((1, own))
@@ -239,13 +240,16 @@ class SiteLedger:
         self._ledger.close()
 
     def _missed(
-        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
+        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None, furthest: int
     ) -> Iterator[tuple[int, tuple[Charge, ...]]]:
         """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
         if not rounds:
             return
         alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
-        each = (self._charged(algorithm, setting, t, asked=False, records=records) for t in rounds[: alike or None])
+        each = (
+            self._charged(algorithm, setting, t, asked=False, records=records, again=t < furthest)
+            for t in rounds[: alike or None]
+        )
         for once, same in groupby(each):
             count = len(rounds) if alike else len(list(same))
             yield count, tuple(replace(charge, event=repeated(charge.event, count)) for charge in once)

@@ -223,7 +223,8 @@ class Site:
             return False
         first, total = int(kept["next"]), old.setting.rounds
         site_ledger = self._open(old, Requirements())
-        site_ledger.charge(algorithm, old.charged, range(first, total), records=int(kept["records"]))
+        furthest, records = int(kept.get("furthest", first)), int(kept["records"])
+        site_ledger.charge(algorithm, old.charged, range(first, total), records=records, furthest=furthest)
         self._write_progress(kept | {"next": total, "ended": True})
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
@@ -273,12 +274,13 @@ class Site:
         assert self._site_ledger is not None
         turn = algorithm.clients.charged_from(index.t, terms.setting.clients)
         following, history = self._progress(terms, turn), self._history(terms)
-        again, last_turn = index.t < following or index.attempt > 0, self._last_turn(terms)
+        furthest, last_turn = self._furthest(terms), self._last_turn(terms)
+        again = index.t < furthest or index.attempt > 0
         cycle = algorithm.clients.cycle_length(terms.setting.clients)
         if cycle > 1 and turn == last_turn and not again:
             raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
-        self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again)
+        self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
         self._keep_progress(terms, index.t + 1, last_turn if again else turn, answered=(*history, index.t))
         answer = self._learn(terms, cohort, message, state, index, number)
         spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
@@ -300,19 +302,19 @@ class Site:
         terms = self._agreed(message)
         assert self._site_ledger is not None
         done = min(message.number("round"), terms.setting.rounds)
-        first = self._progress(terms, done)
-        count = done - first
+        first, furthest, last_turn = self._progress(terms, done), self._furthest(terms), self._last_turn(terms)
+        algorithm, count = terms.settings.algorithm, done - first
         while count > 0:
             rounds = range(first, first + count)
             try:
-                self._site_ledger.charge(terms.settings.algorithm, terms.charged, rounds, records=self._records)
+                self._site_ledger.charge(algorithm, terms.charged, rounds, records=self._records, furthest=furthest)
             except Refused:
                 count //= 2
                 continue
             first += count
-            self._keep_progress(terms, first, None)
+            self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
-        self._keep_progress(terms, first, None, ended=True)
+        self._keep_progress(terms, first, last_turn, ended=True)
         return Payload({"name": self.owner.name})
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
@@ -395,6 +397,11 @@ class Site:
         same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
         return int(kept["next"]) if same else default
 
+    def _furthest(self, terms: Terms) -> int:
+        """The round of this run before which all have been charged: a coordinator that went back runs them again."""
+        following = self._progress(terms, 0)
+        return max(following, int(self._kept_progress().get("furthest", 0))) if following else 0
+
     def _history(self, terms: Terms) -> tuple[int, ...]:
         """The rounds of this run that the site answered, each as often as it did."""
         return tuple(self._kept_progress().get("answered", ())) if self._progress(terms, -1) >= 0 else ()
@@ -418,7 +425,7 @@ class Site:
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
-        kept["records"] = self._records
+        kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
         kept |= {} if turn is None else {"turn": turn}
         if terms.settings.algorithm.priced:
             kept["answered"] = self._history(terms) if answered is None else answered
