@@ -143,9 +143,7 @@ def _chords(epsilons: Array, deltas: Array) -> Curve:
         place = np.clip(np.searchsorted(known, epsilon), 1, known.size - 1)
         low, high = known[place - 1], known[place]
         at = np.clip(epsilon, low, high)
-        share = (
-            np.exp(at - high) * np.expm1(low - at) / np.expm1(low - high)
-        )  # where e^(high - low) would overflow too
+        share = np.exp(at - high) * np.expm1(low - at) / np.expm1(low - high)  # e^(high - low) may overflow
         found: Array = exact[place - 1] + share * (exact[place] - exact[place - 1])
         return found
 
