@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from shoal.accounting import accountants, checker
 from shoal.accounting.events import (
     _KINDS,
+    Allocated,
     BySize,
     Compose,
     Event,
@@ -94,3 +96,44 @@ def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacen
 
 def test_a_sampler_that_takes_all_of_delta_leaves_no_epsilon() -> None:
     assert recomputed(Compose((Gaussian(1.0), SamplerError(1e-3))), "zero-out", 1e-5, 1.0).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "gaussian", "noise": 10**400},
+        {"event": "gaussian", "noise": 1e-299},
+        {"event": "repeat", "of": {"event": "gaussian", "noise": 1.0}, "count": 10**400},
+    ],
+)
+def test_numbers_that_no_float_holds_are_never_a_yes(event: dict[str, object]) -> None:
+    chain = {"events": [{"event": event, "times": 1}], "distance": 0.0}
+    claim = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": None, "chain": chain}
+    assert checker._claim(claim).verdict == "unknown"
+
+
+def test_no_finite_figure_stands_for_an_infinite_one() -> None:
+    chain = {"events": [{"event": SamplerError(1e-3).to_json(), "times": 1}], "distance": 1e-3}
+    taken = (1 + math.exp(700)) * 1e-3
+    claim = {"epsilon": 1.797e308, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": taken, "chain": chain}
+    assert checker._claim(claim).verdict != "yes"
+
+
+def test_a_block_with_next_to_no_noise_has_a_figure() -> None:
+    noise = 0.0375  # e^(1 / noise^2) is more than a float holds
+    found = recomputed(Allocated(((noise, 10),)), "zero-out", 1e-5, 500.0).epsilon
+    alone = recomputed(Gaussian(noise), "zero-out", 1e-5, 500.0).epsilon
+    assert alone - math.log(10) - 1 < found < alone * (1 + 1e-3)
+
+
+def test_a_nesting_that_is_too_deep_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(
+        held: object,
+    ) -> bytes:  # at some depth, which depends on Python, reading succeeds and writing does not
+        raise RecursionError
+
+    monkeypatch.setattr(checker, "written", written)
+    held = {"format": checker.FORMAT, "deep": [[[]]]}
+    (tmp_path / "certificate.json").write_text(json.dumps(held | {"digest": checker.digest_of(held)}))
+    with pytest.raises(checker.BadInput, match="RecursionError"):
+        checker.check(tmp_path / "certificate.json")

@@ -121,3 +121,18 @@ def test_nothing_is_claimed_under_replace_one() -> None:
 def test_accountants_that_know_no_users_refuse_them(accountant: str) -> None:
     with pytest.raises(ConfigError, match="does not understand"):
         accountants.epsilon(SampledUser(2, 0.1, 1.0), 1e-5, accountant)
+
+
+def test_steps_with_next_to_no_noise_have_a_figure_and_not_a_crash() -> None:
+    """The losses of neighbouring thresholds are more than 709 apart, and e^709 is the largest float."""
+    records, rate, noise = 10, 0.5, 0.001
+    at = np.array([0.0, 1.0, 1e6, 2e7, 1e12])
+    assert np.isfinite(curves.user_sampled(1 / noise, rate, records).forward(at)).all()
+    found = accountants.epsilon(Repeat(SampledUser(records, rate, noise), 3), 1e-5, adjacency="zero-out").epsilon
+    # All but seen: j records are a loss of j^2 / 2 noise^2. In 3 steps 230 or more has a chance of 1.2e-5.
+    assert found == pytest.approx(230 / (2 * noise**2), rel=1e-3)
+
+
+def test_the_counts_that_all_but_never_occur_do_not_stretch_the_losses() -> None:
+    pair = curves.user_sampled(1.0, 1e-4, 8)
+    assert curves.reach(pair.forward, 1e-24, pair.end_forward) < 1000

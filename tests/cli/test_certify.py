@@ -1,5 +1,6 @@
 """`shoal certify`: a certificate holds, and any change to it, or to what it is bound to, is found."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -114,6 +115,66 @@ def test_a_forger_who_computes_the_digest_is_found_by_the_figures(signed):
 def test_a_forger_who_drops_a_round_is_found_by_the_ledger(signed):
     forged(signed, lambda held: held["claims"][0]["chain"]["events"][0].update(times=1))
     assert any(line.verdict == "no" and "of the ledger" in line.words for line in checked(signed))
+
+
+def rewritten(run, change):
+    """Change the ledger's lines, and compute all hashes anew, also those in the certificate."""
+    path, before = run / "ledger.jsonl", "0" * 64
+    lines = change([json.loads(line) for line in path.read_text().splitlines()])
+    for at, line in enumerate(lines):
+        line |= {"n": at, "before": before}
+        line["hash"] = before = hashlib.sha256(
+            checker.canonical({key: line[key] for key in line if key != "hash"})
+        ).hexdigest()
+    path.write_bytes(b"".join(checker.canonical(line) + b"\n" for line in lines))
+    forged(run, lambda held: held["hashes"].update(ledger={"head": before, "lines": len(lines)}))
+
+
+def without_first_charge(lines):
+    dropped = next(line for line in lines if line["kind"] == "intent")
+    return [line for line in lines if line is not dropped and line["kind"] != "close"]
+
+
+@pytest.mark.parametrize("also", [(), ("commit",)])
+def test_a_forger_who_drops_a_charge_from_the_ledger_is_found_by_the_rounds(signed, also):
+    def once(held):
+        for claim in held["claims"]:
+            if claim["chain"] is not None:
+                claim["sampler_delta"] /= 2
+                claim["chain"]["distance"] /= 2
+                claim["chain"]["events"][0]["times"] = 1
+
+    def change(lines):
+        kept = without_first_charge(lines)
+        return [line for line in kept if line["kind"] not in also or line["round"] > 1]
+
+    forged(signed, once)
+    rewritten(signed, change)
+    said = [line.words for line in checked(signed) if line.verdict == "no"]
+    assert said == ["round 1 was not charged" if also else "round 1 was released without a charge before"]
+
+
+def test_the_rounds_that_it_names_are_those_of_the_ledger(signed):
+    forged(signed, lambda held: held.update(rounds=3))
+    assert "it charges 2 rounds, not the 3 of the certificate" in [line.words for line in checked(signed)]
+
+
+def test_an_empty_ledger_is_of_no_run(signed):
+    def nothing(held):
+        held.update(run=None, claims=[], rounds=0)
+        held["hashes"].update(config=None)
+
+    forged(signed, nothing)
+    rewritten(signed, lambda lines: [])
+    forged(signed, lambda held: held["hashes"]["ledger"].update(head=""))
+    assert not checker.holds(checker.check(signed / "certificate.json", signed / "ledger.jsonl"))
+
+
+def test_the_model_of_another_run_is_not_certified(run, shell):
+    (run / "model.safetensors").write_bytes(b"another")
+    code, _, err = shell("certify", run)
+    assert code != 0
+    assert "is not the model that this run wrote" in err
 
 
 def test_an_unknown_event_is_never_a_yes(signed, shell):

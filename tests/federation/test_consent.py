@@ -110,6 +110,9 @@ def test_the_least_noise_is_that_of_the_unit():
     assert least_noise(algorithm("end-to-end-private"), setting, "record") == 4.0
     assert least_noise(algorithm("fed-cdp"), setting, "record") == 3.0  # 6, but a gradient of 4 layers may be 2 C
     assert least_noise(algorithm("fed-cdp"), setting, "client") == 0
+    assert least_noise(algorithm("fed-cdp"), setting, "user") == 0  # who may have any number of records
+    capped = replace(algorithm("fed-cdp"), records=replace(algorithm("fed-cdp").records, max_per_user=4))
+    assert least_noise(capped, setting, "user") == 0.75
     assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
 
 

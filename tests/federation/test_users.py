@@ -111,3 +111,12 @@ def test_terms_that_say_something_else_of_users_than_their_configuration_are_ref
     answer = site.answer(TERMS, Payload({"terms": json.dumps(told, sort_keys=True), "round": 0}))
     site.close()
     assert "what the terms say of users" in answer.values["refused"]
+
+
+def test_the_owner_reads_what_the_claims_for_users_rest_on(tmp_path):
+    _, grid = federation(tmp_path, federation__max_sites_per_user=1)
+    said = []
+    site = Site(Owner("own", tmp_path / "own", reader(str(tmp_path / "0.csv"))), said.append)
+    site.answer(TERMS, Payload({"terms": asked(grid, TERMS).values["terms"], "round": 0}))
+    site.close()
+    assert any("rest on it: no user is at two clients" in line for line in said)

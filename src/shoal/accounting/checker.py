@@ -357,7 +357,7 @@ def _block(event: Event) -> Event:
 
 def _nodes(rounds: int, noise: float, reach: float) -> Any:
     """Nodes for the mean of so many ratios, finest near 1."""
-    width = min(1 / noise, math.sqrt(math.expm1(1 / noise**2) / rounds))
+    width = min(1 / noise, math.sqrt(math.expm1(min(1 / noise**2, 700.0)) / rounds))
     far = math.asinh(reach / width)
     return np.append(0.0, np.exp(width * np.sinh(np.linspace(-far, far, NODES))))
 
@@ -606,7 +606,7 @@ def check(
             *_ledger(held, ledger),
             *_sites(held, sites or {}),
         ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput(f"{path} is malformed: {type(error).__name__} {error}") from None
 
 
@@ -685,7 +685,7 @@ def _claim(claim: Mapping[str, Any]) -> Line:
     if claim.get("epsilon") is None:
         return Line("yes", what, f"nothing is claimed: {claim.get('because')}")
     try:
-        epsilon, delta = number(claim, "epsilon"), number(claim, "delta", least=1e-300, most=1)
+        epsilon, delta = number(claim, "epsilon", most=1e300), number(claim, "delta", least=1e-300, most=1)
         chain = claim["chain"]
         events = [(each["event"], int(number(each, "times"))) for each in chain["events"]]
         found = recompute(events, claim["adjacency"], delta, epsilon)
@@ -693,7 +693,7 @@ def _claim(claim: Mapping[str, Any]) -> Line:
         return Line("unknown", what, f"cannot be checked: this checker does not know {error}")
     except Unproven as error:
         return Line("no", what, f"epsilon {epsilon:.6g} is claimed, but nothing is proven: {error}")
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError, ArithmeticError) as error:
         return Line("unknown", what, f"cannot be checked: malformed, {type(error).__name__} {error}")
     said = f"epsilon {epsilon:.6g} at delta {delta:g} ({claim['adjacency']}); recomputed {found.epsilon:.6g}"
     if not found.epsilon <= epsilon * (1 + AGREE) + 1e-9:
@@ -732,11 +732,13 @@ def _ledger(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
         return
     yield Line("yes", "ledger", f"{path} is intact: {count} lines, head {head[:16]}")
     opened = next((line for line in lines if line["kind"] == "open"), {})
-    if (opened.get("config"), opened.get("run")) != (held["hashes"]["config"], held["run"]):
+    if not opened or (opened.get("config"), opened.get("run")) != (held["hashes"]["config"], held["run"]):
         yield Line("no", "ledger", "it is of a run with another name or configuration")
     if any(line["kind"] == "selected" for line in lines):
         yield Line("unknown", "ledger", "a private selection chose the run: its cost cannot be checked")
     rounds = [line for line in lines if line["kind"] == "intent"]
+    if (because := _uncharged(lines, held["rounds"])) is not None:
+        yield Line("no", "ledger", because)
     closed = [line["proven"] for line in lines[-1:] if line["kind"] == "close"]
     own = [{key: value for key, value in claim.items() if key != "chain"} for claim in held["claims"]]
     if closed and closed[0] != own:
@@ -744,6 +746,21 @@ def _ledger(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
     for claim in held["claims"]:
         if claim["epsilon"] is not None:
             yield _counted(claim, rounds)
+
+
+def _uncharged(lines: list[dict[str, Any]], rounds: int) -> str | None:
+    """What is released or skipped without a charge: rounds go from 1 to `rounds`, some of them run again."""
+    furthest, pending = 0, None
+    for line in lines:
+        if line["kind"] == "intent":
+            if not 1 <= line.get("first", line["round"]) <= min(furthest + 1, line["round"]):
+                return f"round {furthest + 1} was not charged"
+            furthest, pending = max(furthest, line["round"]), (line["round"], line["attempt"])
+        elif line["kind"] == "commit":
+            if (line["round"], line["attempt"]) != pending:
+                return f"round {line['round']} was released without a charge before"
+            pending = None
+    return None if furthest == rounds else f"it charges {furthest} rounds, not the {rounds} of the certificate"
 
 
 def _counted(claim: Mapping[str, Any], rounds: list[dict[str, Any]]) -> Line:

@@ -129,7 +129,8 @@ def user_sampled(shift: float, rate: float, records: int) -> Pair:
     return Pair(
         _chords(loss, forward),
         _chords(-loss[::-1], backward[::-1]),
-        end_backward=-records * math.log1p(-rate),
+        float(loss[-1]),
+        -records * math.log1p(-rate),
     )
 
 
@@ -141,7 +142,8 @@ def _chords(epsilons: Array, deltas: Array) -> Curve:
     def curve(epsilon: Array) -> Array:
         place = np.clip(np.searchsorted(known, epsilon), 1, known.size - 1)
         low, high = known[place - 1], known[place]
-        share = np.clip(np.expm1(epsilon - low) / np.expm1(high - low), 0.0, 1.0)
+        at = np.clip(epsilon, low, high)
+        share = np.exp(at - high) * np.expm1(low - at) / np.expm1(low - high)  # e^(high - low) may overflow
         found: Array = exact[place - 1] + share * (exact[place] - exact[place - 1])
         return found
 

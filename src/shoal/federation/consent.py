@@ -117,14 +117,15 @@ class Requirements:
 
 
 def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Observer = "release") -> float:
-    """Return the smallest noise multiplier of any round, for one record or client; 0 where there is no noise.
+    """Return the smallest noise multiplier of any round, for one unit; 0 where there is no noise.
 
-    Noise that the coordinator adds hides nothing from itself.
+    All of a user's records may enter a step. Noise that the coordinator adds hides nothing from itself.
     """
     rounds = algorithm.extreme_rounds(setting.rounds)
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit != "client" and per_step is not None and clip is not None:
-        return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / clip.excess(setting.layers)
+        moved = clip.excess(setting.layers) * (1 if unit == "record" else algorithm.records.max_per_user or math.inf)
+        return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / moved
     if algorithm.priced and observer == "release":
         alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
         return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)

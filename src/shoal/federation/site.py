@@ -39,6 +39,7 @@ from shoal.prepare import fitted
 from shoal.random.platform_checks import require_platform
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
+from shoal.training.budget import users_said
 from shoal.training.cohort import State
 from shoal.training.engine_settings import Settings, cores
 from shoal.training.local_training import KEPT
@@ -180,6 +181,8 @@ class Site:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
             self._log(columns_read(terms, dataset))
+            if terms.setting.user_columns:
+                self._log(f"the terms say, and this site's claims for users rest on it: {users_said(terms.setting)}")
             for note in dataset.notes:
                 self._log(f"note: {note}")
         except (ShoalError, OSError) as error:

@@ -29,7 +29,7 @@ from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.bibliography import cited
 from shoal.config import configure
 from shoal.errors import ConfigError, RunError, ShoalError
-from shoal.models.bundle import WEIGHTS
+from shoal.models.bundle import WEIGHTS, read_bundle
 from shoal.report.claim_rows import meaning, proven_rows
 from shoal.report.proof import proof_of
 from shoal.report.run_page import write_page
@@ -39,6 +39,7 @@ JSON, PAGE = "certificate.json", "certificate.html"
 _SOURCES = (".py", ".c", ".html", ".css", ".js", ".toml")
 _ASSUMED = (
     "the ledger lists every round that drew noise: whoever could write to it is trusted",
+    "the model is the one that the run wrote: the ledger binds checkpoints, of which the model is a part",
     "the program did what its source says; `shoal audit` tests that, no certificate proves it",
     "configuration, model architecture and number of rounds were not chosen by looking at these records",
 )
@@ -87,7 +88,7 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> dict[str
         "hashes": {
             "config": config,
             "ledger": {"head": record.head, "lines": record.lines},
-            "model": _sha256(path / WEIGHTS) if (path / WEIGHTS).is_file() else None,
+            "model": _model(path),
             "code": {"run_by": _run_by(path), "certified_by": f"shoal {__version__}", "sources": sources()},
         },
         "sites": [_site(name, file, str(opened.get("run"))) for name, file in sorted((sites or {}).items())],
@@ -265,6 +266,15 @@ def _site(name: str, file: Path, run: str) -> dict[str, Any]:
     if not rounds:
         raise ConfigError(f"--site {name}={file}: this ledger charges no round of run {run}; give that site's own")
     return {"name": name, "head": found.head, "lines": found.lines, "rounds": rounds}
+
+
+def _model(path: Path) -> str | None:
+    """The SHA-256 of the model, where it has been written; it must be the one that the run described."""
+    if not (path / WEIGHTS).is_file():
+        return None
+    if (own := _sha256(path / WEIGHTS)) != read_bundle(path).weights:
+        raise RunError(f"{path / WEIGHTS} is not the model that this run wrote; put it back")
+    return own
 
 
 def _run_by(path: Path) -> str | None:
