@@ -179,8 +179,8 @@ def _led(ranks: Ranks, ready: Callable[[], Prepared], train: Callable[[Config, T
         agree(ranks, facts(trainer, flat(to_dict(settings))))
         trainer.cohort = DistributedCohort.of_ranks(trainer.cohort, ranks)
         result = train(settings, trainer)
-        told = {each.name: getattr(result, each.name) for each in fields(result) if each.name != "model"}
-        ranks.end(result.model, told | {"run": str(result.run)})
+        shown = {each.name: getattr(result, each.name) for each in fields(result) if each.name != "model"}
+        ranks.end(result.model, shown | {"run": str(result.run)})
     return result
 
 

@@ -112,3 +112,12 @@ def test_a_claim_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Proven(unit, observer, epsilon, None, None, because)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rate", "observer", "said"), [(0.5, "server", True), (1.0, "server", False), (0.5, "release", False)]
+)
+def test_a_claim_against_the_server_says_that_it_draws_the_cohorts(rate, observer, said):
+    found = claims.prove("record", observer, TwoLevel(rate, 0.1, 3, 2.0), 1e-5, adjacency="replace-one")
+    assert found.epsilon is not None
+    assert (claims.COHORTS in (found.because or "")) == said

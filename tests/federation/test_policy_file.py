@@ -149,7 +149,10 @@ def test_a_check_tells_all_that_is_forbidden(tmp_path):
         ('hours = ["8-18"]', "hours cannot be '8-18': write HH:MM-HH:MM"),
         ('hours = ["08:00-08:00"]', "start and end must differ"),
         ("methods = 3", "methods cannot be 3"),
-        ("epsilon_per_run = 3", ': for whom? Add unit = "record", unit = "user" or unit = "client"'),
+        (
+            "epsilon_per_run = 3",
+            'line 2: epsilon_per_run = 3: for whom? Add unit = "record", unit = "user" or unit = "client"',
+        ),
         ('noise_multiplier = 1\nunit = "client"\nobserver = "none"', 'It contradicts site-policy.toml, line 4'),
         ("[privacy]\ndelta = 1e-6", "site-policy.toml: there is no key 'privacy'"),
         ("rounds = ", "cannot be read: Invalid value (at line 2"),

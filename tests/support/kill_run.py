@@ -274,12 +274,12 @@ def read_ledger(run: Path) -> tuple[list[Line], list[Line], bool]:
 
 def spent(intents: list[Line]) -> dict[Unit, float]:
     """What all that was charged costs, of those pairs against the release of which something is proven."""
-    running = {unit: Running(adjacency) for unit, adjacency in ADJACENCIES.items()}
-    for charge in (charge for line in intents for charge in line.body["charges"]):
-        if charge["observer"] == "release":
-            running[charge["unit"]].add(from_json(charge["event"]))
+    charges = [charge for line in intents for charge in line.body["charges"] if charge["observer"] == "release"]
+    running = {charge["unit"]: Running(ADJACENCIES[charge["unit"]]) for charge in charges}
+    for charge in charges:
+        running[charge["unit"]].add(from_json(charge["event"]))
     costs = {unit: each.epsilon(DELTA) for unit, each in running.items()}
-    return {unit: cost for unit, cost in costs.items() if cost}  # nothing is charged to users without names
+    return {unit: cost for unit, cost in costs.items() if cost is not None}
 
 
 def _look_at_checkpoint(run: Path, intents: list[Line], commits: list[Line], seen: Seen) -> int:

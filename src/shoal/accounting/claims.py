@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
-from shoal.accounting.events import Event
+from shoal.accounting.events import Event, TwoLevel, leaves
 from shoal.accounting.rounding import up
 from shoal.accounting.theorems import Adjacency
 from shoal.accounting.theorems import Observer as Observer
@@ -23,6 +23,9 @@ RESEARCH = "research mode: the seed must be secret, and float32's rounding of th
 
 GRAPH = "that part of delta is also for the sparse graph of secure aggregation"
 """Added to claims against a server under it."""
+
+COHORTS = "the server draws who takes part at random, as agreed"
+"""Added to claims against a server that are means over who takes part: it could choose one client every time."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -109,7 +112,9 @@ def prove(
 
     The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
-    return claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
+    found = claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
+    drawn = any(isinstance(leaf, TwoLevel) and 0 < leaf.client_rate < 1 for leaf in leaves(event))
+    return saying(found, COHORTS) if drawn and observer == "server" else found
 
 
 def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, clients: int | None = None) -> Proven:

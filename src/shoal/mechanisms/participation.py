@@ -189,7 +189,7 @@ def _prices(noise: Weighted, participation: Participation, rounds: int, rounding
         return _squares(moved, reached, falling, rounding), _squares(at_once, np.ones(rounds), plan, rounding)
     dearest, hardest = np.zeros(rounds), np.zeros(rounds)
     for start in range(min(longer.separation, rounds)):
-        paid = _squares(moved[: rounds - start], reached[: rounds - start], plan, rounding, start)
-        dearest[start:] = np.maximum(dearest[start:], np.cumsum(paid))
-        hardest[start:] = np.maximum(hardest[start:], paid)
+        cost = _squares(moved[: rounds - start], reached[: rounds - start], plan, rounding, start)
+        dearest[start:] = np.maximum(dearest[start:], np.cumsum(cost))
+        hardest[start:] = np.maximum(hardest[start:], cost)
     return np.diff(dearest, prepend=0.0), hardest

@@ -135,10 +135,10 @@ def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Ev
     simulator.close()
     rounds, budget = config.rounds, limit.budget()
     if budget is not None:
-        paid = calibration.rounds(
+        found = calibration.rounds(
             lambda n: whole_run(algorithm, setting, n, limit.unit, limit.observer), budget, most=rounds
         )
-        rounds = int(paid.value)
+        rounds = int(found.value)
     return config, {pair: whole_run(algorithm, setting, rounds, *pair) for pair in PAIRS}
 
 

@@ -86,21 +86,21 @@ class Events:
 
     def __init__(self, on_event: OnEvent) -> None:
         self.on_event = on_event
-        self._told: dict[tuple[str, str], list[float]] = {}  # when it was last told, and how often it happened since
+        self._reported: dict[tuple[str, str], list[float]] = {}  # when last, and how often since
         self._cleared = -QUIET
 
-    def tell(self, kind: str, address: str, **facts: Any) -> None:
+    def report(self, kind: str, address: str, **facts: Any) -> None:
         """Pass on an event; its fact `times` counts those since the last that was passed on."""
         about, now = (kind, address), time.monotonic()
-        last, times = self._told.get(about, (-QUIET, 0))
+        last, times = self._reported.get(about, (-QUIET, 0))
         if now - last < QUIET:
-            self._told[about] = [last, times + 1]
+            self._reported[about] = [last, times + 1]
             return
-        if len(self._told) >= MANY and now - self._cleared >= QUIET:
+        if len(self._reported) >= MANY and now - self._cleared >= QUIET:
             self._cleared = now
-            self._told = {known: told for known, told in self._told.items() if now - told[0] < QUIET}
-        if len(self._told) < MANY:
-            self._told[about] = [now, 0]
+            self._reported = {known: when for known, when in self._reported.items() if now - when[0] < QUIET}
+        if len(self._reported) < MANY:
+            self._reported[about] = [now, 0]
             with suppress(Exception):  # no event may stop the coordinator
                 self.on_event(kind, {"address": address, **facts, "times": int(times) + 1})
 
@@ -147,7 +147,7 @@ class Connections:
             try:
                 sock, peer = await loop.sock_accept(listening)
             except OSError as error:  # aborted by the peer, or the system is short of something
-                self._events.tell("connection-refused", "", reason=str(error))
+                self._events.report("connection-refused", "", reason=str(error))
                 await asyncio.sleep(SWEEP)
                 continue
             context, identity = tls()
@@ -227,7 +227,7 @@ class Connections:
         self._refuse(next(each for each in self._unknown.values() if each.address == crowded), why)
 
     def _refuse(self, connection: Connection, why: str) -> None:
-        self._events.tell("connection-refused", connection.address, reason=why)
+        self._events.report("connection-refused", connection.address, reason=why)
         connection.drop()
         self._forget(connection)
 

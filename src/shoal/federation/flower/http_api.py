@@ -123,7 +123,7 @@ class HttpApi:
             return problem.answer
         except Unauthorized as problem:
             facts = {"reason": str(problem), "path": scope["path"], "key": key_identity(problem.key)}
-            self._events.tell(problem.kind, connection.address, **facts)
+            self._events.report(problem.kind, connection.address, **facts)
             return Problem(401, str(problem)).answer
         except FlowerError as error:
             known = API_ERROR_MAP[error.code]
@@ -156,7 +156,7 @@ class HttpApi:
             async with asyncio.timeout(self._connections.limits.patience(int(length))):
                 body = await _body(receive)
         except TimeoutError:
-            self._events.tell("connection-refused", connection.address, reason="its request came too slowly")
+            self._events.report("connection-refused", connection.address, reason="its request came too slowly")
             raise Problem(408, "the request came too slowly") from None
         if hashlib.sha256(body).hexdigest() != signed.body:
             raise Unauthorized("its body is not the one that was signed", key=signed.key)
