@@ -250,14 +250,14 @@ def test_a_flood_of_events_is_counted_not_passed_on(monkeypatch):
     monkeypatch.setattr(connections.time, "monotonic", lambda: now[0])
     events = Events(lambda kind, facts: passed.append((facts["address"], facts["times"])))
     for _ in range(1000):
-        events.tell("key-rejected", "10.0.0.1")
-    events.tell("key-rejected", "10.0.0.2")
+        events.report("key-rejected", "10.0.0.1")
+    events.report("key-rejected", "10.0.0.2")
     now[0] = connections.QUIET
-    events.tell("key-rejected", "10.0.0.1")
+    events.report("key-rejected", "10.0.0.1")
     assert passed == [("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.1", 1000)]
     for number in range(5000):
-        events.tell("key-rejected", f"host {number}")
-    assert len(events._told) <= connections.MANY
+        events.report("key-rejected", f"host {number}")
+    assert len(events._reported) <= connections.MANY
 
 
 def test_a_site_that_disconnects_is_forgotten_under_the_lock():
