@@ -442,10 +442,11 @@ def test_a_client_that_does_not_fit_is_refused_with_the_fix():
     trainer.close()
 
 
-def test_the_largest_chunk_on_cuda_follows_from_one_client_and_two(monkeypatch):
-    """On made-up memory: 1,000 bytes for all, 100 for each client."""
+@pytest.mark.parametrize("hidden", [0, 5000])
+def test_the_largest_chunk_on_cuda_follows_from_what_one_more_client_takes(hidden, monkeypatch):
+    """On made-up memory: 1,000 bytes for all, 100 for each client; a library's workspace hides those of the first."""
     trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
-    cohort, used = trainer.cohort, lambda self, net, clients: 1000 + 100 * clients
+    cohort, used = trainer.cohort, lambda self, net, clients: max(hidden * (clients < 4), 1000 + 100 * clients)
     monkeypatch.setattr(made_up.MadeUpStep, "peak_bytes", used)
     monkeypatch.setattr(made_up.MadeUpStep, "device", torch.device("cuda"))
     step = made_up.MadeUpStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)

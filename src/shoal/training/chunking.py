@@ -18,19 +18,21 @@ from shoal.inputs import Inputs, numbers, take
 from shoal.training.made_up import MadeUpStep
 
 CPU_CHUNK_BYTES = 64 * 2**20
-CUDA_CHUNK_BYTES = 8 * 2**30
+CUDA_CHUNK_BYTES = 4 * 2**30
 """Enough to keep a GPU busy with small models; more only takes memory."""
 CUDA_CHUNK_CLIENTS = 64
 """Chunks of larger models may take more than that, up to so many clients."""
+SMALL = 2**28
+"""Where two clients take fewer bytes, what libraries take for themselves hides what a client takes."""
 
 
 class Chunker:
     """Cuts a cohort into chunks of clients with about as many steps each.
 
     The largest chunk follows from what a client needs. On a GPU a step on made-up records shows it, for one client
-    and for two. On a CPU, where chunks are small, it is estimated: parameters, and three times the activations
-    (themselves, their gradients, unfolded images). `micro_batch`: the records of a client that are run at once; fewer
-    than asked for where gradients of single records would take half of the memory.
+    and for two, or for 16 and 32 small ones. On a CPU, where chunks are small, it is estimated: parameters, and three
+    times the activations (themselves, their gradients, unfolded images). `micro_batch`: the records of a client that
+    are run at once; fewer than asked for where gradients of single records would take half of the memory.
     """
 
     def __init__(
@@ -61,9 +63,8 @@ class Chunker:
         self.micro_batch, batch = micro_batch, min(step.batch, micro_batch or step.batch)
         if network.batched and device.type == "cuda":
             step = replace(step, batch=batch * views)
-            one, two = (step.peak_bytes(network, clients) for clients in (1, 2))  # with two copies of the parameters
-            self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + max(two - one, 1)
-            fixed = max(2 * one - two, 0)
+            measured, fixed = _bytes_of_one(step, network)  # with two copies of the parameters
+            self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + measured
             budget = min(budget, fixed + max(CUDA_CHUNK_BYTES, CUDA_CHUNK_CLIENTS * self.client_bytes))
         else:
             activations = views * _activations(step.module, step.sample)
@@ -87,6 +88,14 @@ class Chunker:
         if self._workers > 1:
             count = min(len(order), self._workers * math.ceil(count / self._workers))
         yield from np.array_split(order, count)
+
+
+def _bytes_of_one(step: MadeUpStep, network: Network) -> tuple[int, int]:
+    """The memory of a GPU that one more client takes, and what is taken for any number of them."""
+    few = 1 if step.peak_bytes(network, 2) >= SMALL else 16
+    some, twice = step.peak_bytes(network, few), step.peak_bytes(network, 2 * few)
+    each = max(-(-(twice - some) // few), 1)
+    return each, max(some - few * each, 0)
 
 
 def _activations(module: nn.Module, sample: Inputs) -> int:
