@@ -456,6 +456,20 @@ def test_the_largest_chunk_on_cuda_follows_from_what_one_more_client_takes(hidde
     trainer.close()
 
 
+def test_many_chunks_are_of_one_size_whatever_the_size_of_the_cohort():
+    """But for the last, so that a recorded step fits them in every round; no client is lost."""
+    trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
+    chunker, sizes = trainer.cohort.chunker, set()
+    chunker._workers, chunker.largest = 1, 1050
+    for count in (9_800, 9_950, 10_000, 10_060):
+        found = list(chunker.chunks(np.arange(count), np.full(count, 50)))
+        sizes |= {len(each) for each in found[:-1]}
+        assert np.array_equal(np.sort(np.concatenate(found)), np.arange(count))
+        assert max(map(len, found)) <= 1050
+    assert len(sizes) == 1
+    trainer.close()
+
+
 @pytest.mark.parametrize("most", [0, 1])
 def test_where_no_two_clients_fit_each_is_a_chunk(most, monkeypatch):
     """And where not even one does, the round says so."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,6 +58,10 @@ class SecureStreams(Streams):
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """The stream of this name, drawn by a cipher under a secret key."""
         return SecureGenerator(self.keystream(purpose, *numbers))
+
+    def generators(self, purpose: str, *numbers: int, last: Sequence[int]) -> Iterator[np.random.Generator]:
+        """The streams of these names, one for each last number."""
+        return (self.generator(purpose, *numbers, number) for number in last)
 
 
 class SecureGenerator(np.random.Generator):

@@ -8,12 +8,15 @@ batches for the same client, and no noise is ever drawn twice.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from shoal.random.many_streams import generators
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,10 @@ class Streams:
         """The stream of this name, from its beginning."""
         seed = np.random.SeedSequence(np.frombuffer(self._key(purpose, *numbers), "<u4"))
         return np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's for normal numbers
+
+    def generators(self, purpose: str, *numbers: int, last: Sequence[int]) -> Iterator[np.random.Generator]:
+        """The streams of these names, one for each last number; use each before the next is asked for."""
+        return generators([self._key(purpose, *numbers, number) for number in last])
 
     def keystream(self, purpose: str, *numbers: int) -> Keystream:
         """The stream of this name as bits: many and fast, for noise."""

@@ -22,6 +22,7 @@ CUDA_CHUNK_BYTES = 4 * 2**30
 """Enough to keep a GPU busy with small models; more only takes memory."""
 CUDA_CHUNK_CLIENTS = 64
 """Chunks of larger models may take more than that, up to so many clients."""
+MANY_CHUNKS = 4
 SMALL = 2**28
 """Where two clients take fewer bytes, what libraries take for themselves hides what a client takes."""
 
@@ -87,6 +88,9 @@ class Chunker:
         count = math.ceil(len(order) / self.largest)
         if self._workers > 1:
             count = min(len(order), self._workers * math.ceil(count / self._workers))
+        elif count >= MANY_CHUNKS:  # of one size in every round, whatever the cohort's: a recorded step fits them all
+            yield from np.split(order, range(self.largest, len(order), self.largest))
+            return
         yield from np.array_split(order, count)
 
 

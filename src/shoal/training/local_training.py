@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -117,18 +118,18 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     Each client's come from its own stream, so they are the same in any chunk, and at its site in a real federation.
     """
     sampler, local = context.algorithm.records, context.algorithm.local
-    places, drawn, own, views = [], [], [], []
     held = context.client_data.records_of(clients)
-    for client, records in zip(clients.tolist(), held, strict=True):
-        own.append(records[0] if len(records) else 0)
-        steps = local.steps or sampler.steps(len(records), local.epochs)
-        generator = context.streams.generator("examples", index.t, index.attempt, client)
-        batch = sampler.draw(generator, len(records), steps)
-        places.append(batch)
-        drawn.append(np.where(batch >= 0, records[batch], -1) if len(records) else batch)
-        if sampler.augmentations:
-            generator = context.streams.generator("augmentations", index.t, index.attempt, client)
-            views.append(drawn_views(generator, (*batch.shape, sampler.augmentations)))
+    streams = partial(context.streams.generators, last=clients.tolist())
+    drawn = [
+        sampler.draw(generator, len(records), local.steps or sampler.steps(len(records), local.epochs))
+        for records, generator in zip(held, streams("examples", index.t, index.attempt), strict=True)
+    ]
+    views = []
+    if sampler.augmentations:
+        views = [
+            drawn_views(generator, (*batch.shape, sampler.augmentations))
+            for batch, generator in zip(drawn, streams("augmentations", index.t, index.attempt), strict=True)
+        ]
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
     if context.streams.mode == "secure" and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one more record would change the last digits
@@ -138,11 +139,16 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
         width = _rounded_up(width)
     if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
         width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
-    positions = _side_by_side(places, steps, width, -1)
+    positions = _side_by_side(drawn, steps, width, -1)
     sampler.refuse_repeats(positions)
     steps_of_each = np.array([len(rows) for rows in drawn])
-    batches, seen = _side_by_side(drawn, steps, width, -1), _side_by_side(views, steps, width, 0) if views else None
-    return Plan(batches, steps_of_each, np.array(own), _seeds(context, positions, clients, index), seen)
+    sizes = np.array([len(records) for records in held])
+    records = np.append(np.concatenate(held), 0).astype(np.int64)  # one at the end for a client without any
+    first = (np.cumsum(sizes) - sizes)[:, None]
+    batches = np.where(positions >= 0, records[first + positions], -1)
+    own = np.where(sizes > 0, records[first[:, 0]], 0)
+    seen = _side_by_side(views, steps, width, 0) if views else None
+    return Plan(batches, steps_of_each, own, _seeds(context, positions, clients, index), seen)
 
 
 def _seeds(context: TrainingContext, positions: np.ndarray, clients: np.ndarray, index: RoundIndex) -> Tensor:
