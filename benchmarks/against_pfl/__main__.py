@@ -149,7 +149,8 @@ class Counted:
     """A network that notes for each call how many clients took a step, and with how many records."""
 
     def __init__(self, network: Network) -> None:
-        self.network, self.layout, self.batched, self.drops = network, network.layout, network.batched, network.drops
+        self.network, self.layout, self.batched = network, network.layout, network.batched
+        self.drops, self.draws = network.drops, network.draws
         self.seen: list[tuple[int, int]] = []
 
     def backward(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor, seeds: Tensor) -> Tape:

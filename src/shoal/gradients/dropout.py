@@ -78,9 +78,17 @@ class Dropping(TorchFunctionMode):
         count = math.prod(rows) // records
         first = mixed(self._seeds + (draw + 1) * STEP % 2**63)
         words = mixed(first.unsqueeze(1) + torch.arange(-(-count // 2), device=first.device) * STEP)
-        bits = words.view(torch.int32)[:, :count]  # uniform from -2^31 on, two in a word
+        bits = _halves(words)[:, :count]  # uniform from -2^31 on
         dropped = min(round(probability * 2**32), 2**32 - 1)  # of 2^32; one more would be no int32
         return (bits >= dropped - 2**31).reshape(rows).movedim(0, place)
+
+
+def _halves(words: Tensor) -> Tensor:
+    """The two numbers of 32 bits in each word of 64, the lower one first."""
+    try:
+        return words.view(torch.int32)
+    except RuntimeError:  # vmap cannot transform that before PyTorch 2.13
+        return torch.stack([words << 32 >> 32, words >> 32], -1).flatten(-2)
 
 
 def _runs_again() -> bool:

@@ -18,9 +18,9 @@ from shoal.inputs import Inputs, numbers, take
 from shoal.training.made_up import MadeUpStep
 
 CPU_CHUNK_BYTES = 64 * 2**20
-CUDA_CHUNK_BYTES = 4 * 2**30
-"""Enough to keep a GPU busy with small models; more only takes memory."""
-CUDA_CHUNK_CLIENTS = 64
+CUDA_CHUNK_BYTES = 2**30
+"""Enough to keep a GPU busy with small models; more only takes memory. A recorded step has as much of its own."""
+CUDA_CHUNK_CLIENTS = 128
 """Chunks of larger models may take more than that, up to so many clients."""
 MANY_CHUNKS = 4
 SMALL = 2**28
