@@ -284,7 +284,8 @@ class Site:
             raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
-        self._keep_progress(terms, index.t + 1, last_turn if again else turn, answered=(*history, index.t))
+        kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
+        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t))
         answer = self._learn(terms, cohort, message, state, index, number)
         spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
         cost = (
