@@ -80,6 +80,16 @@ def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_pa
     assert isinstance(again[0].event, Gaussian)
 
 
+def test_a_block_begun_again_has_one_turn_too(replies, tmp_path):
+    """That turn is drawn anew with its first round, and all that is charged for it is one block."""
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    assert "refused" not in ask(site, message, 0, attempt=1)
+    assert "one turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
+    site.close()
+    assert [(leaf.length, times) for leaf, times in charged(tmp_path / "new").items()] == [(4, 1)]
+
+
 def finish(site, message, done):
     names = {key: message.values[key] for key in ("run", "terms")}
     return site.answer(END, Payload(names | {"why": "sites", "round": done})).values

@@ -1,7 +1,7 @@
 """Sites that come when they can, with correlated noise: both sides keep the separation, each site its own account."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -120,6 +120,16 @@ def test_a_site_refuses_a_round_that_comes_too_early_whatever_the_coordinator_sa
     for t in (2, 3, 0):
         assert f"round {t + 1} is too close to round 2, in which it took part" in site.ask(t)
     assert site.shift() == before
+    assert site.ask(4) is None
+    assert "it has taken part in 2 rounds, and may in 2" in site.ask(8)
+
+
+def test_another_run_in_between_does_not_make_it_forget_its_rounds(site):
+    """The coordinator of a run that was stopped still has its noise, and goes on with it."""
+    assert site.ask(1) is None
+    for terms in (replace(site.terms, run="other"), site.terms):
+        assert "agreed" in site.answer(TERMS, Payload({"terms": terms.text, "round": 2})).values
+    assert "round 3 is too close to round 2, in which it took part" in site.ask(2)
     assert site.ask(4) is None
     assert "it has taken part in 2 rounds, and may in 2" in site.ask(8)
 

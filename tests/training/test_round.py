@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import chisquare
 from torch import nn
 
 import shoal
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Aggregate, Local
 from shoal.data import load, partition
+from shoal.data.partitions import ListedPartition
 from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
@@ -255,6 +257,27 @@ def test_in_secure_mode_the_shape_of_a_poisson_batch_says_nothing_of_who_was_dra
         {planned(cohort, clients[k : k + 1], RoundIndex(t, 30)).batches.shape[2] for t in range(30)} for k in clients
     ]
     assert [len(found) for found in widths] == [1] * len(clients)
+
+
+@pytest.mark.statistical(false_alarm=4e-7)
+@pytest.mark.parametrize("record", [0, -1])
+def test_nor_does_the_place_of_a_record_in_its_batch(record):
+    """A convolution's gradients differ in their last digits at odd and even places: one record more moved all."""
+    drawn = replace(algorithm("dp-sgd"), records=Records("poisson", 8), local=Local(steps=2000))
+    cohort = simulator(drawn, small_mlp(), kind="iid", clients=100, streams=SecureStreams()).cohort
+    batches = planned(cohort, np.array([0]), RoundIndex(0, 1)).batches[:, 0]
+    own = cohort.client_data.records_of(np.array([0]))[0]
+    places = (batches == own[record]).sum(0)
+    assert abs(places.sum() / 2000 - 8 / len(own)) < 0.06, "each record is drawn as often as before, once at most"
+    assert chisquare(places).pvalue > 1e-7
+
+
+def test_in_secure_mode_a_client_without_records_takes_no_step():
+    sim = simulator(algorithm("dp-sgd"), small_mlp(), streams=SecureStreams())
+    parts = ListedPartition(np.arange(9, dtype=np.int32), np.array([0, 0, 9]))
+    cohort = replace(sim.cohort, client_data=replace(sim.cohort.client_data, partition=parts))
+    updates, _ = train(cohort, sim.params, np.array([0]), RoundIndex(0, 3), {})
+    assert not updates.any()
 
 
 @pytest.mark.parametrize(("records", "batch"), [(1, 1), (20, 20), (20, 7), (1000, 10), (5000, 600)])

@@ -284,7 +284,8 @@ class Site:
             raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
-        self._keep_progress(terms, index.t + 1, last_turn if again else turn, answered=(*history, index.t))
+        kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
+        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t))
         answer = self._learn(terms, cohort, message, state, index, number)
         spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
         cost = (
@@ -407,7 +408,13 @@ class Site:
 
     def _history(self, terms: Terms) -> tuple[int, ...]:
         """The rounds of this run that the site answered, each as often as it did."""
-        return tuple(self._kept_progress().get("answered", ())) if self._progress(terms, -1) >= 0 else ()
+        return tuple(self._histories().get(terms.digest, ()))
+
+    def _histories(self) -> dict[str, list[int]]:
+        """The same of every run, by its terms: after other runs a coordinator may go on, with the noise it had."""
+        kept = self._kept_progress()
+        last = {kept.get("terms", ""): kept["answered"]} if "answered" in kept else {}
+        return {**kept.get("answered_before", {}), **last}
 
     def _kept_progress(self) -> dict[str, Any]:
         path = self.owner.folder / PROGRESS
@@ -432,6 +439,7 @@ class Site:
         kept |= {} if turn is None else {"turn": turn}
         if terms.settings.algorithm.priced:
             kept["answered"] = self._history(terms) if answered is None else answered
+        kept["answered_before"] = {key: its for key, its in self._histories().items() if its and key != terms.digest}
         self._write_progress({release.KEY: release.SITE} | kept)
 
     def _write_progress(self, kept: dict[str, Any]) -> None:

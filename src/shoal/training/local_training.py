@@ -142,13 +142,28 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     positions = _side_by_side(drawn, steps, width, -1)
     sampler.refuse_repeats(positions)
     steps_of_each = np.array([len(rows) for rows in drawn])
+    seen = _side_by_side(views, steps, width, 0) if views else None
+    if context.streams.mode == "secure" and sampler.varies:
+        order = _orders(context, clients, index, steps, width)
+        positions = np.take_along_axis(positions, order, 2)
+        seen = None if seen is None else np.take_along_axis(seen, order[..., None], 2)
     sizes = np.array([len(records) for records in held])
     records = np.append(np.concatenate(held), 0).astype(np.int64)  # one at the end for a client without any
     first = (np.cumsum(sizes) - sizes)[:, None]
     batches = np.where(positions >= 0, records[first + positions], -1)
     own = np.where(sizes > 0, records[first[:, 0]], 0)
-    seen = _side_by_side(views, steps, width, 0) if views else None
     return Plan(batches, steps_of_each, own, _seeds(context, positions, clients, index), seen)
+
+
+def _orders(context: TrainingContext, clients: np.ndarray, index: RoundIndex, steps: int, width: int) -> np.ndarray:
+    """A random order of the places of every batch, [steps, clients, width].
+
+    The last digits of a gradient may depend on the place of its record. Drawn in order, one record more would move
+    all that follow by a place. In random places those of the others have the same distribution with it as without.
+    """
+    generators = [context.streams.generator("places", index.t, index.attempt, client) for client in clients.tolist()]
+    orders = [generator.permutation(width) for _ in range(steps) for generator in generators]
+    return np.array(orders, dtype=np.int64).reshape(steps, len(clients), width)
 
 
 def _seeds(context: TrainingContext, positions: np.ndarray, clients: np.ndarray, index: RoundIndex) -> Tensor:
