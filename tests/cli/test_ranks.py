@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -15,6 +14,7 @@ from shoal.accounting.ledger import verify
 from shoal.cli import main as main_module
 from shoal.cli import run as run_module
 from shoal.cli.main import main
+from support.deploy_children import start
 
 SMALL = ["-c", "algorithm=fedavg", "-c", "model=linear", "-c", "data.clients=20", "-c", "clients.cohort=5"]
 SMALL += ["-c", "engine.threads=1", "-c", "baseline=false", "--device", "cpu"]
@@ -29,55 +29,60 @@ def called(monkeypatch, capsys, *arguments):
     return ended.value.code, capsys.readouterr().err
 
 
-def started(folder, *arguments):
-    command = [sys.executable, "-m", "shoal", "run", *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def started(folder, name, *arguments):
+    """Forked, and so are its other ranks."""
+    return start(folder, f"{name}.out", ["run", *arguments], errors=f"{name}.err")
 
 
-def other_rank(process):
+def ended(process):
+    """Exit code, standard output, standard error."""
+    return process.ended(time.monotonic() + PATIENCE), process.said, process.complained
+
+
+def wait_for(process, fact):
+    until = time.monotonic() + PATIENCE
+    while not fact():
+        assert process.process.is_alive(), process.complained
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def other_rank(pid):
     """The process id of rank 1."""
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
         (child,) = file.read().split()
     return int(child)
 
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_in_one_line_and_another_number_of_ranks_goes_on(tmp_path):
-    process = started(tmp_path, *SMALL, "-c", "rounds=100000", "--processes", "2")
-    until = time.monotonic() + PATIENCE
-    while not any(path.stat().st_size for path in tmp_path.glob("runs/*/metrics.jsonl")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    os.kill(other_rank(process), signal.SIGKILL)
-    shown, said = process.communicate(timeout=PATIENCE)
+    process = started(tmp_path, "two", *SMALL, "-c", "rounds=100000", "--processes", "2")
+    wait_for(process, lambda: any(path.stat().st_size for path in tmp_path.glob("runs/*/metrics.jsonl")))
+    os.kill(other_rank(process.process.pid), signal.SIGKILL)
+    code, shown, said = ended(process)
     assert "over 2 ranks" in shown
     (run,) = tmp_path.glob("runs/*")
     assert said == (
         "shoal: rank 1 of 2 has gone: its process was killed, or its machine or network failed; resume with: "
         f"shoal run --resume runs/{run.name}\n"
     )
-    assert process.returncode == 1
+    assert code == 1
     assert verify(run / "ledger.jsonl").whole
     done = len((run / "metrics.jsonl").read_text().splitlines())
 
-    alone = started(tmp_path, "--resume", f"runs/{run.name}")
-    while len((run / "metrics.jsonl").read_text().splitlines()) < done + 2:
-        assert alone.poll() is None, alone.communicate()
-        time.sleep(0.05)
-    alone.send_signal(signal.SIGINT)
-    assert "stopped after round" in alone.communicate(timeout=PATIENCE)[1]
+    alone = started(tmp_path, "alone", "--resume", f"runs/{run.name}")
+    wait_for(alone, lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= done + 2)
+    alone.signal(signal.SIGINT)
+    assert "stopped after round" in ended(alone)[2]
 
 
 @pytest.mark.slow
 def test_ranks_print_one_result_and_what_is_wrong_in_one_line(tmp_path):
-    process = started(tmp_path, *SMALL, "-c", "rounds=2", "--processes", "2", "--json")
-    shown, _ = process.communicate(timeout=PATIENCE)
+    _, shown, _ = ended(started(tmp_path, "right", *SMALL, "-c", "rounds=2", "--processes", "2", "--json"))
     assert json.loads(shown)["rounds"] == 2
     assert len(list(tmp_path.glob("runs/*"))) == 1
-    process = started(tmp_path, *SMALL, "-c", "rounds=none", "--processes", "2")
-    shown, said = process.communicate(timeout=PATIENCE)
-    assert (shown, process.returncode) == ("", 2)
+    code, shown, said = ended(started(tmp_path, "wrong", *SMALL, "-c", "rounds=none", "--processes", "2"))
+    assert (shown, code) == ("", 2)
     assert re.fullmatch("shoal: .*rounds.*\n", said)
 
 

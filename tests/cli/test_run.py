@@ -22,6 +22,7 @@ from shoal.api import Interrupted
 from shoal.cli.main import main
 from shoal.config import configure
 from shoal.errors import ConfigError, DataError, LedgerError, ModelError, RunError
+from support.deploy_children import start
 from support.tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
 
 SMALL = ["-c", "algorithm=fedavg", "-c", "model=linear", "-c", "data.clients=20", "-c", "clients.cohort=5"]
@@ -32,7 +33,6 @@ FILES |= {"model.safetensors", "model.json"}
 
 CTRL_C_IN_ROUND_3 = """
 import os, signal
-from shoal.cli.main import main
 from shoal.cli.run import Watch
 
 def told(self, line, right=Watch.round):
@@ -41,14 +41,7 @@ def told(self, line, right=Watch.round):
         os.kill(os.getpid(), signal.SIGINT)
 
 Watch.round = told
-main()
 """
-
-
-def started(folder, *arguments, how=("-m", "shoal")):
-    """`python -m shoal ...` in that folder."""
-    command = [sys.executable, *how, *arguments]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def called(monkeypatch, capsys, *arguments):
@@ -69,7 +62,7 @@ def wait_for(process, fact):
     """What `fact` says, as soon as it says something."""
     until = time.monotonic() + PATIENCE
     while not (found := fact()):
-        assert process.poll() is None, process.communicate()
+        assert process.process.is_alive(), process.complained
         assert time.monotonic() < until
         time.sleep(0.01)
     return found
@@ -80,8 +73,10 @@ def wait_for(process, fact):
 
 @pytest.mark.slow
 def test_the_default_run_fills_its_folder_and_prints_one_json_object(tmp_path):
-    process = started(tmp_path, "run", "-c", "rounds=4", "--json")
-    out, err = process.communicate(timeout=PATIENCE)
+    """From a shell; other tests fork a process that has imported what a run needs."""
+    command = [sys.executable, "-m", "shoal", "run", "-c", "rounds=4", "--json"]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    out, err = process.stdout, process.stderr
     assert process.returncode == 0, err
     said = json.loads(out)
     assert out.count("\n") == 1
@@ -171,18 +166,17 @@ def same_tensors(one, other):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_the_run_goes_on_to_the_same_model(tmp_path):
-    config = [*SMALL, "-c", "rounds=80", "-c", "local.momentum=0.5", "-c", "local.keep_momentum=true"]
+    config = [*SMALL, "-c", "rounds=12", "-c", "local.momentum=0.5", "-c", "local.keep_momentum=true"]
     config += ["-c", "engine.threads=2"]  # two processes, and the last digits of a sum depend on the threads
-    process = started(tmp_path, "run", *config, "--json", how=("-c", CTRL_C_IN_ROUND_3))
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, err
-    assert out == ""
+    process = start(tmp_path, "out", ["run", *config, "--json"], errors="err", first=CTRL_C_IN_ROUND_3)
+    assert process.ended(time.monotonic() + PATIENCE) == 130, process.complained
+    assert process.said == ""
     (run,) = tmp_path.glob("runs/*")
-    assert f"--resume {Path('runs') / run.name}" in err
-    assert 3 <= rounds_written(tmp_path) < 80
+    assert f"--resume {Path('runs') / run.name}" in process.complained
+    assert 3 <= rounds_written(tmp_path) < 12
     resumed = shoal.run(resume=run)
     whole = shoal.run(overrides=[word for word in config if word != "-c"], runs=tmp_path / "whole")
-    assert resumed.rounds == whole.rounds == 80
+    assert resumed.rounds == whole.rounds == 12
     assert same_tensors(resumed.model, whole.model)
     assert same_tensors(load_file(run / "model.safetensors"), load_file(whole.run / "model.safetensors"))
     assert [line | {"seconds": 0} for line in resumed.metrics] == [line | {"seconds": 0} for line in whole.metrics]
@@ -192,20 +186,18 @@ def test_ctrl_c_ends_with_130_and_the_run_goes_on_to_the_same_model(tmp_path):
 def test_nobody_else_may_use_the_folder_and_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     """The first Ctrl-C waits for the checkpoint, which is minutes away."""
     config = [*SMALL, "-c", "rounds=5000", "-c", "engine.checkpoint_every=5000", "-c", "local.epochs=20"]
-    process = started(tmp_path, "run", *config)
+    process = start(tmp_path, "out", ["run", *config], errors="err")
     ledger = wait_for(
         process, lambda: [path for path in tmp_path.glob("runs/*/*.jsonl") if "intent" in path.read_text()]
     )
     run = ledger[0].parent
     with pytest.raises(RunError, match=r"in use by another process"):
         shoal.run(resume=run)
-    process.send_signal(signal.SIGINT)
-    assert any("stopping at the next checkpoint" in line for line in process.stdout)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
+    process.signal(signal.SIGINT)
+    wait_for(process, lambda: "stopping at the next checkpoint" in process.said)
+    process.signal(signal.SIGINT)
+    assert process.ended(time.monotonic() + PATIENCE) == 130, process.complained
+    assert "Traceback" not in process.complained
     assert not (run / "checkpoint" / "state.safetensors").exists()
     with pytest.raises(Interrupted, match="stopped after round 0"):
         shoal.run(resume=run, on_start=lambda _config, simulator, _run: simulator.stop())

@@ -1,17 +1,15 @@
 """`shoal sweep` from a shell: cells in processes of their own, a crash that stops no other, stopping and resuming."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from functools import partial
+import time
 
 import pytest
 
 from shoal.cli.main import main
 from shoal.sweep.cells import sensible_jobs
 from shoal.training.engine_settings import cores, gpus, of_one_job
+from support.deploy_children import start
 
 pytestmark = pytest.mark.slow
 
@@ -35,18 +33,11 @@ Watch.round = told
 """
 
 
-def sweep(folder, *arguments, **more):
-    """As from a terminal: a shell that starts tests in the background lets them ignore Ctrl-C."""
-    command = [sys.executable, "-m", "shoal", "sweep", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heeds, **pipes, **more)
-
-
-def finished(process, code=0):
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == code, err
-    return out, err
+def sweep(folder, name, *arguments, code=0, first=""):
+    """What a sweep prints on both streams; it is forked, and so are its cells."""
+    process = start(folder, f"{name}.out", ["sweep", *arguments], errors=f"{name}.err", first=first)
+    assert process.ended(time.monotonic() + 600) == code, process.complained
+    return process.said, process.complained
 
 
 def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_other(tmp_path):
@@ -57,8 +48,8 @@ def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_
         "    def forward(self, x): os.kill(os.getpid(), 9)\n"
     )
     grid = ["--grid", "model=linear,nosuch,crash:Net", "--grid", "per_round.noise_multiplier=2.0"]
-    process = sweep(tmp_path, *SMALL, "-c", "rounds=2", *grid, "--charge", "--json", "--jobs", "1")
-    out, err = finished(process, code=4)
+    words = [*SMALL, "-c", "rounds=2", *grid, "--charge", "--json", "--jobs", "1"]
+    out, err = sweep(tmp_path, "grid", *words, code=4)
     assert out.count("\n") == 1
     told = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished", "failed", "failed"]
@@ -74,18 +65,15 @@ def test_a_grid_is_played_compared_and_charged_and_a_cell_that_crashes_stops_no_
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
-    """By Ctrl-C when the first cell has played three rounds of ten: its process loads what sends it."""
-    (tmp_path / "sitecustomize.py").write_text(STOPS_THE_SWEEP)
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    """By Ctrl-C when the first cell has played three rounds of ten."""
     grid = ["-c", "rounds=10", "--grid", "per_round.noise_multiplier=2.0,3.0"]
-    process = sweep(tmp_path, *SMALL, *grid, "--jobs", "1", env=os.environ | {"PYTHONPATH": paths})
-    _, err = finished(process, code=130)
+    _, err = sweep(tmp_path, "stopped", *SMALL, *grid, "--jobs", "1", code=130, first=STOPS_THE_SWEEP)
     (folder,) = tmp_path.glob("runs/*-sweep")
     assert f"--resume runs/{folder.name}" in err
     (half,) = folder.glob("cells/0001/*/metrics.jsonl")
     before = half.read_text().splitlines()
     assert 3 <= len(before) < 10
-    out, _ = finished(sweep(tmp_path, "--resume", f"runs/{folder.name}", "--json"))
+    out, _ = sweep(tmp_path, "resumed", "--resume", f"runs/{folder.name}", "--json")
     told = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished", "finished"]
     assert half.read_text().splitlines()[: len(before)] == before

@@ -2,21 +2,18 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import shoal
-from support.paths import TESTS
+from support.deploy_children import said_by
 from support.small_federation import NAMES, ROUNDS, digits, finished, one_thread, small, with_much_to_remember
-from support.two_ranks import REFUSED, SECURE, STOPPED, known_entropy, stopped_after_two
+from support.two_ranks import REFUSED, SECURE, STOPPED, known_entropy, main, stopped_after_two
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = TESTS / "support" / "two_ranks.py"
 OWN = {"at", "before", "hash", "run", "data", "model"}
 """What is a run's own in a line of its ledger: times, names, keyed digests, and the hash of the last digits."""
 
@@ -26,9 +23,7 @@ def two(tmp_path_factory):
     """The folder of what two ranks have run, and what was said."""
     folder = tmp_path_factory.mktemp("ranks")
     stopped_after_two(folder / "one")
-    done = subprocess.run([sys.executable, str(SCRIPT), str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout.splitlines()[-1])
+    return folder, json.loads(said_by(main, folder, folder).splitlines()[-1])
 
 
 def ledger(run):

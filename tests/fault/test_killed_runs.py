@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,20 +17,15 @@ from shoal.errors import LedgerError, RunError
 from shoal.random.streams import Streams
 from shoal.report.run_reader import read_run
 from shoal.training.run_folder import CHECKPOINT, RunFolder
-from support.kill_run import Seen, look, read_ledger
-from support.paths import TESTS
+from support.deploy_children import said_by
+from support.kill_run import Seen, look, main, read_ledger
 from support.tiny import FEDAVG, PRIVATE, go_on, play, stopped_after
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = TESTS / "support" / "kill_run.py"
-
 
 def kill_run(experiment, folder, *options):
-    command = [sys.executable, str(SCRIPT), experiment, str(folder), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(said_by(main, folder, experiment, folder, *options).splitlines()[-1])
 
 
 # ---------------------------------------------------------------- kills

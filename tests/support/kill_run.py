@@ -439,13 +439,13 @@ def _result(root: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
     return model, [line | {"seconds": 0} for line in metrics]
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=("random", "steps", "same", "ranks"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if given.experiment == "random":
         said = at_random(given.folder, given.kills, given.seed)
     elif given.experiment == "ranks":

@@ -1,6 +1,4 @@
-"""Runs on two ranks, one after the other in one pair of processes:
-
-    two_ranks.py FOLDER
+"""Runs on two ranks, one after the other in one pair of processes.
 
 Every method, in FOLDER/METHOD; in secure mode, as if the system's entropy were known, in FOLDER/secure-METHOD; a run
 that is stopped, in FOLDER/stopped; the run of FOLDER/one, resumed; and a rank 1 with other settings, data, code or
@@ -12,15 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # it is run as a script
 
 import shoal
 from shoal.training import distributed
@@ -131,8 +126,8 @@ def play(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    folder, port = Path(sys.argv[1]), free_port()
+def main(words: list[str]) -> None:
+    folder, port = Path(words[0]), free_port()
     torch.set_num_threads(1)
     rank = int(os.fork() == 0)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -140,7 +135,3 @@ def main() -> None:
     if rank == 0:
         print(json.dumps(found))
         assert os.wait()[1] == 0, "rank 1 failed"
-
-
-if __name__ == "__main__":
-    main()
