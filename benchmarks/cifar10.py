@@ -115,7 +115,7 @@ def trained(
     more = {"data": data, "model": model, "device": given.device, "on_round": on_round}
     more["on_start"] = lambda _config, trainer, _path: stop.append(trainer)
     if there := sorted(runs.glob("*/ledger.jsonl")):
-        return shoal.run(resume=there[0].parent, algorithm=wanted["algorithm"], **more)
+        return shoal.run(resume=there[0].parent, **more)
     return shoal.run(wanted, runs=runs, **more)
 
 
