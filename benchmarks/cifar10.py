@@ -176,7 +176,7 @@ def main() -> None:
         last = nn.Linear(WIDTH, 10)
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
-        wanted = settings(given, noise, records, given.head_steps, HEAD_RATE)
+        wanted = settings(given, noise, records, given.head_steps, HEAD_RATE) | {"noise_seed": 2 * given.seed}
         result = trained(given, given.out / cell / "head", ends, wanted, data, last)
         figure("head", given.head_steps, result)
         if not given.steps:
@@ -185,6 +185,7 @@ def main() -> None:
         for block in network.blocks[: given.frozen]:
             block.requires_grad_(False)
         wanted = settings(given, noise, records, given.steps, NETWORK_RATE * NETWORK_STEPS / given.steps) | {
+            "noise_seed": 2 * given.seed + 1,  # what is drawn must be independent of the first phase
             "records.augmentations": given.views,
             "engine.micro_batch": max(1, given.micro_views // given.views),
             "engine.precision": given.precision,
