@@ -154,6 +154,9 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
     ("words", "said"),
     [
         (["--type", 5], "no attack of type 5"),
+        (["--attack", "imprint"], "use --type 0"),
+        (["--type", 0, "--sites", 3], "use --attack imprint"),
+        (["--membership", "--sites", 3], "--sites has no effect with --membership"),
         (["--count", 0], "at least 1 victim"),
         (["--attack", "dgl"], "did you mean 'dlg'"),
         (["--iterations", 0], "at least 1 iteration"),

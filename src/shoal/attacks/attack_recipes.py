@@ -5,6 +5,7 @@
     cpl       Wei et al. (2020): infers the label from its row sums; starts from a repeated tile
     gradinv   Geiping et al. (2020): cosine distance and total variation, Adam on the gradient's sign, inside the box
     gradinv-lbfgs   the same loss by L-BFGS: on a smooth network it converges where Adam does not
+    imprint   Fowl et al. (2022): a malicious server plants weights and reads records off; no search
 
 DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search; some end where the model is saturated
 and the slope is 0. CPL shortens steps that gain too little. A search that ends at a large loss restarts elsewhere
@@ -33,7 +34,7 @@ class Recipe:
         match: The distance between observed and simulated gradient.
         start: Where the search starts.
         labels: How labels are found.
-        optimiser: What minimises the distance.
+        optimiser: What minimises the distance; with `none` the records are read off (attacks.imprint).
         iterations: The most in all, restarts included, counted as the papers do: an iteration of L-BFGS is `inner`
             evaluations, one of Adam is one.
         inner: See `iterations`.
@@ -51,7 +52,7 @@ class Recipe:
     match: Literal["squared", "cosine"]
     start: Start
     labels: Labels
-    optimiser: Literal["l-bfgs", "signed-adam"]
+    optimiser: Literal["l-bfgs", "signed-adam", "none"]
     iterations: int
     inner: int = 20
     search: Search = "armijo"
@@ -65,6 +66,11 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.iterations < 1:
             raise ConfigError(f"an attack needs at least 1 iteration, got {self.iterations}")
+
+    @property
+    def plants(self) -> bool:
+        """Whether the server sends weights of its own making."""
+        return self.optimiser == "none"
 
     @property
     def counted(self) -> int:
@@ -91,8 +97,12 @@ GRADINV = Recipe(
 GRADINV_LBFGS = replace(
     GRADINV, name="gradinv-lbfgs", optimiser="l-bfgs", box=False, iterations=300, patience=50, restarts=2
 )
+IMPRINT = Recipe(
+    name="imprint", paper="Fowl et al. (2022)", match="squared", start="uniform", labels="joint", optimiser="none",
+    iterations=1,
+)  # fmt: skip
 
-RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, GRADINV, GRADINV_LBFGS)}
+RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, GRADINV, GRADINV_LBFGS, IMPRINT)}
 
 
 def recipe(name: str) -> Recipe:

@@ -20,6 +20,7 @@ COLUMNS = {
     "type": "type",
     "attack": "attack",
     "records": "records",
+    "sites": "sites",
     "honest": "honest",
     "naive": "naive",
     "success": "success",

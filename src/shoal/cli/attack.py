@@ -30,7 +30,7 @@ def command(
     context: typer.Context,
     algorithm: Annotated[str, typer.Option(help="The method to attack; `shoal algorithms` lists them.")] = ("fedavg"),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
-    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, gradinv or gradinv-lbfgs.")] = "cpl",
+    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, gradinv, gradinv-lbfgs or imprint.")] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Number of victims.")] = 20,
     records: Annotated[
@@ -40,6 +40,9 @@ def command(
             "of which each model is trained on a random half; all records by default."
         ),
     ] = None,
+    sites: Annotated[
+        int, typer.Option(help="With imprint: the server sees only the sum of so many clients' updates.")
+    ] = 1,
     iterations: Annotated[int | None, typer.Option(help="Iterations; by default the attack's own limit.")] = None,
     honest: Annotated[
         bool, typer.Option("--honest", help="Types 0 and 1: attack a real update, after all local steps.")
@@ -75,7 +78,7 @@ def command(
     elif membership:
         folder, results = _membership(console, config, models, records, runs)
     else:
-        aim = Aim(kind, count, records, honest, not naive)  # type: ignore[arg-type]
+        aim = Aim(kind, count, records, honest, not naive, sites)  # type: ignore[arg-type]
         folder, results = _one(console, config, _limited(recipe(attack), iterations), aim, runs)
     if as_json:
         print_json({"run": str(folder)} | results)
@@ -84,8 +87,8 @@ def command(
 
 
 IDLE = {
-    "--membership": ("kind", "attack", "count", "iterations", "honest", "naive"),
-    "--all": ("kind", "models"),
+    "--membership": ("kind", "attack", "count", "iterations", "honest", "naive", "sites"),
+    "--all": ("kind", "models", "sites"),
     "a reconstruction": ("models",),
 }
 
@@ -130,7 +133,7 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
         outcome = attack(config, chosen, aim, progress=progress)
     row = outcome.row()
     show([row], console)
-    verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.each} records were reconstructed"
+    verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.sites * aim.each} records were reconstructed"
     console.print(f"{verdict} ({_success(outcome)}).")
     folder = attack_report.write(
         runs,
