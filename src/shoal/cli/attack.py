@@ -17,6 +17,7 @@ from shoal.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from shoal.attacks.attack_recipes import Recipe
     from shoal.attacks.leakage import Aim, Outcome
+    from shoal.attacks.membership import Membership
     from shoal.config import Config
 
 WHERE = {
@@ -56,7 +57,9 @@ def command(
     membership: Annotated[
         bool, typer.Option("--membership", help="Membership inference on the final model.")
     ] = False,
-    models: Annotated[int, typer.Option(help="With --membership: the number of models to train.")] = 16,
+    models: Annotated[
+        int, typer.Option(help="With --membership: the models to train; each has all others as shadows.")
+    ] = 33,
     change: Change = None,
     device: Annotated[str, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = "auto",
     runs: OutputFolder = Path("runs"),
@@ -234,11 +237,12 @@ def _membership(
             f"Uninformed scores have an advantage too, since it is the best over all thresholds: guessing reaches "
             f"{attack_report.shown(found.threshold.guessing)} (threshold) and "
             f"{attack_report.shown(found.lira.guessing)} (lira).",
+            _allows(found),
             f"The models (model={config.model}) were trained for this page; they are not your runs. "
             f"{attack_report.PROVES_NOTHING}",
         ],
         rows=rows,
-        png=curve({"loss threshold": found.threshold.points, "LiRA": found.lira.points}),
+        png=curve({name: roc.points for name, roc in found.rocs.items()}, found.allowed),
         about="True positives against false positives",
         facts=found.facts(),
         command=command_line(),
@@ -246,8 +250,16 @@ def _membership(
     return folder, {"rows": rows} | found.facts()
 
 
+def _allows(found: Membership) -> str:
+    if found.allowed is None:
+        return "Nothing is proven for a record, so nothing bounds what an attack may find."
+    return (
+        f"For a record, against who sees released models: {found.allowed.claim.words()}. No attack passes the curve."
+    )
+
+
 BRIEF = ("method", "attack", "type", "success", "rmse", "ssim", "label_hits", "iterations", "advantage", "guessing",
-         "auc", "tpr_at_1_percent_fpr")  # fmt: skip
+         "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")  # fmt: skip
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
