@@ -185,6 +185,8 @@ def cells() -> Iterator[tuple[str, Cell]]:
         for kind in TYPES:
             run = leak(method.algorithm, "lfw", method.changes, "cpl", kind, PICTURED)
             yield f"figure3/lfw/{method.label}/{kind}", run
+    for name in ("cpl", "cpl-tv"):
+        yield f"three/lfw/{name}", leak("fedavg", "lfw", (), name, 0, PICTURED)
     for method in PLANTED:
         for records in (8, 32, 64):
             yield f"imprint/mnist/{method}/{records}", plant(method, records)

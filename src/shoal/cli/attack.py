@@ -31,7 +31,7 @@ def command(
     context: typer.Context,
     algorithm: Annotated[str, typer.Option(help="The method to attack; `shoal algorithms` lists them.")] = ("fedavg"),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
-    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, gradinv, gradinv-lbfgs or imprint.")] = "cpl",
+    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, cpl-tv, gradinv, gradinv-lbfgs or imprint.")] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Number of victims.")] = 20,
     records: Annotated[
