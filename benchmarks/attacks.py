@@ -1,4 +1,4 @@
-"""The attacks of 004 in docs/results/attacks.md, cell by cell: Table 1, Table 3, Figure 3, and membership.
+"""The attacks in docs/results/attacks.md, cell by cell: Tables 1 and 3 and Figure 3 of 004, imprint, and membership.
 
     SHOAL_DATA=... python benchmarks/attacks.py --cells 'table1/.*' --out attacks.jsonl [--device cuda]
 
@@ -120,6 +120,49 @@ def told(name: str, changes: tuple[str, ...]) -> Cell:
     return run
 
 
+BINS = 1024  # rows of imprint-mlp
+SEEDS = (0, 1, 2)
+_CLIP, _NOISE = "per_record.clip_norm=1.0", "per_step.noise_multiplier"
+_AT_CLIENT = ("per_update.at=client", "per_update.clip_norm=1.0")
+PLANTED: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "no privacy": ("fedavg", (), 1),
+    "updates clipped, noise by the server": ("trusted-curator", (), 1),
+    "records clipped, no noise": ("dp-sgd", (_CLIP, f"{_NOISE}=0"), 1),
+    "record-level noise 0.0001": ("dp-sgd", (_CLIP, f"{_NOISE}=1e-4"), 1),
+    "record-level noise 0.001": ("dp-sgd", (_CLIP, f"{_NOISE}=1e-3"), 1),
+    "record-level noise 0.01": ("dp-sgd", (_CLIP, f"{_NOISE}=0.01"), 1),
+    "record-level noise 1": ("dp-sgd", (_CLIP, f"{_NOISE}=1.0"), 1),
+    "client-level noise 0.0001, by the client": ("fed-sdp", (*_AT_CLIENT, "per_update.noise_multiplier=1e-4"), 1),
+    "client-level noise 1, by the client": ("fed-sdp", (*_AT_CLIENT, "per_update.noise_multiplier=1.0"), 1),
+    "secure aggregation": ("fedavg", (), 10),
+    "secure aggregation, noise by the server": ("trusted-curator", (), 10),
+    "secure aggregation, record-level noise 1 in shares": ("distributed-dp-sgd", (), 10),
+    "secure aggregation, client-level noise 1 in shares": (
+        "trusted-curator", ("per_round.at=shared", "per_round.noise_multiplier=1.0"), 10,
+    ),
+}  # fmt: skip
+"""Methods, their settings, and the sites in a sum: what a malicious server gets of each."""
+
+
+def plant(method: str, records: int) -> Cell:
+    name, changes, sites = PLANTED[method]
+
+    def run(device: str, victims: int, sets: Sets, known: Lines) -> dict[str, Any]:
+        if "mnist" not in sets:
+            sets["mnist"] = shoal.load("mnist")
+        rows = []
+        for seed in SEEDS:
+            base = {"algorithm": name, "data.name": "mnist", "engine.device": device, "seed": seed}
+            aim = Aim(0, max(1, 10 // sites), records, sites=sites)
+            rows.append(attack(configure(base, changes), recipe("imprint"), aim, sets["mnist"]).row())
+        mean = {key: float(np.mean([row[key] for row in rows])) for key in ("success", "rmse", "ssim", "label_hits")}
+        alone = (1 - 1 / BINS) ** (records * sites - 1)
+        by_seed = [row["success"] for row in rows]
+        return rows[0] | mean | {"by_seed": by_seed, "alone": alone, "seconds": sum(row["seconds"] for row in rows)}
+
+    return run
+
+
 _SMALL = ("rounds=30", "model=digits-mlp", "data.clients=10", "local.lr=0.2", "clients.sampling=all")
 MEMBERSHIP = {
     "fedavg": (*_SMALL, "local.epochs=5"),
@@ -142,6 +185,11 @@ def cells() -> Iterator[tuple[str, Cell]]:
         for kind in TYPES:
             run = leak(method.algorithm, "lfw", method.changes, "cpl", kind, PICTURED)
             yield f"figure3/lfw/{method.label}/{kind}", run
+    for name in ("cpl", "cpl-tv"):
+        yield f"three/lfw/{name}", leak("fedavg", "lfw", (), name, 0, PICTURED)
+    for method in PLANTED:
+        for records in (8, 32, 64):
+            yield f"imprint/mnist/{method}/{records}", plant(method, records)
     for name, changes in MEMBERSHIP.items():
         yield f"membership/digits/{name}", told(name, changes)
 

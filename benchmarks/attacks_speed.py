@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms import algorithm
-from shoal.attacks.attack_recipes import CPL
+from shoal.attacks.attack_recipes import CPL, SOLVED
 from shoal.attacks.labels import infer
 from shoal.attacks.leakage import Aim, attacked_model, choose
 from shoal.attacks.objective import Objective
 from shoal.attacks.observe import observe
-from shoal.attacks.reconstruct import SOLVED, reconstruct
+from shoal.attacks.reconstruct import reconstruct
 from shoal.attacks.starts import start
 from shoal.config import configure
 from shoal.data import load

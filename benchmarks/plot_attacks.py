@@ -2,8 +2,8 @@
 
     python benchmarks/plot_attacks.py attacks.jsonl docs/results [--speed speed.jsonl]
 
-Writes attacks-table1.png and attacks-figure3.png, attacks.jsonl (the cells without their pictures), and puts the
-tables between the marks in attacks.md, which is otherwise left as it is.
+Writes attacks-table1.png and attacks-figure3.png, adds the cells without their pictures to attacks.jsonl, and puts
+the tables between the marks in attacks.md, which is otherwise left as it is.
 """
 
 from __future__ import annotations
@@ -93,6 +93,18 @@ def figure3(lines: dict[str, Line]) -> str:
             rows.append([method, f"type {kind}", number(line["success"]), number(line["rmse"]), number(line["ssim"])])
     picture = "\n\n![A column a method, a row a type of attacker](attacks-figure3.png)"
     return table(["method", "attacker", "success", "RMSE", "SSIM"], rows) + picture
+
+
+def planted(lines: dict[str, Line]) -> str:
+    """What a malicious server gets: a row a method, a column a batch."""
+    cells = {tuple(cell.split("/")[2:]): line for cell, line in lines.items() if cell.startswith("imprint/")}
+    rows = []
+    for method in dict.fromkeys(method for method, _ in cells):
+        batches = [cells.get((method, records)) for records in ("8", "32", "64")]
+        each = [f"{number(line['success'])} ({number(line['rmse'])})" if line else "not run" for line in batches]
+        alone = " / ".join(number(line["alone"]) if line else "–" for line in batches)
+        rows.append([method, str(next(line["sites"] for line in batches if line)), *each, alone])
+    return table(["method", "sites", "8 records", "32 records", "64 records", "alone in a bin"], rows)
 
 
 def members(lines: dict[str, Line]) -> str:
@@ -193,15 +205,17 @@ def main() -> None:
         picture1(lines, options.folder / "attacks-table1.png")
     if any(cell.startswith("figure3/") for cell in lines):
         picture3(lines, options.folder / "attacks-figure3.png")
-    parts = {"table1": table1, "table3": table3, "figure3": figure3, "membership": members}
+    parts = {"table1": table1, "table3": table3, "figure3": figure3, "imprint": planted, "membership": members}
     tables = {name: part(lines) for name, part in parts.items() if any(c.startswith(f"{name}/") for c in lines)}
     if options.speed:
         timed = [json.loads(line) for line in options.speed.read_text(encoding="utf-8").splitlines()]
         tables["speed"] = speed(timed)
     fill(options.folder / "attacks.md", tables)
     bare = [{key: value for key, value in line.items() if key != "pictures"} for line in read]
-    kept = "".join(json.dumps(line) + "\n" for line in bare)
-    (options.folder / "attacks.jsonl").write_text(kept, encoding="utf-8")
+    path = options.folder / "attacks.jsonl"
+    before = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    kept = [line for line in before if line["cell"] not in lines] + bare
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ _OTHERS = (
      "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", "2306.08153"),
     ("De et al. (2022)", "S. De, L. Berrada, J. Hayes, S. L. Smith, B. Balle",
      "Unlocking High-Accuracy Differentially Private Image Classification through Scale", "2204.13650"),
+    ("Fowl et al. (2022)", "L. Fowl, J. Geiping, W. Czaja, M. Goldblum, T. Goldstein",
+     "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified Models", "2110.13057"),
     ("Geiping et al. (2020)", "J. Geiping, H. Bauermeister, H. Dröge, M. Moeller",
      "Inverting Gradients: How Easy Is It to Break Privacy in Federated Learning?", "2003.14053"),
     ("Kairouz et al. (2021)", "P. Kairouz et al.",

@@ -7,7 +7,17 @@ import pytest
 import torch
 
 import shoal
-from shoal.attacks.membership import Membership, Roc, _losses, confidence, likelihood_ratios, membership
+from shoal.accounting.events import Gaussian, Unbounded
+from shoal.attacks.allowed import Allowed, most_true_positives
+from shoal.attacks.membership import (
+    Membership,
+    Roc,
+    _losses,
+    confidence,
+    likelihood_ratios,
+    membership,
+    offline_scores,
+)
 from shoal.config import configure
 from shoal.errors import ConfigError
 from shoal.random.streams import Streams
@@ -32,6 +42,12 @@ def test_one_percent_of_fewer_than_a_hundred_is_nobody(others, told):
     """Half of the members score above all the others, the other half below."""
     member = np.repeat([True, False, True], [50, others, 50])
     assert Roc.of(-np.arange(100.0 + others), member, STREAMS).tpr_at_1_percent_fpr == told
+
+
+@pytest.mark.parametrize(("others", "told"), [(999, None), (1000, 0.5)])
+def test_a_thousandth_of_fewer_than_a_thousand_is_nobody(others, told):
+    member = np.repeat([True, False, True], [50, others, 50])
+    assert Roc.of(-np.arange(100.0 + others), member, STREAMS).tpr_at_0_1_percent_fpr == told
 
 
 @pytest.mark.statistical(false_alarm=1e-7)
@@ -89,6 +105,83 @@ def test_likelihood_ratios_find_a_shift_that_every_record_has_at_a_place_of_its_
     assert Roc.of(phi.ravel(), member.ravel(), STREAMS).auc < 0.6
 
 
+def by_hand(phi, member):
+    """LiRA with SciPy, record by record: means and one spread of the other models, each mean off by itself."""
+    from scipy.stats import norm
+
+    online, offline = np.zeros_like(phi), np.zeros_like(phi)
+    for target in range(len(phi)):
+        others = [model for model in range(len(phi)) if model != target]
+        density = {}
+        for side in (True, False):
+            rows = [[phi[m, j] for m in others if member[m, j] == side] for j in range(phi.shape[1])]
+            left = sum(((np.array(row) - np.mean(row)) ** 2).sum() for row in rows)
+            spread = np.sqrt(left / sum(len(row) - 1 for row in rows))
+            density[side] = [norm(np.mean(row), (spread + 1e-6) * np.sqrt(1 + 1 / len(row))) for row in rows]
+        for j, x in enumerate(phi[target]):
+            online[target, j] = density[True][j].logpdf(x) - density[False][j].logpdf(x)
+            offline[target, j] = density[False][j].cdf(x)
+    return online, offline
+
+
+def test_scores_are_those_of_the_paper_computed_one_by_one():
+    """Offline they are a probability in the paper, 1 - Pr[Z > phi]; deviations from the mean have the same order."""
+    from scipy.stats import norm
+
+    member = GENERATOR("in").random((9, 5)) < 0.5
+    member[:2], member[2:4] = True, False  # at least one of the others on each side
+    phi = GENERATOR("phi").standard_normal(member.shape) + member
+    online, offline = by_hand(phi, member)
+    assert likelihood_ratios(phi, member) == pytest.approx(online)
+    assert norm.cdf(offline_scores(phi, member)) == pytest.approx(offline)
+
+
+@pytest.mark.statistical(false_alarm=1e-15)
+def test_without_models_trained_on_a_record_its_place_is_still_known():
+    """As above: over seeds the area is .977, with a spread of .001."""
+    member = GENERATOR("in").random((16, 400)) < 0.5
+    place, noise = GENERATOR("place").standard_normal(400), GENERATOR("noise").standard_normal(member.shape)
+    scores = offline_scores(5 * place + member + 0.3 * noise, member)
+    assert Roc.of(scores.ravel(), member.ravel(), STREAMS).auc > 0.95
+
+
+def test_the_most_that_an_epsilon_allows_is_reached_by_randomised_response():
+    """With probability e^epsilon/(1 + e^epsilon) it tells the truth: one point of the curve at delta 0."""
+    truth = np.e**2 / (1 + np.e**2)
+    most = most_true_positives(np.array([0.0, 1 - truth, 1.0]), np.array([0.0, 2.0]), np.array([1.0, 0.0]))
+    assert most == pytest.approx([0.0, truth, 1.0])
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
+def test_the_most_that_a_gaussian_allows_is_its_own_trade_off_and_never_less(noise):
+    """Dong, Roth & Su (2022): TPR = Phi(Phi^-1(FPR) + 1/noise)."""
+    from scipy.stats import norm
+
+    allowed = Allowed.by(Gaussian(noise), 1e-5)
+    fpr, tpr = np.array(allowed.points).T
+    exact = norm.cdf(norm.ppf(fpr) + 1 / noise)
+    assert (tpr >= exact - 1e-6).all()
+    assert tpr == pytest.approx(exact, abs=5e-3)
+    assert allowed.tpr(0.01) == pytest.approx(norm.cdf(norm.ppf(0.01) + 1 / noise), rel=0.05)
+
+
+def test_where_nothing_is_proven_nothing_bounds_an_attack():
+    assert Allowed.by(Unbounded("the noise is 0"), 1e-5) is None
+
+
+@pytest.mark.slow
+def test_private_models_have_a_curve_beside_them_and_others_none():
+    private = settings("rounds=2", "data.partition=iid", "data.clients=1")
+    private = replace(private, algorithm=configure({"algorithm": "dp-sgd", "records.batch": 4}).algorithm)
+    found = membership(private, models=4, records=40, data=dataset())
+    assert found.rows()[-1]["attack"].startswith("most at epsilon")
+    assert found.allowed.claim.adjacency == "add-or-remove"
+    assert set(found.facts()["roc"]) == {"threshold", "lira", "lira offline", "allowed"}
+    plain = membership(settings("rounds=1", "data.partition=iid"), models=4, records=40, data=dataset())
+    assert plain.allowed is None
+    assert plain.facts()["claim"] is None
+
+
 @pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-10)
 def test_likelihood_ratios_find_nothing_where_there_is_nothing():
@@ -108,7 +201,7 @@ def test_whole_inference_runs_on_trained_models_and_can_be_repeated():
     config = settings("rounds=3", "data.partition=iid")
     first, second = (membership(config, models=4, records=40, data=dataset()) for _ in range(2))
     assert first.rows() == second.rows()
-    assert {row["attack"] for row in first.rows()} == {"threshold", "lira"}
+    assert {row["attack"] for row in first.rows()} == {"threshold", "lira", "lira offline"}
     assert all(0 <= row["advantage"] <= 1 for row in first.rows())
     assert first.records == 40
 
@@ -149,8 +242,8 @@ def test_a_budget_that_pays_for_no_round_is_refused_as_a_run_refuses_it():
 
 @pytest.mark.parametrize(("train", "guessed", "warned"), [(0.25, 0.1, True), (0.7, 0.63, True), (0.98, 0.1, False)])
 def test_models_that_learnt_next_to_nothing_draw_a_warning(train, guessed, warned):
-    roc = Roc(0.1, 0.1, 0.5, None, [])
-    found = Membership("fedavg", "digits", 4, 60, 1, train, train, guessed, roc, roc, 0.0)
+    roc, none = Roc(0.1, 0.1, 0.5, None, None, []), np.zeros((4, 60))
+    found = Membership("fedavg", "digits", 4, 60, 1, train, train, guessed, roc, roc, roc, None, 0.0, none, none > 0)
     assert ("barely better than guessing" in found.warning) == warned
     assert found.facts()["warning"] == found.warning
 

@@ -112,7 +112,7 @@ def test_names_with_brackets_are_shown_whole():
 def test_membership_from_the_command_line(tmp_path):
     words = ["--membership", "--models", 4, "--records", 60, "--json", "--runs", tmp_path]
     told = json.loads(shoal_attack(*words, "-c", "rounds=1", "-c", "data.clients=4", "-c", "clients.cohort=2").stdout)
-    assert {row["attack"] for row in told["rows"]} == {"threshold", "lira"}
+    assert {row["attack"] for row in told["rows"]} == {"threshold", "lira", "lira offline"}
     assert told["models"] == 4
     assert len(told["roc"]["lira"]) > 1
     assert told["rounds"] == 1
@@ -122,6 +122,7 @@ def test_membership_from_the_command_line(tmp_path):
     assert "guessing reaches" in page
     assert "barely better than guessing" in page
     assert "they are not your runs" in page
+    assert "Nothing is proven for a record" in page
     assert "A failed attack proves nothing" in page
 
 
@@ -139,14 +140,18 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
     """They would be a line at the left edge, as if there were false positives."""
     from matplotlib.axes import Axes
 
+    from shoal.accounting.events import Gaussian
+    from shoal.attacks.allowed import Allowed
     from shoal.attacks.attack_plots import curve
 
     drawn, plot = [], Axes.plot
     monkeypatch.setattr(
         Axes, "plot", lambda self, x, *more, **how: drawn.append(list(x)) or plot(self, x, *more, **how)
     )
-    assert curve({"lira": [(0.0, 0.0), (0.0, 0.3), (0.0001, 0.4), (1.0, 1.0)]}).startswith(b"\x89PNG")
+    allowed = Allowed.by(Gaussian(1.0), 1e-5)
+    assert curve({"lira": [(0.0, 0.0), (0.0, 0.3), (0.0001, 0.4), (1.0, 1.0)]}, allowed).startswith(b"\x89PNG")
     assert drawn[0] == [0.0001, 1.0]
+    assert min(drawn[1]) > 0
 
 
 @pytest.mark.slow
@@ -154,6 +159,9 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
     ("words", "said"),
     [
         (["--type", 5], "no attack of type 5"),
+        (["--attack", "imprint"], "use --type 0"),
+        (["--type", 0, "--sites", 3], "use --attack imprint"),
+        (["--membership", "--sites", 3], "--sites has no effect with --membership"),
         (["--count", 0], "at least 1 victim"),
         (["--attack", "dgl"], "did you mean 'dlg'"),
         (["--iterations", 0], "at least 1 iteration"),

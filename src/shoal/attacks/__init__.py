@@ -1,4 +1,4 @@
-"""What leaks: gradient-leakage attacks (DLG, iDLG, CPL, GradInv) and membership inference, against any method."""
+"""What leaks: attacks on gradients (DLG, iDLG, CPL, GradInv, imprint) and membership inference, on any method."""
 
 from shoal.attacks.attack_recipes import RECIPES, Recipe, recipe
 from shoal.attacks.leakage import Aim, Outcome, attack

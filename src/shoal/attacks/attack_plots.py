@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from shoal.attacks.allowed import Allowed
     from shoal.attacks.leakage import Outcome
     from shoal.attacks.matrix import Method
 
@@ -59,17 +60,29 @@ def grid(cells: list[tuple[Method, Outcome]], victim: int = 0) -> bytes:
     return _png(figure)
 
 
-def curve(rocs: dict[str, list[tuple[float, float]]]) -> bytes:
-    """ROC curves of membership inference on log axes, since low false-positive rates matter most."""
+LEAST = 1e-4  # on both axes of a curve
+
+
+def curve(rocs: dict[str, list[tuple[float, float]]], allowed: Allowed | None = None) -> bytes:
+    """ROC curves of membership inference on log axes, since low false-positive rates matter most.
+
+    Args:
+        rocs: The curves by name.
+        allowed: The curve that none may pass.
+    """
     figure = figures.Figure(figsize=(4.6, 4.2), layout="constrained")
     axes = figure.subplots()
-    for (name, points), colour in zip(rocs.items(), ("#c2560c", "#1668c7"), strict=False):
+    for (name, points), colour in zip(rocs.items(), ("#c2560c", "#1668c7", "#2a8a57"), strict=False):
         false, true = np.array([point for point in points if point[0] > 0]).T  # log axes have no 0
-        axes.plot(false, np.maximum(true, 1e-3), color=colour, label=name)
-    axes.plot([1e-3, 1], [1e-3, 1], color="#8b949e", linestyle=":", label="guessing")
-    axes.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
+        axes.plot(false, np.maximum(true, LEAST), color=colour, label=name)
+    if allowed is not None:
+        false, true = np.array(allowed.points[1:]).T
+        axes.plot(false, true, color="#24292f", linestyle="--", label=allowed.row()["attack"])
+        axes.fill_between(false, true, 1, color="#24292f", alpha=0.07, linewidth=0)
+    axes.plot([LEAST, 1], [LEAST, 1], color="#8b949e", linestyle=":", label="guessing")
+    axes.set(xscale="log", yscale="log", xlim=(LEAST, 1), ylim=(LEAST, 1))
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     return _png(figure)
 
 

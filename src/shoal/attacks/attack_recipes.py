@@ -3,8 +3,10 @@
     dlg       Zhu et al. (2019): optimises image and label jointly; squared distance, L-BFGS
     idlg      Zhao et al. (2020): infers the label from the signs of the last layer first
     cpl       Wei et al. (2020): infers the label from its row sums; starts from a repeated tile
+    cpl-tv    the same with a total-variation prior: of all pictures that explain a batch it takes a smooth one
     gradinv   Geiping et al. (2020): cosine distance and total variation, Adam on the gradient's sign, inside the box
     gradinv-lbfgs   the same loss by L-BFGS: on a smooth network it converges where Adam does not
+    imprint   Fowl et al. (2022): a malicious server plants weights and reads records off; no search
 
 DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search; some end where the model is saturated
 and the slope is 0. CPL shortens steps that gain too little. A search that ends at a large loss restarts elsewhere
@@ -19,6 +21,7 @@ from typing import Literal
 from shoal.attacks.lbfgs import Search
 from shoal.errors import ConfigError, nearest
 
+SOLVED = 1e-8
 Start = Literal["uniform", "tile", "half-tone"]
 Labels = Literal["joint", "signs", "rows"]
 
@@ -33,12 +36,13 @@ class Recipe:
         match: The distance between observed and simulated gradient.
         start: Where the search starts.
         labels: How labels are found.
-        optimiser: What minimises the distance.
+        optimiser: What minimises the distance; with `none` the records are read off (attacks.imprint).
         iterations: The most in all, restarts included, counted as the papers do: an iteration of L-BFGS is `inner`
             evaluations, one of Adam is one.
         inner: See `iterations`.
         search: The line search of L-BFGS.
         history: Its number of pairs.
+        solved: A search ends where no more than this is unexplained, of what was seen.
         prior: The weight of the image's total variation.
         lr: Adam's step.
         box: Whether the search stays inside [0, 1].
@@ -51,11 +55,12 @@ class Recipe:
     match: Literal["squared", "cosine"]
     start: Start
     labels: Labels
-    optimiser: Literal["l-bfgs", "signed-adam"]
+    optimiser: Literal["l-bfgs", "signed-adam", "none"]
     iterations: int
     inner: int = 20
     search: Search = "armijo"
     history: int = 50
+    solved: float = SOLVED
     prior: float = 0.0
     lr: float = 0.1
     box: bool = False
@@ -65,6 +70,11 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.iterations < 1:
             raise ConfigError(f"an attack needs at least 1 iteration, got {self.iterations}")
+
+    @property
+    def plants(self) -> bool:
+        """Whether the server sends weights of its own making."""
+        return self.optimiser == "none"
 
     @property
     def counted(self) -> int:
@@ -84,6 +94,7 @@ CPL = Recipe(
     name="cpl", paper="Wei et al. (2020)", match="squared", start="tile", labels="rows", optimiser="l-bfgs",
     search="armijo", history=50, iterations=300, patience=5, restarts=2,
 )  # fmt: skip
+CPL_TV = replace(CPL, name="cpl-tv", prior=1e-4, solved=0.0)  # an explanation is not yet the smooth one
 GRADINV = Recipe(
     name="gradinv", paper="Geiping et al. (2020)", match="cosine", start="uniform", labels="signs",
     optimiser="signed-adam", prior=1e-4, lr=0.1, box=True, iterations=4800, patience=4800,
@@ -91,8 +102,12 @@ GRADINV = Recipe(
 GRADINV_LBFGS = replace(
     GRADINV, name="gradinv-lbfgs", optimiser="l-bfgs", box=False, iterations=300, patience=50, restarts=2
 )
+IMPRINT = Recipe(
+    name="imprint", paper="Fowl et al. (2022)", match="squared", start="uniform", labels="joint", optimiser="none",
+    iterations=1,
+)  # fmt: skip
 
-RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, GRADINV, GRADINV_LBFGS)}
+RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, CPL_TV, GRADINV, GRADINV_LBFGS, IMPRINT)}
 
 
 def recipe(name: str) -> Recipe:

@@ -20,6 +20,7 @@ COLUMNS = {
     "type": "type",
     "attack": "attack",
     "records": "records",
+    "sites": "sites",
     "honest": "honest",
     "naive": "naive",
     "success": "success",
@@ -33,6 +34,7 @@ COLUMNS = {
     "advantage": "advantage",
     "guessing": "by guessing",
     "auc": "AUC",
+    "tpr_at_0_1_percent_fpr": "TPR at 0.1% FPR",
     "tpr_at_1_percent_fpr": "TPR at 1% FPR",
 }
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.attacks.attack_recipes import Recipe
+from shoal.attacks import imprint
+from shoal.attacks.arithmetic import exact
+from shoal.attacks.attack_recipes import CPL, Recipe
 from shoal.attacks.attacked_task import of_classes, refuse_other_losses
 from shoal.attacks.labels import infer
 from shoal.attacks.objective import Objective
@@ -44,6 +46,7 @@ class Aim:
         records: The records in one observed gradient or update.
         honest: Whether to attack a real update, after all local steps.
         knowing: Whether the attacker replays public clipping on its dummies.
+        sites: How many clients' updates the server sees, only as their sum (secure aggregation).
     """
 
     kind: Kind = 2
@@ -51,6 +54,7 @@ class Aim:
     records: int | None = None
     honest: bool = False
     knowing: bool = True
+    sites: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in (0, 1, 2):
@@ -62,6 +66,10 @@ class Aim:
             raise ConfigError(f"count must be at least 1 victim, got {self.count}")
         if self.records is not None and self.records < 1:
             raise ConfigError(f"records must be at least 1 a victim, got {self.records}")
+        if self.sites < 1:
+            raise ConfigError(f"sites must be at least 1 in a sum, got {self.sites}")
+        if self.kind != 0 and self.sites > 1:
+            raise ConfigError(f"sites={self.sites}: only the server sees a sum; use type 0")
         if self.kind == 2 and self.records not in (None, 1):
             raise ConfigError(f"type 2 sees one record's gradient at a time, got records={self.records}")
         if self.kind == 2 and self.honest:
@@ -99,6 +107,7 @@ class Outcome:
             "model": self.model,
             "victims": self.aim.count,
             "records": self.aim.each,
+            "sites": self.aim.sites,
             "honest": self.aim.honest,
             "naive": not self.aim.knowing,
             "success": _mean(quality.success),
@@ -108,7 +117,7 @@ class Outcome:
             "label_hits": _mean(quality.label_hit),
             "iterations": _mean(found.iterations),
             "iterations_to_success": _mean(self.reached[quality.success]) if quality.success.any() else None,
-            "gradient_left": float(found.left.median()),
+            "gradient_left": None if self.recipe.plants else float(found.left.median()),
             "rmse_of_successes": _mean(quality.rmse[quality.success]) if quality.success.any() else None,
             "restarts": int(found.restarts.sum()),
             "diverged": int(found.diverged.sum()),
@@ -134,21 +143,30 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
         ConfigError: Where the attacker would not see what it needs.
     """
     refuse_unseen(config, aim)
+    refuse_role(recipe, aim)
     refuse_other_losses(config)
     dataset = of_classes(data or load_data(config), config)
     device, streams = pick_device(config.engine.device), Streams(config.seed)
     victims = choose(dataset, aim, streams, device)
-    module = attacked_model(config, dataset, streams).to(device)
+    module = attacked_model(config, dataset, streams, recipe).to(device)
+    if recipe.plants:
+        module = imprint.planted(module, single(dataset.test_x, DataError, "imprint").float(), streams)
     config = with_noise(config, dataset, module)
     started = time.perf_counter()
     seen = observe(
         config.algorithm, aim.kind, module, victims, streams,
-        rounds=config.rounds, honest=aim.honest, knowing=aim.knowing,
+        rounds=config.rounds, honest=aim.honest, knowing=aim.knowing, sites=aim.sites,
     )  # fmt: skip
-    found, reached = _search(recipe, aim, module, seen, victims, streams, progress)
+    victims = victims.summed(aim.sites)
+    if recipe.plants:
+        with exact():
+            found = imprint.read_off(module, seen.gradients, tuple(victims.x.shape[2:]), victims.y.shape[1])
+        reached = torch.ones_like(victims.y)
+    else:
+        found, reached = _search(recipe, aim, module, seen, victims, streams, progress)
     quality = judge(found.x, found.labels, victims.x, victims.y)
     seconds = time.perf_counter() - started
-    names = config.algorithm.name, dataset.name, str(model_name(config, dataset))
+    names = config.algorithm.name, dataset.name, str(model_name(config, dataset, recipe))
     return Outcome(*names, recipe, aim, victims.x, found, quality, reached, seconds)
 
 
@@ -159,19 +177,28 @@ def refuse_unseen(config: Config, aim: Aim) -> None:
             f"data.features={config.data.features}: a reconstruction attacks pixels, not features; omit it, or "
             f"use --membership"
         )
-    if aim.kind == 0 and config.federation.aggregation == "secure":
+    if aim.kind == 0 and aim.sites == 1 and config.federation.aggregation == "secure":
         raise ConfigError(
-            "federation.aggregation=secure: the coordinator sees only sums, no single update; use --type 1 or "
-            "--type 2"
+            "federation.aggregation=secure: the coordinator sees only sums, no single update; use --type 1, "
+            "--type 2, or --attack imprint --sites with their number"
         )
+
+
+def refuse_role(recipe: Recipe, aim: Aim) -> None:
+    """Refuse an attack that its attacker has no part in."""
+    if recipe.plants and aim.kind == 2:
+        raise ConfigError(f"{recipe.name} is the server's attack on a batch: use --type 0")
+    if aim.sites > 1 and not recipe.plants:
+        raise ConfigError(f"sites={aim.sites}: {recipe.name} explains single updates; use --attack imprint")
 
 
 def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -> Victims:
     """Draw training records without replacement; a seed gives the same ones for every method and attack."""
-    wanted, there = aim.count * aim.each, len(dataset.train_y)
+    clients = aim.count * aim.sites
+    wanted, there = clients * aim.each, len(dataset.train_y)
     if wanted > there:
         raise ConfigError(
-            f"{aim.count} victims of {aim.each} records are {wanted}, but data '{dataset.name}' has {there} to train "
+            f"{clients} victims of {aim.each} records are {wanted}, but data '{dataset.name}' has {there} to train "
             f"on; ask for at most {there // aim.each} victims"
         )
     places = torch.from_numpy(streams.generator("victims").permutation(there)[:wanted])
@@ -182,21 +209,23 @@ def choose(dataset: Dataset, aim: Aim, streams: Streams, device: torch.device) -
             f"attacks search in [0, 1], but data '{dataset.name}' are {float(x.min()):g} to {float(x.max()):g}; "
             f"scale them (your own images as 0 to 255, tables by public ranges)"
         )
-    each = (aim.count, aim.each)
+    each = (clients, aim.each)
     return Victims(x.view(*each, *x.shape[1:]).to(device), y.view(each).to(device), dataset.classes)
 
 
-def model_name(config: Config, dataset: Dataset) -> str:
+def model_name(config: Config, dataset: Dataset, recipe: Recipe) -> str:
     """The model's name; `auto` is the papers' attack network."""
     if config.model != "auto":
         return config.model
+    if recipe.plants:
+        return "imprint-mlp"
     return "attack-cnn" if len(dataset.input_shape) == 3 else "attack-mlp"
 
 
-def attacked_model(config: Config, dataset: Dataset, streams: Streams) -> nn.Module:
+def attacked_model(config: Config, dataset: Dataset, streams: Streams, recipe: Recipe = CPL) -> nn.Module:
     """The global model of the first round."""
     module = build(
-        model_name(config, dataset), dataset.input_shape, dataset.class_count, seed=streams.number("model")
+        model_name(config, dataset, recipe), dataset.input_shape, dataset.class_count, seed=streams.number("model")
     )
     check(module, dataset.input_shape, dataset.task, record_level=config.algorithm.per_record is not None)
     with torch.no_grad():

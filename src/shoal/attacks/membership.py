@@ -1,12 +1,13 @@
 """Membership inference on the final model: was this record trained on?
 
     threshold   Yeom et al. (2018): records with a small loss are predicted to be members
-    lira        Carlini et al. (2022): a likelihood ratio of phi = log(p/(1 - p)), which is about normal, with a
-                mean for each record over models that were, and one over models that were not, trained on it
+    lira        Carlini et al. (2022), online: a likelihood ratio of phi = log(p/(1 - p)), which is about normal, with
+                a mean for each record over models that were, and one over models that were not, trained on it
+    offline     the same without models that were trained on it: how far phi is above the mean of the others
 
 Every model is trained as the configuration says, on a random half of a pool of records; each is the target once, with
-all others as its shadow models (online LiRA with one pooled variance, as the authors advise for few shadows), for as
-many rounds as `budget.epsilon` allows.
+all others as its shadow models (one pooled variance, as the authors advise for few shadows), for as many rounds as
+`budget.epsilon` allows. Where an epsilon is proven, the most that it allows any attack stands beside them.
 
 Advantage is max(TPR - FPR) over all thresholds. As a maximum it is above 0 even for uninformed scores: `guessing` is
 its mean when membership is shuffled.
@@ -15,14 +16,17 @@ its mean when membership is shuffled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.accounting.events import Compose, Event
+from shoal.algorithms.charges import event
+from shoal.attacks.allowed import Allowed
 from shoal.attacks.attacked_task import of_classes
 from shoal.calling import call
 from shoal.config import Config
@@ -35,7 +39,7 @@ from shoal.tasks import Task
 from shoal.training.budget import affordable, refuse_budget
 
 LEAST_MODELS = 4
-FEW_FALSE = 0.01
+FEW_FALSE = {"tpr_at_0_1_percent_fpr": 0.001, "tpr_at_1_percent_fpr": 0.01}
 SHUFFLES = 200
 MOST_POINTS = 200
 LEARNT = 1 / 3  # of the way from guessing to no error: below it a model has little to leak
@@ -48,7 +52,8 @@ class Roc:
     advantage: float
     guessing: float  # the advantage that scores without information would reach
     auc: float
-    tpr_at_1_percent_fpr: float | None  # None where 1% of the non-members is less than one
+    tpr_at_0_1_percent_fpr: float | None  # None where 0.1% of the non-members is less than one
+    tpr_at_1_percent_fpr: float | None
     points: list[tuple[float, float]]
 
     @classmethod
@@ -65,14 +70,17 @@ class Roc:
         fpr, tpr = _rates(member[order], last)
         generator = streams.generator("guessing")
         shuffled = [_advantage(*_rates(generator.permutation(member), last)) for _ in range(SHUFFLES)]
-        enough = (~member).sum() * FEW_FALSE >= 1
         return cls(
             advantage=_advantage(fpr, tpr),
             guessing=float(np.mean(shuffled)),
             auc=float(np.trapezoid(tpr, fpr)),
-            tpr_at_1_percent_fpr=float(tpr[fpr <= FEW_FALSE].max()) if enough else None,
+            **{name: _true_at(few, fpr, tpr, (~member).sum()) for name, few in FEW_FALSE.items()},
             points=[(float(fpr[i]), float(tpr[i])) for i in _thin(fpr)],
         )
+
+
+def _true_at(few: float, fpr: np.ndarray, tpr: np.ndarray, others: int) -> float | None:
+    return float(tpr[fpr <= few].max()) if others * few >= 1 else None
 
 
 def _rates(member: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +114,16 @@ class Membership:
     guessed_accuracy: float  # of always saying the commonest class
     threshold: Roc
     lira: Roc
+    offline: Roc
+    allowed: Allowed | None  # None where nothing is proven for a record
     seconds: float
+    losses: np.ndarray = field(repr=False, compare=False)  # [M, n]
+    member: np.ndarray = field(repr=False, compare=False)
+
+    @property
+    def rocs(self) -> dict[str, Roc]:
+        """The curves by the attacks' names."""
+        return {"threshold": self.threshold, "lira": self.lira, "lira offline": self.offline}
 
     @property
     def warning(self) -> str:
@@ -120,31 +137,29 @@ class Membership:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each attack."""
-        return [
-            {
-                "algorithm": self.algorithm,
-                "attack": name,
-                "advantage": roc.advantage,
-                "guessing": roc.guessing,
-                "auc": roc.auc,
-                "tpr_at_1_percent_fpr": roc.tpr_at_1_percent_fpr,
-            }
-            for name, roc in (("threshold", self.threshold), ("lira", self.lira))
-        ]
+        """One row for each attack, and one for the best that the claim allows."""
+        names = ("advantage", "guessing", "auc", *FEW_FALSE)
+        rows = [{"attack": name} | {key: getattr(roc, key) for key in names} for name, roc in self.rocs.items()]
+        if self.allowed is not None:
+            rows.append(self.allowed.row())
+        return [{"algorithm": self.algorithm} | row for row in rows]
 
     def facts(self) -> dict[str, Any]:
         """Everything else, as JSON."""
         names = ("algorithm", "dataset", "models", "records", "rounds", "train_accuracy", "test_accuracy",
                  "guessed_accuracy", "seconds")  # fmt: skip
-        rocs = {"threshold": self.threshold.points, "lira": self.lira.points}
-        return {name: getattr(self, name) for name in names} | {"warning": self.warning, "roc": rocs}
+        rocs = {name: roc.points for name, roc in self.rocs.items()}
+        claim = None if self.allowed is None else self.allowed.claim.to_json()
+        if self.allowed is not None:
+            rocs["allowed"] = self.allowed.points
+        found = {name: getattr(self, name) for name in names}
+        return found | {"warning": self.warning, "claim": claim, "roc": rocs}
 
 
 def membership(
     config: Config,
     *,
-    models: int = 16,
+    models: int = 33,
     records: int | None = None,
     data: Dataset | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -174,29 +189,32 @@ def membership(
     streams = Streams(config.seed)
     pool = _pool(dataset, records, streams)
     member = _halves(models, len(pool), streams)
-    losses, accuracies, rounds = [], [], 0
+    shadows = []
     for place in range(models):
         seed = streams.number("shadow", place) % 2**31
         one = replace(config, seed=seed, noise_seed=None, random="research", baseline=False)
-        loss, accuracy, played = _trained(one, dataset, pool, member[place])
-        losses.append(loss)
-        accuracies.append(accuracy)
-        rounds = max(rounds, played)
+        shadows.append(_trained(one, dataset, pool, member[place]))
         if progress is not None:
             progress(place + 1, models)
-    loss = np.stack(losses)
+    loss = np.stack([each.losses for each in shadows])
+    phi = confidence(loss)
+    fewest = shadows[int(member.sum(1).argmin())]  # its records are sampled most often
     return Membership(
         algorithm=config.algorithm.name,
         dataset=dataset.name,
         models=models,
         records=len(pool),
-        rounds=rounds,
-        train_accuracy=float(np.mean([a for a, _ in accuracies])),
-        test_accuracy=float(np.mean([a for _, a in accuracies])),
+        rounds=max(each.rounds for each in shadows),
+        train_accuracy=float(np.mean([each.train_accuracy for each in shadows])),
+        test_accuracy=float(np.mean([each.test_accuracy for each in shadows])),
         guessed_accuracy=float(torch.bincount(dataset.test_y).max() / len(dataset.test_y)),
         threshold=Roc.of(-loss.ravel(), member.ravel(), streams),
-        lira=Roc.of(likelihood_ratios(confidence(loss), member).ravel(), member.ravel(), streams),
+        lira=Roc.of(likelihood_ratios(phi, member).ravel(), member.ravel(), streams),
+        offline=Roc.of(offline_scores(phi, member).ravel(), member.ravel(), streams),
+        allowed=Allowed.by(fewest.event, limit_of(config).delta),
         seconds=round(time.perf_counter() - started, 2),
+        losses=loss,
+        member=member,
     )
 
 
@@ -209,24 +227,37 @@ def confidence(loss: np.ndarray) -> np.ndarray:
 
 def likelihood_ratios(phi: np.ndarray, member: np.ndarray) -> np.ndarray:
     """log N(phi; in) - log N(phi; out) for each model [M, n], with means over all other models."""
-    models = len(phi)
     scores = np.zeros_like(phi)
-    for target in range(models):
-        others = np.arange(models) != target
-        inside, outside = (_log_normal(phi[target], phi[others], member[others] == side) for side in (True, False))
-        scores[target] = inside - outside
+    for target, others in _targets(len(phi)):
+        (inside, width), (outside, other_width) = (
+            _distance(phi[target], phi[others], member[others] == side) for side in (True, False)
+        )
+        scores[target] = 0.5 * (outside**2 - inside**2) + np.log(other_width / width)
     return scores
 
 
-def _log_normal(x: np.ndarray, phi: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The log density of x [n] under the normal that the chosen of phi [M, n] predict, one spread for all records.
+def offline_scores(phi: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """How many standard deviations phi [M, n] is above its mean over the other models that were not trained on it."""
+    scores = np.zeros_like(phi)
+    for target, others in _targets(len(phi)):
+        scores[target], _ = _distance(phi[target], phi[others], ~member[others])
+    return scores
 
-    A mean of k models is itself off by spread/sqrt(k): without that, the side with fewer models would always lose.
+
+def _targets(models: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Each model, and which are the others."""
+    return ((target, np.arange(models) != target) for target in range(models))
+
+
+def _distance(x: np.ndarray, phi: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x [n] in standard deviations from the mean that the chosen of phi [M, n] predict, and these deviations.
+
+    There is one spread for all records, but a mean of k models is itself off by spread/sqrt(k): without that, the
+    side with fewer models would always lose.
     """
     means, count = _means(phi, chosen), chosen.sum(0)
-    spread = _spread(phi, chosen, means) * np.sqrt(1 + 1 / np.maximum(count, 1))
-    density: np.ndarray = -0.5 * ((x - means) / spread) ** 2 - np.log(spread)
-    return density
+    width = _spread(phi, chosen, means) * np.sqrt(1 + 1 / np.maximum(count, 1))
+    return (x - means) / width, width
 
 
 def _means(phi: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -257,10 +288,18 @@ def _halves(models: int, records: int, streams: Streams) -> np.ndarray:
     return halves
 
 
-def _trained(
-    config: Config, dataset: Dataset, pool: np.ndarray, member: np.ndarray
-) -> tuple[Any, tuple[float, float], int]:
-    """One model's losses [n] on the pool, its accuracy on its members and on held-out rows, and its rounds."""
+@dataclass(frozen=True, eq=False)
+class _Shadow:
+    """One model: its losses [n] on the pool, accuracy on its members and on held-out rows, rounds, and their cost."""
+
+    losses: np.ndarray
+    train_accuracy: float
+    test_accuracy: float
+    rounds: int
+    event: Event  # for a record, against who sees released models
+
+
+def _trained(config: Config, dataset: Dataset, pool: np.ndarray, member: np.ndarray) -> _Shadow:
     rows = torch.from_numpy(pool[member])
     owners = None if dataset.owners is None else dataset.owners[pool[member]]
     part = replace(dataset, train_x=take(dataset.train_x, rows), train_y=dataset.train_y[rows], owners=owners)
@@ -278,9 +317,10 @@ def _trained(
         x = {name: part.to(like[name]) for name, part in x.items()} if isinstance(x, dict) else x.to(like[""])
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
         losses, hits = _losses(module, dataset.task, x, y)
+        of_round = [event(config.algorithm, simulator.setting, t, "record", "release") for t in range(rounds)]
     finally:
         simulator.close()
-    return losses, (float(hits[member].mean()), test), rounds
+    return _Shadow(losses, float(hits[member].mean()), test, rounds, Compose(tuple(of_round)))
 
 
 @torch.inference_mode()

@@ -58,6 +58,11 @@ class Victims:
     y: Tensor
     classes: tuple[str, ...]
 
+    def summed(self, sites: int) -> Victims:
+        """The same, where the records of so many clients are seen in one sum."""
+        x, y = (part.reshape(-1, sites * part.shape[1], *part.shape[2:]) for part in (self.x, self.y))
+        return Victims(x, y, self.classes)
+
     def dataset(self) -> Dataset:
         rows, labels = self.x.flatten(0, 1).cpu(), self.y.flatten().cpu()
         return Dataset("victims", rows, labels, rows[:1], labels[:1], self.classes)
@@ -77,10 +82,12 @@ def observe(
     rounds: int = 100,
     honest: bool = False,
     knowing: bool = True,
+    sites: int = 1,
 ) -> Seen:
     """What the attacker of this type sees of every victim in the first of so many rounds.
 
-    Without `knowing` it replays nothing, as the attacks of the papers.
+    Without `knowing` it replays nothing, as the attacks of the papers. With several `sites` it sees the mean of as
+    many updates.
     """
     _refuse_unknown(algorithm.local, honest)
     played, layers = _played(algorithm, kind, victims.y.shape[1], honest), Layout.of(module).named_layers
@@ -94,6 +101,8 @@ def observe(
         norms = row_norms(left)
         bound = per_update.bound({}, 0, rounds, norms)
         left = per_update.apply(left, norms, bound, 0, rounds, _draw(streams), layers)
+    if sites > 1:
+        left = _aggregated(replace(played, per_round=algorithm.per_round), left, sites, rounds, streams)
     clip = _record_clip(played, layers, rounds) if knowing else None
     shown, unit = _map(played, module, victims.y.shape[1], rounds, clip)
 
@@ -152,6 +161,19 @@ def _left_client(algorithm: Algorithm, module: nn.Module, victims: Victims, stre
     finally:
         trainer.close()
     return torch.cat(updates)[torch.from_numpy(np.argsort(order)).to(victims.x.device)]
+
+
+def _aggregated(algorithm: Algorithm, left: Tensor, sites: int, rounds: int, streams: Streams) -> Tensor:
+    """The means of so many updates each, with noise that sites add in shares; what a server adds, it knows."""
+    total = left.view(-1, sites, left.shape[1]).sum(1)
+    noise = algorithm.per_round
+    if noise is not None and noise.at == "shared":
+        assert algorithm.per_update is not None, "noise is in units of a clip"
+        z = algorithm.per_update.update_noise(noise.multiplier(0, rounds), sites)
+        scale = z * algorithm.bound({}, 0, rounds, row_norms(left))
+        drawn = [streams.generator("sum noise", row).standard_normal(left.shape[1]) for row in range(len(total))]
+        total = total + scale * torch.from_numpy(np.stack(drawn)).to(total)
+    return total / sites
 
 
 def _draw(streams: Streams) -> Callable[[int], np.random.Generator]:

@@ -21,7 +21,6 @@ from shoal.attacks.signed_adam import SignedAdam
 from shoal.attacks.starts import start
 from shoal.random.streams import Streams
 
-SOLVED = 1e-8  # what is left, of what was seen: the dummies explain it
 UNEXPLAINED = 1e-4  # with more left than this, another start is worth trying
 LEAST_GAIN = 0.95  # of the loss, over a recipe's patience
 
@@ -122,7 +121,7 @@ class _Search:
     def _let_go(self) -> None:
         """Who is done leaves; whose search leads nowhere starts again or leaves as well."""
         victims = self._victims
-        solved = self._left[victims] <= SOLVED
+        solved = self._left[victims] <= self._recipe.solved
         lost = (self._searcher.ended | self._stalled()) & ~solved
         again = lost & (self._left[victims] > UNEXPLAINED) & (self._restarts[victims] < self._recipe.restarts)
         if again.any():

@@ -17,6 +17,7 @@ from shoal.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from shoal.attacks.attack_recipes import Recipe
     from shoal.attacks.leakage import Aim, Outcome
+    from shoal.attacks.membership import Membership
     from shoal.config import Config
 
 WHERE = {
@@ -30,7 +31,7 @@ def command(
     context: typer.Context,
     algorithm: Annotated[str, typer.Option(help="The method to attack; `shoal algorithms` lists them.")] = ("fedavg"),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
-    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, gradinv or gradinv-lbfgs.")] = "cpl",
+    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, cpl-tv, gradinv, gradinv-lbfgs or imprint.")] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Number of victims.")] = 20,
     records: Annotated[
@@ -40,6 +41,9 @@ def command(
             "of which each model is trained on a random half; all records by default."
         ),
     ] = None,
+    sites: Annotated[
+        int, typer.Option(help="With imprint: the server sees only the sum of so many clients' updates.")
+    ] = 1,
     iterations: Annotated[int | None, typer.Option(help="Iterations; by default the attack's own limit.")] = None,
     honest: Annotated[
         bool, typer.Option("--honest", help="Types 0 and 1: attack a real update, after all local steps.")
@@ -53,7 +57,9 @@ def command(
     membership: Annotated[
         bool, typer.Option("--membership", help="Membership inference on the final model.")
     ] = False,
-    models: Annotated[int, typer.Option(help="With --membership: the number of models to train.")] = 16,
+    models: Annotated[
+        int, typer.Option(help="With --membership: the models to train; each has all others as shadows.")
+    ] = 33,
     change: Change = None,
     device: Annotated[str, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = "auto",
     runs: OutputFolder = Path("runs"),
@@ -75,7 +81,7 @@ def command(
     elif membership:
         folder, results = _membership(console, config, models, records, runs)
     else:
-        aim = Aim(kind, count, records, honest, not naive)  # type: ignore[arg-type]
+        aim = Aim(kind, count, records, honest, not naive, sites)  # type: ignore[arg-type]
         folder, results = _one(console, config, _limited(recipe(attack), iterations), aim, runs)
     if as_json:
         print_json({"run": str(folder)} | results)
@@ -84,8 +90,8 @@ def command(
 
 
 IDLE = {
-    "--membership": ("kind", "attack", "count", "iterations", "honest", "naive"),
-    "--all": ("kind", "models"),
+    "--membership": ("kind", "attack", "count", "iterations", "honest", "naive", "sites"),
+    "--all": ("kind", "models", "sites"),
     "a reconstruction": ("models",),
 }
 
@@ -130,7 +136,7 @@ def _one(console: Console, config: Config, chosen: Recipe, aim: Aim, runs: Path)
         outcome = attack(config, chosen, aim, progress=progress)
     row = outcome.row()
     show([row], console)
-    verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.each} records were reconstructed"
+    verdict = f"{100 * row['success']:.0f}% of {aim.count * aim.sites * aim.each} records were reconstructed"
     console.print(f"{verdict} ({_success(outcome)}).")
     folder = attack_report.write(
         runs,
@@ -231,11 +237,12 @@ def _membership(
             f"Uninformed scores have an advantage too, since it is the best over all thresholds: guessing reaches "
             f"{attack_report.shown(found.threshold.guessing)} (threshold) and "
             f"{attack_report.shown(found.lira.guessing)} (lira).",
+            _allows(found),
             f"The models (model={config.model}) were trained for this page; they are not your runs. "
             f"{attack_report.PROVES_NOTHING}",
         ],
         rows=rows,
-        png=curve({"loss threshold": found.threshold.points, "LiRA": found.lira.points}),
+        png=curve({name: roc.points for name, roc in found.rocs.items()}, found.allowed),
         about="True positives against false positives",
         facts=found.facts(),
         command=command_line(),
@@ -243,8 +250,16 @@ def _membership(
     return folder, {"rows": rows} | found.facts()
 
 
+def _allows(found: Membership) -> str:
+    if found.allowed is None:
+        return "Nothing is proven for a record, so nothing bounds what an attack may find."
+    return (
+        f"For a record, against who sees released models: {found.allowed.claim.words()}. No attack passes the curve."
+    )
+
+
 BRIEF = ("method", "attack", "type", "success", "rmse", "ssim", "label_hits", "iterations", "advantage", "guessing",
-         "auc", "tpr_at_1_percent_fpr")  # fmt: skip
+         "auc", "tpr_at_0_1_percent_fpr", "tpr_at_1_percent_fpr")  # fmt: skip
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
