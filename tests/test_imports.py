@@ -96,7 +96,7 @@ def test_importing_shoal_or_its_command_line_loads_no_heavy_library():
 def test_threads_that_wait_are_told_to_sleep_before_torch_is_loaded(own, wanted):
     told = (
         "import os, sys; from shoal.cli import main\n"
-        "main.app = lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+        "main.app = lambda **_: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
         "main.main()"
     )
     others = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
