@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 OnStart = Callable[[Config, "Trainer[Any]", Path], None]
 OnRound = Callable[[dict[str, Any]], None]
+OnEnd = Callable[["Result"], None]
 Claims = list[dict[str, Any]]
 Prepared = tuple[Config, "Trainer[SimulatedCohort]"]
 
@@ -44,7 +45,8 @@ class Result:
 
     Attributes:
         run: Its folder.
-        stopped: Why it ended: `rounds`, `budget`, or `sites` (too few were left in a federation).
+        stopped: Why it ended: `rounds`, `budget`, `early` (see the section `stop`), or `sites` (too few were left in
+            a federation).
         baseline: The headline figure of the same training without clip and noise, where that was asked for.
         headline: The figure that says how good the model is: `score` is its value.
         figures: All figures on the held-out records.
@@ -117,6 +119,7 @@ def run(
     no_guarantee: bool = False,
     on_start: OnStart | None = None,
     on_round: OnRound | None = None,
+    on_end: OnEnd | None = None,
     **keys: Any,
 ) -> Result:
     """Train a model over clients; the result states its accuracy and its privacy claims.
@@ -133,8 +136,13 @@ def run(
         resume: The folder of a run to resume.
         runs: Where run folders are created.
         no_guarantee: Start a method that claims privacy but proves none.
-        on_start: Called with the configuration, the trainer and the run's folder before the first round.
-        on_round: Called with the metrics of every round.
+        on_start: Called once before the first round, also of a resumed run, with the configuration (`Config`), the
+            trainer and the run's folder. `trainer.stop()`, then or later, stops the run at its next checkpoint, so
+            that it can be resumed.
+        on_round: Called after every round with its metrics, the line that metrics.jsonl gets: `round`, the headline
+            figure and `loss` where it was evaluated, `proven` so far. They are computed from records without noise:
+            whoever stops a run by them spends privacy that no claim counts (the section `stop` does not).
+        on_end: Called once with the result, after all files are written; not where the run was stopped or has failed.
         **keys: Keys of the configuration, where no `config` is given; `algorithm` may be an `Algorithm`.
 
     Returns:
@@ -159,7 +167,7 @@ def run(
     def train(settings: Config, trainer: Trainer[Any]) -> Result:
         return carry_out(
             settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
-            passed=passed,
+            on_end=on_end, passed=passed,
         )  # fmt: skip
 
     ranks = join()
@@ -214,8 +222,6 @@ def settings_of(
     no_guarantee: bool,
 ) -> Config:
     """The configuration of a new or a resumed run; raises where it should not start."""
-    from shoal.report import tensorboard
-
     if resume is None:
         settings = _settings(config, data, model, overrides, keys)
         if not no_guarantee:
@@ -224,9 +230,16 @@ def settings_of(
         raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
     else:
         settings = _resumed_settings(Path(resume), data, model, keys.get("algorithm"))
-    if settings.log == "tensorboard":
-        tensorboard.require()
+    if settings.log != "none":
+        _board(settings.log).require()
     return settings
+
+
+def _board(log: str) -> Any:
+    """The module whose `Board` logs each round."""
+    from shoal.report import mlflow_board, tensorboard
+
+    return {"tensorboard": tensorboard, "mlflow": mlflow_board}[log]
 
 
 def carry_out(
@@ -238,6 +251,7 @@ def carry_out(
     runs: str | Path,
     on_start: OnStart | None,
     on_round: OnRound | None,
+    on_end: OnEnd | None = None,
     passed: bool = False,
 ) -> Result:
     """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
@@ -245,7 +259,6 @@ def carry_out(
     `passed`: the model was passed in Python, and no name can build it again.
     """
     from shoal.accounting.ledger import Ledger
-    from shoal.report import tensorboard
     from shoal.report.recorder import Recorder
     from shoal.training.ranks import Lost
     from shoal.training.run_folder import RunFolder
@@ -255,7 +268,7 @@ def carry_out(
         spending = _begun(config, trainer, folder, ledger, new=resume is None)
         if on_start:
             on_start(config, trainer, folder.path)
-        board = tensorboard.Board(folder.path, trainer.done) if config.log == "tensorboard" else None
+        board = None if config.log == "none" else _board(config.log).Board(folder.path, trainer.done)
         recorder = Recorder(folder.path, board)
 
         def report(line: dict[str, Any]) -> None:
@@ -264,7 +277,7 @@ def carry_out(
                 on_round(line)
 
         try:
-            stopped = trainer.run(folder, spending, report)
+            stopped = trainer.run(folder, spending, report, config.stop.reached)
             if stopped == "stopped":
                 raise Interrupted(folder.path, trainer.done, trainer.rounds)
             by_client = _by_client(trainer, spending)
@@ -279,6 +292,8 @@ def carry_out(
                 raise Lost(f"{error}; {_resume_with(folder.path)}") from error
             raise
         recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, plain)
+    if on_end:
+        on_end(result)
     return result
 
 
