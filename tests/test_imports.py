@@ -14,6 +14,7 @@ SOURCE = Path(shoal.__file__).parent
 LAYERS = {
     "bibliography": 0,
     "errors": 0,
+    "html_text": 0,
     "checked": 0.1,
     "cache": 0,
     "toml_text": 0,
@@ -42,6 +43,7 @@ LAYERS = {
     "experiment_file": 5.15,
     "report": 5.15,
     "api": 5.2,
+    "estimator": 5.3,
     "attacks": 6,
     "audit": 6,
     "federation": 6,

@@ -19,6 +19,7 @@ import numpy as np
 from shoal import release
 from shoal.config import Config, configure, flat, read_toml, to_dict, to_toml
 from shoal.errors import ConfigError, LedgerError, RunError
+from shoal.report.claim_rows import Claims
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
 OnStart = Callable[[Config, "Trainer[Any]", Path], None]
 OnRound = Callable[[dict[str, Any]], None]
 OnEnd = Callable[["Result"], None]
-Claims = list[dict[str, Any]]
 Prepared = tuple[Config, "Trainer[SimulatedCohort]"]
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """How a run ended.
 
@@ -73,11 +73,32 @@ class Result:
     figures: dict[str, float | None] = field(default_factory=dict)
     trivial: dict[str, float | None] = field(default_factory=dict)
     figures_by_client: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    proven: list[dict[str, Any]] = field(default_factory=list)
+    proven: Claims = field(default_factory=Claims)
     published: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        claims = "; ".join(claim.brief() for claim in self.proven.least) or "nothing is proven"
+        return f"Result({self._words()}; {claims}; {self.run})"
+
+    def _repr_html_(self) -> str:
+        from shoal.html_text import html_table
+        from shoal.report.claim_rows import HEAD, published_rows, shown_rows
+        from shoal.report.scores import Scores
+
+        published = [
+            (row["unit"], "published, not proven", row["epsilon"], row["delta"], row["recipe"])
+            for row in published_rows(self.published)
+        ]
+        notes = [*filter(None, [Scores.of(self.to_json()).verdict()]), *self.warnings]
+        notes += [f"page: {self.run / 'report.html'}"]
+        return html_table(self._words(), [*shown_rows(self.proven), *published], HEAD, notes)
+
+    def _words(self) -> str:
+        score = "not finite" if self.score is None else f"{self.score:.4g}"
+        return f"{self.algorithm} on {self.dataset}: {self.headline} {score} after {self.rounds} rounds"
 
     @property
     def score(self) -> float | None:
@@ -120,6 +141,7 @@ def run(
     on_start: OnStart | None = None,
     on_round: OnRound | None = None,
     on_end: OnEnd | None = None,
+    progress: bool | None = None,
     **keys: Any,
 ) -> Result:
     """Train a model over clients; the result states its accuracy and its privacy claims.
@@ -143,6 +165,7 @@ def run(
             figure and `loss` where it was evaluated, `proven` so far. They are computed from records without noise:
             whoever stops a run by them spends privacy that no claim counts (the section `stop` does not).
         on_end: Called once with the result, after all files are written; not where the run was stopped or has failed.
+        progress: Show a progress bar in a notebook; by default where there is one.
         **keys: Keys of the configuration, where no `config` is given; `algorithm` may be an `Algorithm`.
 
     Returns:
@@ -153,9 +176,12 @@ def run(
         Interrupted: The run was stopped between two rounds, and can be resumed.
     """
     from shoal.prepare import prepare, with_way
+    from shoal.report import notebook
     from shoal.training.ranks import join
 
     started = time.perf_counter()
+    if notebook.display() is not None if progress is None else progress:
+        on_start, on_round = notebook.with_bar(on_start, on_round)
     passed = model is not None and not isinstance(model, str) and not _importable(model)
 
     def ready(way: str | None = None) -> Prepared:
@@ -208,7 +234,8 @@ def _followed(ranks: Ranks, ready: Callable[[str], Prepared]) -> Result:
     except Dismissed as ended:
         if ended.result is None:
             raise
-        return Result(**ended.result | {"run": Path(ended.result["run"])}, model=ended.tensors)
+        shown = ended.result | {"run": Path(ended.result["run"]), "proven": Claims(ended.result["proven"])}
+        return Result(**shown, model=ended.tensors)
 
 
 def settings_of(
@@ -329,12 +356,11 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
 
 def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> Claims:
     """What is proven in the end; for a run that had already ended, what its ledger says."""
-    proven = [claim.to_json() for claim in spending.proven()]
+    proven = Claims(claim.to_json() for claim in spending.proven())
     if ledger.closed is None:
         rows = by_client.get("by_client", {}).get("clients", [])
         ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
-    found: Claims = (ledger.closed or {}).get("proven", proven)
-    return found
+    return Claims((ledger.closed or {}).get("proven", proven))
 
 
 def _released(
