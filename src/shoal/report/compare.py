@@ -77,13 +77,15 @@ def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", obse
     Returns:
         The path.
     """
-    keys = differing(runs)[:MOST_KEYS]
+    found = differing(runs)
+    keys, more = found[:MOST_KEYS], found[MOST_KEYS:]
     entries = [Entry(run.name, run, {key: run.flat_config().get(key) for key in keys}) for run in runs]
     words = Words(
         title=f"{len(runs)} runs",
         heading=f"{len(runs)} runs compared",
         state="finished",
         stopped=", ".join(sorted({run.dataset for run in runs})),
+        texts=[f"These differ too, without a column: {', '.join(more)}."] if more else [],
         warnings=[
             "Not for release: figures are computed without noise. Choosing among these runs by their results "
             "costs privacy that no single ledger records."
