@@ -1,12 +1,12 @@
 # One thread a worker, as there are as many workers as cores; threads that wait sleep (OMP_WAIT_POLICY) and do not spin.
 # Bytecode is kept whatever the environment says: tests start processes, and each would compile all of Shoal again.
 # make run: set up .venv, run the default experiment.  make test: set up, run the whole test suite.
-# make test-fast: the tests that are not marked slow.
+# make test-fast: the tests that are not marked slow.  make dist: wheel and sdist in dist/, and the wheel tried out.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: run test test-fast test-browser setup setup-dev lint clean
+.PHONY: run test test-fast test-browser dist setup setup-dev lint clean
 
 run: setup
 	$(PY) -m shoal run
@@ -20,10 +20,18 @@ test: setup-dev lint
 test-fast: setup-dev
 	$(PYTEST) $(EACH_CORE) -m "not slow"
 
-# The report in a real Chromium; apt brings one where it can, and the tests skip, saying so, where it cannot.
+# The report in a real Chromium, with axe-core; apt and npm bring them where they can, and tests skip, saying so, where
+# they cannot.
 test-browser: setup-dev
 	command -v chromium >/dev/null || (timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq chromium) >/dev/null 2>&1 || true
+	test -f build/axe/node_modules/axe-core/axe.min.js || timeout 120 npm install --silent --prefix build/axe axe-core@4 >/dev/null 2>&1 || true
 	$(PYTEST) -rs tests/browser
+
+# The wheel and the sdist, and the default experiment run from the wheel alone.
+dist: setup-dev
+	rm -rf dist build
+	$(PY) -m build --no-isolation --outdir dist .
+	$(PYTEST) tests/test_dist.py
 
 lint: setup-dev
 	$(PY) -m ruff check src tests benchmarks

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from shoal.api import Result, run
     from shoal.data import Dataset, from_arrays, from_clients, load
     from shoal.errors import ShoalError
+    from shoal.estimator import FederatedClassifier, FederatedRegressor
     from shoal.saved_model import load_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "run": "shoal.api:run",
@@ -26,12 +27,16 @@ _HOME = {
     "load_model": "shoal.saved_model:load_model",
     "from_arrays": "shoal.data:from_arrays",
     "from_clients": "shoal.data:from_clients",
+    "FederatedClassifier": "shoal.estimator:FederatedClassifier",
+    "FederatedRegressor": "shoal.estimator:FederatedRegressor",
     "ShoalError": "shoal.errors:ShoalError",
 }
 
 __all__ = [
     "Algorithm",
     "Dataset",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Result",
     "ShoalError",
     "__version__",

@@ -19,6 +19,7 @@ import numpy as np
 from shoal import release
 from shoal.config import Config, configure, flat, read_toml, to_dict, to_toml
 from shoal.errors import ConfigError, LedgerError, RunError
+from shoal.report.claim_rows import Claims
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,17 +35,18 @@ if TYPE_CHECKING:
 
 OnStart = Callable[[Config, "Trainer[Any]", Path], None]
 OnRound = Callable[[dict[str, Any]], None]
-Claims = list[dict[str, Any]]
+OnEnd = Callable[["Result"], None]
 Prepared = tuple[Config, "Trainer[SimulatedCohort]"]
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """How a run ended.
 
     Attributes:
         run: Its folder.
-        stopped: Why it ended: `rounds`, `budget`, or `sites` (too few were left in a federation).
+        stopped: Why it ended: `rounds`, `budget`, `early` (see the section `stop`), or `sites` (too few were left in
+            a federation).
         baseline: The headline figure of the same training without clip and noise, where that was asked for.
         headline: The figure that says how good the model is: `score` is its value.
         figures: All figures on the held-out records.
@@ -71,11 +73,32 @@ class Result:
     figures: dict[str, float | None] = field(default_factory=dict)
     trivial: dict[str, float | None] = field(default_factory=dict)
     figures_by_client: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    proven: list[dict[str, Any]] = field(default_factory=list)
+    proven: Claims = field(default_factory=Claims)
     published: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     model: dict[str, Tensor] = field(default_factory=dict, repr=False)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        claims = "; ".join(claim.brief() for claim in self.proven.least) or "nothing is proven"
+        return f"Result({self._words()}; {claims}; {self.run})"
+
+    def _repr_html_(self) -> str:
+        from shoal.html_text import html_table
+        from shoal.report.claim_rows import HEAD, published_rows, shown_rows
+        from shoal.report.scores import Scores
+
+        published = [
+            (row["unit"], "published, not proven", row["epsilon"], row["delta"], row["recipe"])
+            for row in published_rows(self.published)
+        ]
+        notes = [*filter(None, [Scores.of(self.to_json()).verdict()]), *self.warnings]
+        notes += [f"page: {self.run / 'report.html'}"]
+        return html_table(self._words(), [*shown_rows(self.proven), *published], HEAD, notes)
+
+    def _words(self) -> str:
+        score = "not finite" if self.score is None else f"{self.score:.4g}"
+        return f"{self.algorithm} on {self.dataset}: {self.headline} {score} after {self.rounds} rounds"
 
     @property
     def score(self) -> float | None:
@@ -117,6 +140,8 @@ def run(
     no_guarantee: bool = False,
     on_start: OnStart | None = None,
     on_round: OnRound | None = None,
+    on_end: OnEnd | None = None,
+    progress: bool | None = None,
     **keys: Any,
 ) -> Result:
     """Train a model over clients; the result states its accuracy and its privacy claims.
@@ -133,8 +158,14 @@ def run(
         resume: The folder of a run to resume.
         runs: Where run folders are created.
         no_guarantee: Start a method that claims privacy but proves none.
-        on_start: Called with the configuration, the trainer and the run's folder before the first round.
-        on_round: Called with the metrics of every round.
+        on_start: Called once before the first round, also of a resumed run, with the configuration (`Config`), the
+            trainer and the run's folder. `trainer.stop()`, then or later, stops the run at its next checkpoint, so
+            that it can be resumed.
+        on_round: Called after every round with its metrics, the line that metrics.jsonl gets: `round`, the headline
+            figure and `loss` where it was evaluated, `proven` so far. They are computed from records without noise:
+            whoever stops a run by them spends privacy that no claim counts (the section `stop` does not).
+        on_end: Called once with the result, after all files are written; not where the run was stopped or has failed.
+        progress: Show a progress bar in a notebook; by default where there is one.
         **keys: Keys of the configuration, where no `config` is given; `algorithm` may be an `Algorithm`.
 
     Returns:
@@ -145,9 +176,12 @@ def run(
         Interrupted: The run was stopped between two rounds, and can be resumed.
     """
     from shoal.prepare import prepare, with_way
+    from shoal.report import notebook
     from shoal.training.ranks import join
 
     started = time.perf_counter()
+    if notebook.display() is not None if progress is None else progress:
+        on_start, on_round = notebook.with_bar(on_start, on_round)
     passed = model is not None and not isinstance(model, str) and not _importable(model)
 
     def ready(way: str | None = None) -> Prepared:
@@ -159,7 +193,7 @@ def run(
     def train(settings: Config, trainer: Trainer[Any]) -> Result:
         return carry_out(
             settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
-            passed=passed,
+            on_end=on_end, passed=passed,
         )  # fmt: skip
 
     ranks = join()
@@ -200,7 +234,8 @@ def _followed(ranks: Ranks, ready: Callable[[str], Prepared]) -> Result:
     except Dismissed as ended:
         if ended.result is None:
             raise
-        return Result(**ended.result | {"run": Path(ended.result["run"])}, model=ended.tensors)
+        shown = ended.result | {"run": Path(ended.result["run"]), "proven": Claims(ended.result["proven"])}
+        return Result(**shown, model=ended.tensors)
 
 
 def settings_of(
@@ -214,8 +249,6 @@ def settings_of(
     no_guarantee: bool,
 ) -> Config:
     """The configuration of a new or a resumed run; raises where it should not start."""
-    from shoal.report import tensorboard
-
     if resume is None:
         settings = _settings(config, data, model, overrides, keys)
         if not no_guarantee:
@@ -224,9 +257,16 @@ def settings_of(
         raise ConfigError("a resumed run keeps its own configuration: give --resume alone")
     else:
         settings = _resumed_settings(Path(resume), data, model, keys.get("algorithm"))
-    if settings.log == "tensorboard":
-        tensorboard.require()
+    if settings.log != "none":
+        _board(settings.log).require()
     return settings
+
+
+def _board(log: str) -> Any:
+    """The module whose `Board` logs each round."""
+    from shoal.report import mlflow_board, tensorboard
+
+    return {"tensorboard": tensorboard, "mlflow": mlflow_board}[log]
 
 
 def carry_out(
@@ -238,6 +278,7 @@ def carry_out(
     runs: str | Path,
     on_start: OnStart | None,
     on_round: OnRound | None,
+    on_end: OnEnd | None = None,
     passed: bool = False,
 ) -> Result:
     """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
@@ -245,7 +286,6 @@ def carry_out(
     `passed`: the model was passed in Python, and no name can build it again.
     """
     from shoal.accounting.ledger import Ledger
-    from shoal.report import tensorboard
     from shoal.report.recorder import Recorder
     from shoal.training.ranks import Lost
     from shoal.training.run_folder import RunFolder
@@ -255,7 +295,7 @@ def carry_out(
         spending = _begun(config, trainer, folder, ledger, new=resume is None)
         if on_start:
             on_start(config, trainer, folder.path)
-        board = tensorboard.Board(folder.path, trainer.done) if config.log == "tensorboard" else None
+        board = None if config.log == "none" else _board(config.log).Board(folder.path, trainer.done)
         recorder = Recorder(folder.path, board)
 
         def report(line: dict[str, Any]) -> None:
@@ -264,7 +304,7 @@ def carry_out(
                 on_round(line)
 
         try:
-            stopped = trainer.run(folder, spending, report)
+            stopped = trainer.run(folder, spending, report, config.stop.reached)
             if stopped == "stopped":
                 raise Interrupted(folder.path, trainer.done, trainer.rounds)
             by_client = _by_client(trainer, spending)
@@ -279,6 +319,8 @@ def carry_out(
                 raise Lost(f"{error}; {_resume_with(folder.path)}") from error
             raise
         recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, plain)
+    if on_end:
+        on_end(result)
     return result
 
 
@@ -314,12 +356,11 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
 
 def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> Claims:
     """What is proven in the end; for a run that had already ended, what its ledger says."""
-    proven = [claim.to_json() for claim in spending.proven()]
+    proven = Claims(claim.to_json() for claim in spending.proven())
     if ledger.closed is None:
         rows = by_client.get("by_client", {}).get("clients", [])
         ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
-    found: Claims = (ledger.closed or {}).get("proven", proven)
-    return found
+    return Claims((ledger.closed or {}).get("proven", proven))
 
 
 def _released(

@@ -82,6 +82,38 @@ class BudgetSection:
 
 
 @dataclass(frozen=True)
+class StopSection:
+    """Early stopping, by the headline figure on the held-out records. Nothing here is stopped by default.
+
+    `patience`: stop after so many evaluations without a better figure; a figure is better by more than
+    `min_improvement`. `public`: the held-out records are public, so that looking at them costs nobody privacy. When
+    to stop then follows from released models alone, but the claims still count every planned round: a bound for the
+    rounds that were run would assume that their number was fixed before.
+    """
+
+    patience: int | None = None
+    min_improvement: float = 0.0
+    public: bool = False
+
+    def __post_init__(self) -> None:
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"stop.patience must be >= 1, got {self.patience}")
+        if not 0 <= self.min_improvement < math.inf:
+            raise ConfigError(f"stop.min_improvement must be >= 0 and finite, got {self.min_improvement}")
+        if self.patience is None and (self.public or self.min_improvement):
+            raise ConfigError("stop.public and stop.min_improvement have no effect without stop.patience: set it")
+
+    def reached(self, scores: Sequence[float | None], higher_is_better: bool) -> bool:
+        """Were the last `patience` of these scores no better than the best before them? None is the worst."""
+        if self.patience is None:
+            return False
+        worst = -math.inf
+        values = [worst if score is None else score if higher_is_better else -score for score in scores]
+        before, recent = values[: -self.patience], values[-self.patience :]
+        return bool(before) and max(recent) <= max(before) + self.min_improvement
+
+
+@dataclass(frozen=True)
 class FederationSection:
     """How a real federation is run (`shoal serve`); a simulation ignores it. `data.clients` are its sites.
 
@@ -165,7 +197,8 @@ class Config:
     init: str | None = None
     noise_seed: int | None = None
     random: Literal["research", "secure"] = "research"
-    log: Literal["none", "tensorboard"] = "none"
+    log: Literal["none", "tensorboard", "mlflow"] = "none"
+    stop: StopSection = StopSection()
     federation: FederationSection = FederationSection()
     task: TaskSettings = field(default_factory=TaskSettings)
     mechanisms: tuple[tuple[str, str], ...] = ()
@@ -183,13 +216,14 @@ _TOP: dict[str, tuple[Any, Any]] = {
     "baseline": (bool, False),
     "noise_seed": (int | None, None),
     "random": (Literal["research", "secure"], "research"),
-    "log": (Literal["none", "tensorboard"], "none"),
+    "log": (Literal["none", "tensorboard", "mlflow"], "none"),
 }
 _SECTIONS: dict[str, Any] = {
     "data": DataSection(),
     "task": TaskSettings(),
     "budget": BudgetSection(),
     "engine": Settings(),
+    "stop": StopSection(),
     "federation": FederationSection(),
 }
 
@@ -331,7 +365,7 @@ def to_dict(config: Config) -> dict[str, Any]:
     result = {name: value for name, value in result.items() if value is not None}
     result["algorithm"] = config.algorithm.name
     sections = {name: getattr(config, name) for name in _SECTIONS}
-    for name in ("federation", "task"):  # most runs are simulations, and of the task that the data bring
+    for name in ("federation", "task", "stop"):  # most runs are simulations, of the task that the data bring
         if sections[name] == _SECTIONS[name]:
             del sections[name]
     sections |= {name: getattr(config.algorithm, name) for name in BOUNDARIES}

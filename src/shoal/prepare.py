@@ -45,6 +45,7 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[Simu
         The configuration with `auto` and `calibrate` resolved, and a trainer of simulated clients.
     """
     dataset = dataset_of(config, data)
+    _refuse_private_stopping(config, dataset)
     config = _resolved(config, dataset)
     parts = parted(config, dataset)
     config, module, dataset = with_model(config, dataset, model, Population.of(parts))
@@ -243,6 +244,23 @@ def _of_one_client(config: Config, dataset: Dataset) -> Config:
             f"protect records with algorithm=dp-sgd and budget.unit=record"
         )
     return replace(config, data=replace(section, partition="iid", clients=1))
+
+
+def _refuse_private_stopping(config: Config, dataset: Dataset) -> None:
+    """Raise a ConfigError where early stopping would look at records that are protected."""
+    stop = config.stop
+    if stop.patience is None or not config.algorithm.draws_noise:
+        return
+    if not stop.public:
+        raise ConfigError(
+            f"stop.patience {stop.patience} looks at the held-out records, which no claim covers: set "
+            f"stop.public=true if they are public, or leave it out"
+        )
+    if dataset.test_owners is not None:
+        raise ConfigError(
+            f"stop.public is true, but the held-out records of data '{dataset.name}' belong to its clients: pass "
+            f"public ones, shoal.from_arrays(..., test=(x, y)), or leave stop out"
+        )
 
 
 def limit_of(config: Config) -> Limit:

@@ -17,6 +17,7 @@ from shoal.accounting.theorems import Adjacency
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
+from shoal.html_text import html_table
 
 RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
 """random=secure assumes neither."""
@@ -31,7 +32,7 @@ SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Proven:
     """For one unit against one observer: an (epsilon, delta), or none, because ...
 
@@ -77,8 +78,20 @@ class Proven:
         said = f"{said}; {self.because}" if self.because else said
         return f"{said}; {SIMULATED}" if self.simulated else said
 
+    def brief(self) -> str:
+        """`simulated client, release: epsilon 7.9 at delta 1e-5`; without what it assumes, or why there is none."""
+        unit = f"simulated {self.unit}" if self.simulated else self.unit
+        found = "none" if self.epsilon is None else f"epsilon {up(self.epsilon)} at delta {up(self.delta or 0.0, 6)}"
+        return f"{unit}, {self.observer}: {found}"
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        return f"Proven({self.brief()})"
+
+    def _repr_html_(self) -> str:
+        return html_table("proven", [(self.unit, self.observer, self.words())], ("unit", "observer", ""))
+
+
+@dataclass(frozen=True, repr=False)
 class Published:
     """What the method's paper claims for one unit, and the recipe that gives the figure."""
 
@@ -97,6 +110,12 @@ class Published:
     def words(self) -> str:
         """`epsilon 8 at delta 1e-5 (published, not proven: ...)`."""
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} (published, not proven: {self.recipe})"
+
+    def __repr__(self) -> str:
+        return f"Published({self.unit}: epsilon {self.epsilon:.4g} at delta {self.delta:g}, not proven)"
+
+    def _repr_html_(self) -> str:
+        return html_table("published, not proven", [(self.unit, self.words())], ("unit", ""))
 
 
 def prove(

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shoal.cli.exit_codes import REFUTED
 from shoal.cli.options import Change, Json, OutputFolder, command_line, print_json
 from shoal.errors import ConfigError
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm
     from shoal.audit.auditing import Outcome
 
-VIOLATED = 3
 """Exit code where a claim was refuted."""
 
 
@@ -73,7 +73,7 @@ def command(
         _update_page(run)
     _report(outcomes, written, run, console, as_json)
     if any(outcome.verdict == "VIOLATED" for outcome in outcomes):
-        raise typer.Exit(VIOLATED)
+        raise typer.Exit(REFUTED)
 
 
 def _refuse_none(outcomes: list[Outcome], claim: str | None, level: str | None) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.exit_codes import NOT_HELD
 from shoal.cli.options import Json, PasswordFile, password_of, print_json
 from shoal.errors import ConfigError
 
@@ -83,7 +84,7 @@ def _check(path: Path, evidence: dict[str, Path | None], sites: dict[str, Path],
             typer.echo(f"{checker.MARKS[line.verdict]:<4}{line.what}: {line.words}")
         typer.echo(checker.verdict(lines))
     if not checker.holds(lines):
-        raise typer.Exit(1)
+        raise typer.Exit(NOT_HELD)
 
 
 def _sites(given: list[str]) -> dict[str, Path]:

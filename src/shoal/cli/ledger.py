@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.exit_codes import REFUTED
 from shoal.cli.options import Json, print_json
 from shoal.errors import LedgerError
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Verify and print the ledger of a run.", no_args_is_help=True)
 
-BROKEN = 3
 """Exit code where the hash chain is broken."""
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl.")]
@@ -47,7 +47,7 @@ def verify_command(
     else:
         typer.echo(_verdict(path, found))
     if not found.whole:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(REFUTED)
 
 
 @app.command("show")
@@ -71,7 +71,7 @@ def show_command(run: Run, as_json: Json = False) -> None:
     elif not found.whole:
         typer.echo(_verdict(path, found))
     if not found.whole:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(REFUTED)
 
 
 def _ledger(run: Path) -> Path:

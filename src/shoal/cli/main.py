@@ -17,6 +17,7 @@ from shoal.cli import (
     audit,
     certify,
     data,
+    doctor,
     export,
     init,
     join,
@@ -33,12 +34,14 @@ from shoal.cli import (
     sites,
     sweep,
 )
+from shoal.cli.exit_codes import BAD_INPUT, EPILOG, NO_READER, STOPPED
 from shoal.errors import ConfigError, ShoalError
 from shoal.federation.operations import logs
 
 app = typer.Typer(
     name="shoal",
     help="Differentially private federated learning that says truthfully what it reveals.",
+    epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -54,6 +57,7 @@ app.command("attack")(attack.command)
 app.command("audit")(audit.command)
 app.command("serve")(serve.command)
 app.command("join")(join.command)
+app.command("doctor")(doctor.command)
 app.add_typer(sites.app, name="sites")
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")
@@ -91,22 +95,21 @@ def main() -> None:
     _sleep_while_waiting()
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
-        app()
+        app(prog_name="shoal")
     except ShoalError as error:
         if not getattr(error, "silent", False):
             logs.show_error(str(error))
-        sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(getattr(error, "exit_code", BAD_INPUT))
     except KeyboardInterrupt:
         logs.show_error("stopped")
-        sys.exit(130)
+        sys.exit(STOPPED)
     except SystemExit as ended:
-        # Typer turns Ctrl-C into a silent exit.
+        # Typer turns Ctrl-C into a silent exit, and an output that nobody reads into exit code 1.
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             logs.show_error("stopped")
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(NO_READER)
         raise
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
     finally:
         logs.close()
 

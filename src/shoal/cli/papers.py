@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Shown
 
+from shoal.cli.exit_codes import CELL_FAILED, STOPPED
 from shoal.cli.options import Json, print_json, wide_console
 from shoal.errors import ConfigError, RunError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Every table and figure of the papers: run it, and compare published figures with ours.")
 
 WIDE = 220
-FAILED = 4
 """Exit code where a cell failed."""
 FORMATS = ("text", "markdown", "csv", "html")
 
@@ -124,7 +124,7 @@ def run_command(
     more += f" --results {results}" if results else ""
     console.print(f"see it with: shoal papers compare {name}{escape(more)}", highlight=False)
     if failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CELL_FAILED)
 
 
 @app.command("compare")
@@ -236,7 +236,7 @@ def _show(table: Table, found: list[Compared]) -> None:
 class Stopped(RunError):
     """The user interrupted; finished cells are kept."""
 
-    exit_code = 130
+    exit_code = STOPPED
 
 
 def _facts(table: Table) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli.exit_codes import NOT_HELD
 from shoal.cli.options import Change, Json, print_json
 from shoal.errors import ConfigError
 
@@ -64,4 +64,4 @@ def check(
     else:
         print("\n".join(f"refused: {line}" for line in found) or f"{terms} is accepted by {policy}")
     if found:
-        sys.exit(1)
+        raise typer.Exit(NOT_HELD)

@@ -203,6 +203,8 @@ def show(result: Result, console: Console) -> None:
         table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget is spent")
+    if result.stopped == "early":
+        table.add_row("stopped", f"{scores.name} got no better; the claims count all planned rounds")
     if result.stopped == "sites":
         table.add_row("stopped", "too few sites are left")
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from shoal.cli.exit_codes import CELL_FAILED, STOPPED
 from shoal.cli.options import JsonWithProgress, NoGuarantee, bound, open_page, print_json
 from shoal.cli.run import show_claims
 from shoal.errors import ConfigError, RunError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.sweep.outcome import Outcome
     from shoal.sweep.plan import Plan, Range
 
-FAILED = 4
 """Exit code where a cell failed."""
 
 
@@ -93,7 +93,7 @@ def command(
     if show:
         open_page(page)
     if outcome.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(CELL_FAILED)
 
 
 def _resumed(folder: Path, charge: bool) -> Plan:
@@ -161,7 +161,7 @@ def _play(folder: Path, plan: Plan, jobs: int | None, console: Console) -> None:
 class Stopped(RunError):
     """The user interrupted the sweep; its cells are at their checkpoints."""
 
-    exit_code = 130
+    exit_code = STOPPED
 
 
 def show_outcome(outcome: Outcome, console: Console) -> None:

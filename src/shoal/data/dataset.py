@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from shoal.errors import DataError
+from shoal.html_text import html_table
 from shoal.inputs import Inputs, InputShape, digest, parts, pieces, shape_of
 from shoal.tasks import Task, TaskSettings, choose
 
@@ -42,7 +43,7 @@ class Released(Protocol):
         """Give them back; they are read again when they are needed."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Records and their targets.
 
@@ -98,6 +99,24 @@ class Dataset:
             )
         for owners, y in ((self.owners, self.train_y), (self.test_owners, self.test_y)):
             self._check_owners(owners, len(y))
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts())
+        return f"Dataset({self.name!r}, {facts})"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"data {self.name}", self._facts(), notes=self.notes)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What it is in a few words."""
+        owners = "nobody knows" if self.owners is None else f"{len(self.owner_names):,} clients"
+        return [
+            ("train", f"{len(self.train_y):,}"),
+            ("held out", f"{len(self.test_y):,}"),
+            ("shape", str(self.input_shape)),
+            *([("classes", f"{self.class_count:,}")] if self.classes else []),
+            ("owners", owners),
+        ]
 
     @cached_property
     def task(self) -> Task:

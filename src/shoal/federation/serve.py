@@ -109,6 +109,11 @@ def coordinator(
         raise ConfigError(
             "baseline=true trains without privacy on all data, which the coordinator does not have; remove it"
         )
+    if config.stop.patience is not None:
+        raise ConfigError(
+            f"stop.patience {config.stop.patience}: sites charge only the rounds that were run, and stopping early "
+            f"needs all planned ones charged; leave it out"
+        )
     if not isinstance(config.model, str) or (model is not None and not isinstance(model, str)):
         raise ConfigError("sites build the model themselves: give its name, or package.module:Class")
     if config.init is not None and config.algorithm.local.personal:

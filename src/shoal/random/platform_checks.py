@@ -19,9 +19,13 @@ from shoal.errors import ConfigError
 
 def require_platform() -> None:
     """Raise a ConfigError that names the first fact that does not hold here, and the fix."""
-    for holds, broken, mend in _FACTS:
-        if not holds():
-            raise ConfigError(f"random=secure cannot be used on this machine: {broken}; {mend}")
+    if problems := platform_problems():
+        raise ConfigError(f"random=secure cannot be used on this machine: {problems[0]}")
+
+
+def platform_problems() -> list[str]:
+    """What secure mode assumes and does not hold here, each with its fix."""
+    return [f"{broken}; {mend}" for holds, broken, mend in _FACTS if not holds()]
 
 
 def _little_endian() -> bool:

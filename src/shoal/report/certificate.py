@@ -29,8 +29,9 @@ from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.bibliography import cited
 from shoal.config import configure
 from shoal.errors import ConfigError, RunError, ShoalError
+from shoal.html_text import html_table
 from shoal.models.bundle import WEIGHTS, read_bundle
-from shoal.report.claim_rows import meaning, proven_rows
+from shoal.report.claim_rows import HEAD, meaning, proven_rows, shown_rows
 from shoal.report.proof import proof_of
 from shoal.report.run_page import write_page
 from shoal.report.run_reader import read_config, read_result, read_run, state_of
@@ -56,7 +57,20 @@ _OPEN = (
 )
 
 
-def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> dict[str, Any]:
+class Certificate(dict[str, Any]):
+    """A certificate: the mapping that certificate.json holds, shown in a few words."""
+
+    def __repr__(self) -> str:
+        signed = "signed" if self["signature"] else "UNSIGNED"
+        proven = [claim["epsilon"] is not None for claim in self["claims"]]
+        return f"Certificate({self['run']}, {self['algorithm']}: {sum(proven)} of {len(proven)} proven, {signed})"
+
+    def _repr_html_(self) -> str:
+        held = [f"digest {self['digest']}", *(f"assumes: {each}" for each in self["assumptions"])]
+        return html_table(repr(self), shown_rows(self["claims"]), HEAD, held)
+
+
+def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certificate:
     """The certificate of the run in this folder, not yet signed.
 
     Args:
@@ -95,13 +109,14 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> dict[str
         "references": [str(each) for each in cited(json.dumps([claims, boundaries], ensure_ascii=False))],
     }
     held = json.loads(json.dumps(held, default=str))
-    return held | {"digest": checker.digest_of(held), "signature": None}
+    return Certificate(held | {"digest": checker.digest_of(held), "signature": None})
 
 
-def signed(held: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:
+def signed(held: Mapping[str, Any], key: Ed25519PrivateKey) -> Certificate:
     """The certificate with the operator's signature."""
     public, value = key.public_key().public_bytes_raw(), key.sign(checker.signed_bytes(held["digest"]))
-    return {**held, "signature": {"algorithm": "ed25519", "public_key": public.hex(), "value": value.hex()}}
+    signature = {"algorithm": "ed25519", "public_key": public.hex(), "value": value.hex()}
+    return Certificate({**held, "signature": signature})
 
 
 def write(folder: Path, held: Mapping[str, Any]) -> tuple[Path, Path]:

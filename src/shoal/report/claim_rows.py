@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shoal.accounting.claims import Proven
 from shoal.accounting.rounding import IN_NAME_ONLY, plain, up
+from shoal.html_text import html_table
 from shoal.report.plots import OBSERVERS, UNITS, observers_in_words, whose
 from shoal.report.run_reader import Run
 from shoal.report.scores import number
 from shoal.report.series import figure
 
+HEAD = ("unit", "observer", "epsilon", "delta", "")
 WEAK = 10.0
 """An epsilon above this is proven, but not shown in green."""
 TESTER = {
@@ -18,6 +21,29 @@ TESTER = {
     "server": "The server, who sees every client's message",
     "client-process": "Someone inside the client process, who sees every noisy local step,",
 }
+
+
+class Claims(list[dict[str, Any]]):
+    """Claims as `Proven.to_json` writes them: a list of mappings that is shown in words."""
+
+    def __repr__(self) -> str:
+        return f"Claims({'; '.join(Proven(**claim).brief() for claim in self)})"
+
+    def _repr_html_(self) -> str:
+        return html_table("proven", shown_rows(self), HEAD)
+
+    @property
+    def least(self) -> list[Proven]:
+        """Of each unit for which something is proven the claim with the least epsilon."""
+        proving = [Proven(**claim) for claim in self if claim["epsilon"] is not None]
+        ordered = sorted(proving, key=lambda claim: claim.epsilon or 0.0, reverse=True)
+        return list({claim.unit: claim for claim in ordered}.values())
+
+
+def shown_rows(proven: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of `proven_rows` as words, in the order of `HEAD`."""
+    rows = proven_rows(proven)
+    return [(row["unit"], row["observer"], row["epsilon"] or "none", row["delta"], row["note"]) for row in rows]
 
 
 def proven_rows(proven: list[dict[str, Any]]) -> list[dict[str, str]]:

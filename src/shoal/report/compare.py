@@ -20,6 +20,8 @@ from shoal.report.series import build, column, figure, in_seconds
 MOST_LINES = 6
 """The most runs that are plotted over rounds: more cannot be distinguished."""
 MOST_KEYS = 8
+MOST_VALUES = 5
+"""The most values of a setting that are named above the table."""
 NOTHING_LEARNT = "no better than a constant answer"
 _NOT_A_CHOICE = {"noise_seed", "log", "engine.device", "budget.calibrate"}
 
@@ -61,7 +63,6 @@ class Words:
     texts: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     tables: list[tuple[str, list[dict[str, str]]]] = field(default_factory=list)
-    choices_first: bool = False
 
 
 def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", observer: str = "release") -> Path:
@@ -76,13 +77,15 @@ def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", obse
     Returns:
         The path.
     """
-    keys = differing(runs)
+    found = differing(runs)
+    keys, more = found[:MOST_KEYS], found[MOST_KEYS:]
     entries = [Entry(run.name, run, {key: run.flat_config().get(key) for key in keys}) for run in runs]
     words = Words(
         title=f"{len(runs)} runs",
         heading=f"{len(runs)} runs compared",
         state="finished",
         stopped=", ".join(sorted({run.dataset for run in runs})),
+        texts=[f"These differ too, without a column: {', '.join(more)}."] if more else [],
         warnings=[
             "Not for release: figures are computed without noise. Choosing among these runs by their results "
             "costs privacy that no single ledger records."
@@ -105,7 +108,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
     frontiers = [_frontier(group, place, unit, observer) for place, group in enumerate(groups)]
     lines = [_over_rounds(group, place) for place, group in enumerate(groups)]
     plots = [plot for plot in (*frontiers, *lines) if plot is not None]
-    columns, rows = _table(entries, path, words.choices_first)
+    columns, rows, same = _table(entries, path)
     return render(
         kind="comparison",
         title=words.title,
@@ -114,7 +117,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
         state=words.state,
         stopped=words.stopped,
         rows_title=words.rows_title,
-        texts=words.texts + apart,
+        texts=[*_settings(entries, same), *words.texts, *apart],
         warnings=words.warnings,
         tables=words.tables,
         plots=plots,
@@ -131,8 +134,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     for one in flat:
         names |= dict.fromkeys(one)
     shown = {"algorithm", "data.name", "rounds"} | _NOT_A_CHOICE
-    found = [name for name in names if name not in shown and len({repr(one.get(name)) for one in flat}) > 1]
-    return found[:MOST_KEYS]
+    return [name for name in names if name not in shown and len({repr(one.get(name)) for one in flat}) > 1]
 
 
 def by_headline(entries: Iterable[Entry]) -> dict[str, list[tuple[Entry, Run]]]:
@@ -211,12 +213,33 @@ def _over_rounds(group: Sequence[tuple[Entry, Run]], place: int) -> dict[str, An
     return None if plot is None else plot.to_json()
 
 
+def _settings(entries: Sequence[Entry], same: dict[str, str]) -> list[str]:
+    """Which settings differ and what they are, then what is the same in all runs."""
+    values: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        for key, value in entry.choice.items():
+            values.setdefault(key, {})[word(value)] = None
+    differ = [
+        f"{key} ({', '.join(list(found)[:MOST_VALUES])}{', …' * (len(found) > MOST_VALUES)})"
+        for key, found in values.items()
+    ]
+    shared = [f"{name[:1].lower()}{name[1:]} {text}" for name, text in same.items()]
+    found = {"These settings differ": differ, "The same in all runs": shared}
+    return [f"{what}: {'; '.join(words)}." for what, words in found.items() if words and len(entries) > 1]
+
+
 def _table(
-    entries: Sequence[Entry], page: Path, choices_first: bool
-) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
-    """The columns (name, numeric) and the rows."""
+    entries: Sequence[Entry], page: Path
+) -> tuple[list[tuple[str, bool]], list[dict[str, Any]], dict[str, str]]:
+    """The columns (name, numeric), the rows, and the texts of columns that are left out: the same in all rows."""
     figures = list(by_headline(entries))
-    shown = _columns([_cells(entry, figures, choices_first) for entry in entries], choices_first)
+    rows = [_cells(entry, figures) for entry in entries]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name, _cell("")) for row in rows] for name in names}
+    texts = {name: {cell["text"] for cell in cells} for name, cells in columns.items()}
+    always = {"Run", *map(title_of, figures), *(name for name in names if name.startswith("ε"))}
+    same = {name: min(found) for name, found in texts.items() if len(found) == 1 < len(rows) and name not in always}
+    shown = {name: cells for name, cells in columns.items() if name not in same and texts[name] != {""}}
     made = [
         {
             "cells": [cells[place] for cells in shown.values()],
@@ -225,28 +248,17 @@ def _table(
         }
         for place, entry in enumerate(entries)
     ]
-    return [(name, any(cell["value"] is not None for cell in cells)) for name, cells in shown.items()], made
+    numeric = [(name, any(cell["value"] is not None for cell in cells)) for name, cells in shown.items()]
+    return numeric, made, {name: text for name, text in same.items() if text}
 
 
-def _columns(rows: list[dict[str, dict[str, Any]]], sweep: bool) -> dict[str, list[dict[str, Any]]]:
-    """The cells of each column that is shown."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name, _cell("")) for row in rows] for name in names}
-    return {name: cells for name, cells in columns.items() if _informative(name, cells, sweep)}
-
-
-def _informative(name: str, cells: list[dict[str, Any]], sweep: bool) -> bool:
-    """Whether a column is shown: not if it is empty, nor if it is the same for all cells of a sweep."""
-    texts = {cell["text"] for cell in cells} - {""}
-    return len(texts) > 1 if sweep and name in ("Method", "Data") else bool(texts)
-
-
-def _cells(entry: Entry, figures: Sequence[str], choices_first: bool) -> dict[str, dict[str, Any]]:
-    choice = {key: _cell(word(value), value) for key, value in entry.choice.items()}
-    head = {"Run": _cell(entry.name)} | (choice if choices_first else {})
-    results = {} if entry.run is None else _results(entry.run, figures) | ({} if choices_first else choice)
-    state = entry.failed or (entry.run.state if entry.run else "not run yet")
-    return head | results | {"State": _cell(state)}
+def _cells(entry: Entry, figures: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The run's name, the settings in which it differs, its results."""
+    run, state = entry.run, entry.failed or (entry.run.state if entry.run else "not run yet")
+    head = {"Run": _cell(entry.name)}
+    head |= {} if run is None else {"Method": _cell(run.algorithm), "Data": _cell(run.dataset)}
+    head |= {key: _cell(word(value), value) for key, value in entry.choice.items()}
+    return head | ({} if run is None else _results(run, figures)) | {"State": _cell(state)}
 
 
 def _results(run: Run, figures: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -255,8 +267,6 @@ def _results(run: Run, figures: Sequence[str]) -> dict[str, dict[str, Any]]:
     client = "ε a simulated client" if run.simulated else "ε a client"
     scores, beaten = run.scores, "" if run.scores.learnt else ", not beaten"
     return {
-        "Method": _cell(run.algorithm),
-        "Data": _cell(run.dataset),
         **{title_of(name): _optional(scores.of_headline(name), scores.shown) for name in figures},
         "Constant answer": _optional(scores.trivial_score, lambda value: scores.shown(value) + beaten),
         PLAIN.capitalize(): _optional(run.plain_score, scores.shown),

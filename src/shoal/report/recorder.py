@@ -17,7 +17,9 @@ from shoal import release
 from shoal.report.run_reader import BASELINE, REPORT, RESULT, Run, State, read_run
 
 if TYPE_CHECKING:
-    from shoal.report.tensorboard import Board
+    from shoal.report import mlflow_board, tensorboard
+
+    Board = tensorboard.Board | mlflow_board.Board
 
 EVERY = 2.0  # seconds between two pages, at least
 SHARE = 0.02  # of the run's time that pages may take, about
@@ -44,7 +46,7 @@ class Recorder:
         """Add a round's metrics, and refresh the page if it is time."""
         board = self._board
         if board is not None:
-            self._guard("event file", lambda: board.add(line))
+            self._guard("log", lambda: board.add(line))
         if self._run is None:
             return
         self._run.metrics.append(line)
@@ -80,7 +82,7 @@ class Recorder:
 
     def _close(self, state: State) -> None:
         if self._board is not None:
-            self._guard("event file", self._board.close)
+            self._guard("log", self._board.close)
         self._guard("page", lambda: self._from_folder(state))
 
     def _from_folder(self, state: State) -> None:

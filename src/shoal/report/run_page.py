@@ -149,6 +149,8 @@ def _ending(run: Run) -> str:
         return f"stopped after round {run.done} of {run.rounds}; it can be resumed"
     if run.result.get("stopped") == "budget":
         return f"ended after round {run.done}: the budget is spent"
+    if run.result.get("stopped") == "early":
+        return f"ended after round {run.done} of {run.rounds}: no better any more; all planned rounds count"
     if run.result.get("stopped") == "sites":
         return f"ended after round {run.done} of {run.rounds}: too few sites were left"
     return f"finished: {run.done} rounds" if run.done != 1 else "finished: 1 round"

@@ -127,7 +127,6 @@ def write_sweep_page(outcome: Outcome) -> Path:
         rows_title="The chosen cell" if private else "All cells",
         warnings=[ONLY_THE_BEST if private else LOOKING_COSTS],
         tables=[(title, proven_rows(proven))] if proven else [],
-        choices_first=True,
     )
     page = folder / PAGE
     return write_page(page, comparison_page(page, entries, words, unit, observer))

@@ -37,6 +37,8 @@ from shoal.training.server import given_out
 
 AnyCohort = TypeVar("AnyCohort", bound=Cohort)
 OnRound = Callable[[dict[str, Any]], None]
+Reached = Callable[[list[float | None], bool], bool]
+"""Whether to stop early, by the headline figures so far; True: higher ones are better."""
 MOST_BASELINE_POINTS = 50  # evaluations of the training without privacy, which is one line in a plot
 
 
@@ -78,15 +80,26 @@ class Trainer(Generic[AnyCohort]):
         """Stop at the next checkpoint: after this round, unless engine.checkpoint_every says otherwise."""
         self._stopped = True
 
-    def run(self, folder: RunFolder, spending: Spending, on_round: OnRound | None = None) -> str:
-        """Run the remaining rounds that the budget pays for; returns why it ended.
+    def run(
+        self,
+        folder: RunFolder,
+        spending: Spending,
+        on_round: OnRound | None = None,
+        reached: Reached = lambda _scores, _higher: False,
+    ) -> str:
+        """Run the remaining rounds that the budget pays for, or until `reached`; returns why it ended.
 
-        That is `rounds`, `budget`, `stopped`, or what the cohort says of why no further round can be run (`over`).
+        That is `rounds`, `budget`, `early`, `stopped`, or what the cohort says of why no further round can be run
+        (`over`). What is left after an early stop is charged as if it had been run: when to stop was no choice that
+        was made beforehand.
         """
+        task = self.evaluation.dataset.task
+        scores = [line[task.headline] for line in folder.metrics() if task.headline in line]
         self.cohort.begin(folder.path, self.done)
         fresh = self.cohort.algorithm.draws_noise
         last_affordable = spending.affordable(self.done)
-        while self.done < last_affordable and self._ready() and not self._stopped:
+        early = reached(scores, task.higher_is_better)
+        while self.done < last_affordable and not early and self._ready() and not self._stopped:
             last = min(last_affordable, self.done + self.settings.checkpoint_every)
             charged_before = spending.furthest
             attempt = spending.intend(self.done + 1, last)
@@ -98,10 +111,15 @@ class Trainer(Generic[AnyCohort]):
                     on_round(lines[-1])
             folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a crash
             spending.commit(last, self._save(folder, spending.head))
+            scores += [line[task.headline] for line in lines if task.headline in line]
+            early = reached(scores, task.higher_is_better)
         over = self.cohort.over
-        if self.done < last_affordable and not over:
+        early = early and self.done < self.rounds
+        if self.done < last_affordable and not over and not early:
             return "stopped"
-        why = "rounds" if self.done == self.rounds else over or "budget"
+        if early and (first := max(self.done, spending.furthest) + 1) <= last_affordable:
+            spending.intend(first, last_affordable)
+        why = "rounds" if self.done == self.rounds else "early" if early else over or "budget"
         self.cohort.end(why, self.done)
         return why
 
