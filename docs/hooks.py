@@ -36,7 +36,7 @@ SECTIONS = {
     "server": "What the server does with the mean update, after the noise. This costs no privacy.",
     "budget": "What the run may spend.",
     "engine": "Where and how a simulation runs. Nothing here changes the results, except for rounding.",
-    "federation": "How a real federation is run (`shoal serve`); a simulation ignores it. `data.clients` are its sites.",
+    "federation": "How a real federation is run (`shoal serve`). A simulation ignores it.",
 }
 KEYS = ("key", "type", "default", "meaning")
 Row = tuple[str, str, str, str]
@@ -278,7 +278,9 @@ def schemas() -> str:
 def _schema(shape: type[BaseModel]) -> str:
     """The fields as a table, and the whole schema to copy."""
     schema = shape.model_json_schema()
-    rows = ((f"`{name}`", json_type(each), each.get("description", "")) for name, each in schema["properties"].items())
+    rows = (
+        (f"`{name}`", json_type(each), each.get("description", "")) for name, each in schema["properties"].items()
+    )
     whole = json.dumps(schema, indent=2).replace("\n", "\n    ")
     return f'{table(KEYS[:2] + KEYS[3:], rows)}\n??? abstract "JSON Schema"\n    ```json\n    {whole}\n    ```\n'
 

@@ -23,7 +23,9 @@ def who_sees(title: str, rows: tuple[Row, Row, Row]) -> str:
 def _row(number: int, place: str, holds: str, sees: str, proven: bool) -> str:
     top, kind = 2 + number * (HEIGHT + GAP), "proven" if proven else "none"
     arrow = (
-        f'<path class="arrow" d="M105 {top + HEIGHT} v{GAP - 7} m-5 -6 l5 7 l5 -7"/>' if number < len(PLACES) - 1 else ""
+        f'<path class="arrow" d="M105 {top + HEIGHT} v{GAP - 7} m-5 -6 l5 7 l5 -7"/>'
+        if number < len(PLACES) - 1
+        else ""
     )
     return (
         f'<rect class="box" x="2" y="{top}" width="206" height="{HEIGHT}" rx="8"/>'

@@ -34,15 +34,15 @@ class DataSection:
 
     Attributes:
         name: A built-in data set (`shoal data list`), a `.csv` or `.parquet` file, or a folder of arrays.
-        partition: `column` keeps records with the owners that the data name; the others deal them to simulated clients.
+        partition: `column` keeps records with the owners that the data name; others deal them to simulated clients.
             `auto` is `column` where owners are named, `iid` for built-in data, and one client otherwise.
         clients: The public number of clients. Where the data name owners it is counted, and checked if it is set.
         shards: Shards of records with one label that each client gets (`partition=shards`).
         alpha: The concentration of `partition=dirichlet`; the smaller, the less alike clients are.
         fraction: The share of all records that each client draws for itself (`partition=sample`).
         records: Records of each client (`iid`, `shards`); they are repeated where there are too few.
-        scale: `unit` maps features to 0..1, `standard` subtracts a public mean and divides by a public deviation, `raw`
-            leaves them as they are.
+        scale: `unit` maps features to 0..1, `standard` subtracts a public mean and divides by a public deviation,
+            `raw` leaves them as they are.
         features: Public features of pictures that are computed before training: `hog`, `hog2` or `scattering`.
         label: The column that is predicted, in a table without a schema.
         client_column: The column that names the owner of each row, in a table without a schema.

@@ -114,8 +114,8 @@ class RecordClipping(FactorClip):
     """The base of the papers' clips: a bound C, on the whole gradient or on its layers.
 
     Attributes:
-        layers: `flat`: the whole gradient has norm C at most. `split`: each of M layers has C/sqrt(M), so that the whole
-            has C too. `each`: each layer has C, as in Wei et al. (2023), so that the whole may have C sqrt(M), while
+        layers: `flat`: the whole gradient has norm C at most. `split`: each of M layers has C/sqrt(M), so that the
+            whole has C too. `each`: each layer has C, as in Wei et al. (2023), so that the whole may have C sqrt(M), while
             noise is scaled to C.
     """
 

@@ -20,8 +20,8 @@ class Settings:
     Attributes:
         device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
         memory: GiB that the clients trained at the same time may take; measured if not set.
-        micro_batch: Records of one client that are run at once. A larger batch is run in pieces: each record is clipped
-            in its piece, and noise is added once.
+        micro_batch: Records of one client that are run at once. A larger batch is run in pieces: each record is
+            clipped in its piece, and noise is added once.
         threads: Threads that train clients; all cores if not set.
         way: How gradients of many clients are computed: by layer `rules`, by `vmap`, `compiled`, or `sequential`, one
             client after another. `auto` takes the fastest that is right for the model.

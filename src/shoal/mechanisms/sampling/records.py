@@ -41,8 +41,8 @@ class Records(Scheme):
         batch: Records in a batch, or the expected number; sums are divided by it.
         rate: The public probability with which each record enters a Poisson batch, instead of `batch`.
         nominal_records: With `rate`, sums are divided by rate x nominal_records, which is public.
-        augmentations: Views of each picture, cropped and flipped at random, over which its gradient is averaged before
-            it is clipped; 0: the picture itself.
+        augmentations: Views of each picture, cropped and flipped at random, over which its gradient is averaged
+            before it is clipped; 0: the picture itself.
         max_per_user: The most records of one user that a client uses in the whole run; it ignores the others.
     """
 
