@@ -44,7 +44,8 @@ class Correlated(Gaussian):
 
     Attributes:
         bands: Bands of `square-root` and `banded`, of which one fewer is kept, best as many as the rounds between two
-            participations of a client; bands of the inverse for `bisr` and `band-inverse`. One band: independent noise.
+            participations of a client; bands of the inverse for `bisr` and `band-inverse`. One band makes noise
+            independent.
         momentum: The server's momentum, for which the correlation is made.
         factorisation: How noise is correlated; `banded`, `blt` and `band-inverse` are optimised at the start.
         buffers: Models that `blt` keeps between rounds.

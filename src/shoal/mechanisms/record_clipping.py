@@ -115,8 +115,8 @@ class RecordClipping(FactorClip):
 
     Attributes:
         layers: `flat`: the whole gradient has norm C at most. `split`: each of M layers has C/sqrt(M), so that the
-            whole has C too. `each`: each layer has C, as in Wei et al. (2023), so that the whole may have C sqrt(M), while
-            noise is scaled to C.
+            whole has C too. `each`: each layer has C, as in Wei et al. (2023), so that the whole may have C sqrt(M),
+            while noise is scaled to C.
     """
 
     layers: Scope
