@@ -2,11 +2,12 @@
 # Bytecode is kept whatever the environment says: tests start processes, and each would compile all of Shoal again.
 # make run: set up .venv, run the default experiment.  make test: set up, run the whole test suite.
 # make test-fast: the tests that are not marked slow.  make dist: wheel and sdist in dist/, and the wheel tried out.
+# make docs: build the documentation into build/site.  make docs-serve: show it while you write, on localhost:8000.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: run test test-fast test-browser dist setup setup-dev lint clean
+.PHONY: run test test-fast test-browser docs docs-serve dist setup setup-dev lint clean
 
 run: setup
 	$(PY) -m shoal run
@@ -33,9 +34,17 @@ dist: setup-dev
 	$(PY) -m build --no-isolation --outdir dist .
 	$(PYTEST) tests/test_dist.py
 
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
+
+docs: setup-dev
+	$(MKDOCS) build --strict
+
+docs-serve: setup-dev
+	$(MKDOCS) serve
+
 lint: setup-dev
-	$(PY) -m ruff check src tests benchmarks
-	$(PY) -m ruff format --check src tests benchmarks
+	$(PY) -m ruff check src tests benchmarks docs
+	$(PY) -m ruff format --check src tests benchmarks docs
 	$(PY) -m mypy
 
 setup: $(VENV)/.ready

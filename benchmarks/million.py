@@ -1,7 +1,7 @@
 """A million simulated clients: seconds until all are trained once in expectation, and the memory that it takes.
 
     python benchmarks/million.py [--clients 1000000] [--cohort 10000] [--rounds 100] [--device cuda] [--profile 3]
-    python benchmarks/million.py --sweep [--plot docs/performance-clients.png] [--rounds 5]
+    python benchmarks/million.py --sweep [--plot docs/results/performance-clients.png] [--rounds 5]
 
 Each client holds 50 records of MNIST's shape and takes 5 steps of 10 with the CNN of 34,720 parameters; cohorts are
 Poisson samples, updates are clipped, and the sum gets Gaussian noise. It is `shoal.run` as a user would call it, with

@@ -1,6 +1,6 @@
-"""Draw who sends what to whom in a round, plain and secure, for docs/rounds.md.
+"""Draw who sends what to whom in a round, plain and secure, for docs/explanation/rounds.md.
 
-python benchmarks/plot_round.py docs/rounds.png
+python benchmarks/plot_round.py docs/explanation/rounds.png
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the cost of a round of example-level DP grows with clients, steps and batch, and the memory that it takes.
 
-    python benchmarks/scaling.py [--quick] [--repeats 3] [--plot docs/performance-scaling.png]
+    python benchmarks/scaling.py [--quick] [--repeats 3] [--plot docs/results/performance-scaling.png]
 
 For an MLP of 795,010 parameters and a CNN of 34,720 each of the three is varied alone; all sizes are timed in turns,
 the fastest round counts, and a straight line is fitted. The memory is the greatest resident size of a fresh process

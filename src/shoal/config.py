@@ -30,7 +30,25 @@ from shoal.training.engine_settings import Settings
 
 @dataclass(frozen=True)
 class DataSection:
-    """Which data, and how they are split over clients."""
+    """Which data, and how they are split over clients.
+
+    Attributes:
+        name: A built-in data set (`shoal data list`), a `.csv` or `.parquet` file, or a folder of arrays.
+        partition: `column` keeps records with the owners that the data name; others deal them to simulated clients.
+            `auto` is `column` where owners are named, `iid` for built-in data, and one client otherwise.
+        clients: The public number of clients. Where the data name owners it is counted, and checked if it is set.
+        shards: Shards of records with one label that each client gets (`partition=shards`).
+        alpha: The concentration of `partition=dirichlet`; the smaller, the less alike clients are.
+        fraction: The share of all records that each client draws for itself (`partition=sample`).
+        records: Records of each client (`iid`, `shards`); they are repeated where there are too few.
+        scale: `unit` maps features to 0..1, `standard` subtracts a public mean and divides by a public deviation,
+            `raw` leaves them as they are.
+        features: Public features of pictures that are computed before training: `hog`, `hog2` or `scattering`.
+        label: The column that is predicted, in a table without a schema.
+        client_column: The column that names the owner of each row, in a table without a schema.
+        public_ownership: Declares that it is public whose record each one is.
+        test_fraction: The share of a table that is held out for evaluation.
+    """
 
     name: str = "digits"
     partition: Literal["auto", "iid", "shards", "dirichlet", "sample", "column"] = "auto"
@@ -61,9 +79,14 @@ class DataSection:
 
 @dataclass(frozen=True)
 class BudgetSection:
-    """What the run may spend. Without an epsilon nothing stops it, and all claims are at this delta.
+    """What the run may spend.
 
-    With `calibrate` the noise is set so that all rounds together exactly spend the budget.
+    Attributes:
+        epsilon: The run stops before it would exceed this. Without one, nothing stops it.
+        delta: The delta of all claims.
+        unit: Whom the budget protects.
+        observer: Against whom.
+        calibrate: Set the noise so that all rounds together spend exactly the budget.
     """
 
     epsilon: float | None = None
@@ -117,17 +140,24 @@ class StopSection:
 class FederationSection:
     """How a real federation is run (`shoal serve`); a simulation ignores it. `data.clients` are its sites.
 
-    `deadline`: seconds after which a round continues without the sites that have not answered. `min_sites_to_start`:
-    sites that must have joined before the first round, all if not given; `min_sites`: before any other round.
-    `strikes`: bad answers after which a site is excluded. `max_update_norm`: the largest norm of an unclipped update.
-    `min_records`, `max_records`: the public range of a site's number of records. Random numbers are those of secure
-    mode, separate at every site; with `seeded` all follow from the run's seed, which hides no noise: for tests only.
-    `aggregation`: with `secure` the coordinator sees only the sum of a round, if at least `threshold` sites answer
-    (two thirds of the cohort and one more if not given), even if it colludes with `colluding` of them; after
-    `max_failed_rounds` in a row without a sum the run stops. With more than 100 sites in a cohort each shares with
-    `neighbours` others, `share_threshold` of whom can replace it; both are computed if not given.
-    `max_sites_per_user`: the most sites that hold records of one user; all if not given, and 1 where no user is at
-    two sites.
+    Random numbers are those of secure mode, separate at every site.
+
+    Attributes:
+        deadline: Seconds after which a round continues without the sites that have not answered.
+        min_sites_to_start: Sites that must have joined before the first round; all if not set.
+        min_sites: Sites that must be connected before any later round.
+        seeded: All random numbers follow from the run's seed, which hides no noise: for tests only.
+        aggregation: With `secure` the coordinator sees only the sum of a round.
+        threshold: Sites that must answer, or there is no sum (secure); two thirds of the cohort plus one if not set.
+        colluding: Sites that may tell the coordinator all they know (secure).
+        max_failed_rounds: Rounds in a row without a sum after which the run stops (secure).
+        neighbours: Sites with which each site shares secrets, in cohorts of more than 100; computed if not set.
+        share_threshold: Neighbours that can replace a site that drops out; computed if not set.
+        strikes: Invalid answers after which a site is excluded.
+        max_update_norm: The largest norm of an update that the method does not clip.
+        min_records: The fewest records that a site may have; public.
+        max_records: The most records that a site may have; public.
+        max_sites_per_user: The most sites that hold records of one user; all if not set, 1 if no user is at two.
     """
 
     deadline: float = 60.0
@@ -178,12 +208,24 @@ class FederationSection:
 class Config:
     """Everything that defines a run.
 
-    `seed` determines the partition, the initial model and all else that is random; with `noise_seed` what is drawn
-    during training (clients, batches, noise) comes from that seed instead, so that runs on the same clients share no
-    noise. With `random` = secure it comes from the system's entropy, and no run can be repeated. `init`: the file of
-    weights that the model begins with, which must not come from the data that are protected. `mechanisms`: the
-    boundaries at which another mechanism than the algorithm's was chosen, with its name (`per_record.mechanism`).
-    `schema`: what the columns of a table are (see shoal.data.schema).
+    Attributes:
+        algorithm: The method, by name or as `package.module:NAME`.
+        model: A built-in network, or `package.module:Class`; `auto` picks one for the data.
+        rounds: The most rounds that are run.
+        seed: Determines the partition, the initial model and everything else that is random.
+        baseline: Also train without clipping and noise, for comparison.
+        data: The section `data`.
+        budget: The section `budget`.
+        engine: The section `engine`.
+        init: A file or run whose weights the model begins with. It must not come from the data that are protected.
+        noise_seed: A seed of its own for clients, batches and noise, so that runs on the same clients share no noise.
+        random: `research` draws everything from the seed; `secure` from the system's entropy, and cannot be repeated.
+        log: An experiment tracker that gets the metrics of every round.
+        federation: The section `federation`.
+        task: The section `task`.
+        mechanisms: The boundaries at which another mechanism than the algorithm's was chosen, with its name
+            (`per_record.mechanism`).
+        schema: What the columns of a table are (shoal.data.schema).
     """
 
     algorithm: Algorithm

@@ -1,4 +1,4 @@
-"""The table of faults in docs/reliability.md stays true: every test that it names is there."""
+"""The table of faults in docs/explanation/reliability.md stays true: every test that it names is there."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from support.paths import ROOT
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 NAMED = re.compile(r"`([\w/]+)::(test_\w+)`")
 FAULTS = (
     "crash", "slow", "NaN", "1e30", "zero", "wrong shape", "missing key", "extra key", "1e9", "replayed", "duplicate",

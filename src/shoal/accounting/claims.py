@@ -36,10 +36,17 @@ SIMULATED = "simulated clients"
 class Proven:
     """For one unit against one observer: an (epsilon, delta), or none, because ...
 
-    `adjacency`: what neighbouring data sets differ by (theorems.Adjacency); None in claims written before it was
-    recorded. Where something is proven, `because` says what it assumes. `simulated`: the unit is a simulated client,
-    to which records were assigned. `sampler_delta`: the part of delta that covers the error of the noise sampler
-    and of a sparse graph of secure aggregation; None where the claim does not say.
+    Attributes:
+        unit: Who is protected.
+        observer: Against whom.
+        epsilon: The bound; null where nothing is proven.
+        delta: The delta at which it holds.
+        accountant: How it was computed.
+        because: Why nothing is proven or, where something is, what it assumes.
+        adjacency: How neighbouring data sets differ; null in claims written before it was recorded.
+        simulated: Whether the unit is a simulated client, to which records were assigned.
+        sampler_delta: The part of delta that covers the error of the noise sampler, and of a sparse graph of secure
+            aggregation; null where the claim does not say.
     """
 
     unit: Unit
@@ -93,7 +100,14 @@ class Proven:
 
 @dataclass(frozen=True, repr=False)
 class Published:
-    """What the method's paper claims for one unit, and the recipe that gives the figure."""
+    """What the method's paper claims for one unit, and the recipe that gives the figure.
+
+    Attributes:
+        unit: Who is protected.
+        epsilon: The figure that the paper's recipe gives. It is not proven.
+        delta: Its delta.
+        recipe: The paper, and how it computes the figure.
+    """
 
     unit: Unit
     epsilon: float

@@ -1,6 +1,6 @@
 """One table of what a sampling scheme costs, by adjacency and observer: a theorem, or why there is none.
 
-Every accountant reads events through `counted`, which refuses what the table refuses; docs/explanation.md shows the
+Every accountant reads events through `counted`, which refuses what the table refuses; the documentation shows the
 same table. Shifts are in units of the clip: N(2) is a Gaussian whose mean moved by two clips.
 
 Adjacency. `zero-out`: the unit contributes nothing but still counts, and the sampling of all others is unchanged
@@ -217,7 +217,7 @@ def _schemes(event: Event) -> Iterator[str]:
 
 
 def markdown() -> str:
-    """The table as docs/explanation.md has it."""
+    """The table as the documentation has it."""
     lines = ["| sampled | scheme | adjacency | released models | server, client process |", "|---|---|---|---|---|"]
     for level, scheme, adjacency, observer in TABLE:
         if observer != "release":

@@ -53,13 +53,13 @@ class Local(Stating):
         epochs: Passes over the client's records.
         steps: Steps, instead of passes.
         lr: The learning rate, or its schedule over the rounds.
-        momentum: Of SGD.
+        momentum: Momentum of SGD.
         keep_momentum: Whether a client keeps its optimiser's state for the next round in which it takes part.
-        optimizer: `sgd`, or `adamw` with `betas`.
+        optimizer: SGD, or AdamW (Loshchilov & Hutter 2019) with `betas`.
         betas: How fast AdamW's means of gradients and of their squares forget.
         weight_decay: How strongly weights are pulled to 0, as in torch.optim: in SGD's gradient, apart in AdamW.
-        proximal: mu of FedProx (Li et al. 2020): how strongly they are pulled to the model of the round.
-        max_grad_norm: The largest norm of a batch's gradient; it keeps training stable, and protects nobody.
+        proximal: mu of FedProx (Li et al. 2020): how strongly weights are pulled to the model of the round.
+        max_grad_norm: Clips the gradient of a whole batch. It keeps training stable, and protects nobody.
         personal: Layers that never leave a client (Arivazhagan et al. 2019): the last so many, or names such as
             `head`, with all that is in them.
     """
@@ -120,7 +120,11 @@ class Local(Stating):
 
 @dataclass(frozen=True)
 class Aggregate(Stating):
-    """Boundary `aggregate`: the mean of the updates, by client or weighted by each client's records."""
+    """Boundary `aggregate`: the mean of the updates, by client or weighted by each client's records.
+
+    Attributes:
+        weights: `equal` gives each client the same weight, `size` its number of records, which no clip bounds.
+    """
 
     weights: Literal["size", "equal"] = "equal"
 
@@ -143,9 +147,11 @@ class Aggregate(Stating):
 class Server(Stating):
     """What the server does with the mean update, after the noise: post-processing, which costs no privacy.
 
-    `momentum`: FedAvgM (Hsu et al. 2019), v <- momentum v + update, w <- w + lr v. `adaptivity` > 0: FedAdam
-    (Reddi et al. 2021) with that tau. `average`: the released model is the mean over the last such
-    share of the rounds.
+    Attributes:
+        lr: The server's learning rate.
+        momentum: Momentum of FedAvgM (Hsu et al. 2019): v <- momentum v + update, w <- w + lr v.
+        adaptivity: tau of FedAdam (Reddi et al. 2021), which is used where this is above 0.
+        average: The released model is the mean over this last share of the rounds.
     """
 
     lr: float = 1.0

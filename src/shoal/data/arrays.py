@@ -140,10 +140,11 @@ def from_clients(
 ) -> Dataset:
     """A data set from one pair (x, y) a client; `partition='column'` gives each client its rows back.
 
+    The other arguments are those of `from_arrays`.
+
     Args:
         clients: Features and labels of each client, as `from_arrays` takes them.
         names: The clients' names.
-        test, classes, test_fraction, scale, name, pictures, length, mask: As for `from_arrays`.
 
     Returns:
         The data set.

@@ -48,7 +48,7 @@ class Schema:
 
     Attributes:
         columns: The kind of each column, by its name; columns of a table that are not here are not read.
-        label: The column that is predicted; several for multi-label; None for next-token prediction.
+        label: The column that is predicted; several for multi-label; not set for next-token prediction.
         classes: The label's public classes (classification).
         range: The label's public range (regression).
         client_column: The column with each row's owner.

@@ -29,7 +29,14 @@ from shoal.random.noise_source import Normals
 
 @dataclass(frozen=True)
 class AdaClip(GradientClip):
-    """One record moves the sum of the w_b by at most 1, so the noise is `per_step.noise_multiplier` itself."""
+    """One record moves the sum of the w_b by at most 1, so the noise is `per_step.noise_multiplier` itself.
+
+    Attributes:
+        h1: The smallest estimated variance of a coordinate.
+        h2: The largest estimated variance of a coordinate.
+        beta1: How slowly the mean m of the gradients is forgotten.
+        beta2: How slowly their variance s is forgotten.
+    """
 
     h1: float = 1e-5
     h2: float = 1e-3

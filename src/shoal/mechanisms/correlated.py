@@ -42,10 +42,13 @@ MOST_BUFFERS = 16
 class Correlated(Gaussian):
     """Boundary `per_round`: fresh noise of noise_multiplier x sensitivity, less a share of that of earlier rounds.
 
-    `factorisation` says which share: `square-root`, or `banded`, which is optimised, with `bands` (the noise of one
-    round fewer is kept); `blt` with as many `buffers` as are kept; `bisr`, or `band-inverse`, which is optimised,
-    with `bands` of the inverse. Of the first two, bands are best as many as there are rounds between two
-    participations of a client. `momentum` is best at the server's. One band is independent noise.
+    Attributes:
+        bands: Bands of `square-root` and `banded`, of which one fewer is kept, best as many as the rounds between two
+            participations of a client; bands of the inverse for `bisr` and `band-inverse`. One band makes noise
+            independent.
+        momentum: The server's momentum, for which the correlation is made.
+        factorisation: How noise is correlated; `banded`, `blt` and `band-inverse` are optimised at the start.
+        buffers: Models that `blt` keeps between rounds.
     """
 
     bands: int = 1

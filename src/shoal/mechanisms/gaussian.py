@@ -56,8 +56,10 @@ WITH_ITS_NOISE = Unbounded("each client adds its own noise, and a client that dr
 class Gaussian(RoundNoise):
     """Boundary `per_round`: N(0, (noise_multiplier x sensitivity)^2) on the sum of the updates, once a round.
 
-    `at` says who adds it: the `server`, which must then be trusted, or the clients, each a share (`shared`), under
-    secure aggregation, where the server sees only the sum. A simulation adds it to the sum either way.
+    Attributes:
+        noise_multiplier: The noise, in units of the sensitivity; a number or a schedule over the rounds.
+        at: Who adds it: the `server`, which must then be trusted, or the clients, each a share (`shared`), under
+            secure aggregation, where the server sees only the sum. A simulation adds it to the sum either way.
     """
 
     noise_multiplier: str | float = 1.0
@@ -153,6 +155,10 @@ class StepNoise(StepMechanism):
     Released models are assumed to reveal who took part: client sampling protects a record only where participation is
     hidden, and a client's other records usually reveal it. So the server and the client process see no more than
     that, and all three observers get the same event.
+
+    Attributes:
+        noise_multiplier: sigma, in units of the sensitivity; a number or a schedule over the rounds.
+        placement: Which of the three scales.
     """
 
     noise_multiplier: str | float = 1.0

@@ -53,7 +53,8 @@ FOR_ONE_RECORD = Unbounded("the noise is for one record, and no clip bounds all 
 class GradientSum(UpdateMechanism):
     """Boundary `per_update`: the update is the sum of one step's clipped gradients.
 
-    `bits`: in secure mode each record is rounded to multiples of 2^-bits of the clip, or somewhat less.
+    Attributes:
+        bits: In secure mode each record's gradient is rounded to multiples of 2^-bits of the clip norm, or less.
     """
 
     bits: int = 14
@@ -79,8 +80,9 @@ class GradientSum(UpdateMechanism):
 class NoiseShares(Gaussian):
     """Boundary `per_round`: N(0, (noise_multiplier x the clip of a record)^2) on the sum, in shares of all sites.
 
-    `threshold`: the fewest sites in a sum, two thirds of the cohort and one more if not given. `colluding`: how many
-    of them may tell the server their share.
+    Attributes:
+        threshold: The fewest sites in a sum; two thirds of the cohort plus one if not set.
+        colluding: How many of them may tell the server their share.
     """
 
     threshold: int | None = None

@@ -113,8 +113,10 @@ class FactorClip(GradientClip):
 class RecordClipping(FactorClip):
     """The base of the papers' clips: a bound C, on the whole gradient or on its layers.
 
-    `flat`: the whole gradient has norm C at most. `split`: each of M layers C/sqrt(M), so that the whole has C too.
-    `each`: each layer C, as in Wei et al. (2023), so that the whole may have C sqrt(M), while noise is scaled to C.
+    Attributes:
+        layers: `flat`: the whole gradient has norm C at most. `split`: each of M layers has C/sqrt(M), so that the
+            whole has C too. `each`: each layer has C, as in Wei et al. (2023), so that the whole may have C sqrt(M),
+            while noise is scaled to C.
     """
 
     layers: Scope
@@ -146,7 +148,11 @@ class RecordClipping(FactorClip):
 
 @dataclass(frozen=True)
 class RecordClip(RecordClipping):
-    """A public bound, constant or on a schedule over the rounds."""
+    """A public bound, constant or on a schedule over the rounds.
+
+    Attributes:
+        clip_norm: The largest norm of one record's gradient; a number or a schedule.
+    """
 
     clip_norm: str | float = 1.0
     layers: Scope = "flat"

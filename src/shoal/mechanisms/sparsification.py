@@ -21,7 +21,11 @@ from shoal.mechanisms.schedules import require_scale
 
 @dataclass(frozen=True)
 class Prune(UpdateMechanism):
-    """Gradient compression: the smallest `share` of all coordinates of an update become 0."""
+    """Gradient compression: the smallest `share` of all coordinates of an update become 0.
+
+    Attributes:
+        share: The share of coordinates that are dropped.
+    """
 
     share: float = 0.3
 
@@ -48,7 +52,11 @@ class Prune(UpdateMechanism):
 
 @dataclass(frozen=True)
 class RandomNoise(UpdateMechanism):
-    """Additive Gaussian noise of a fixed `scale` on an unclipped update."""
+    """Additive Gaussian noise of a fixed `scale` on an unclipped update.
+
+    Attributes:
+        scale: The standard deviation of the noise.
+    """
 
     scale: float = 0.01
 
@@ -70,6 +78,12 @@ class Select(UpdateMechanism):
     """DSSGD (Shokri & Shmatikov 2015): a client sends a random `fraction` of its coordinates, of those over a
     `threshold`; each is clipped to +-`cap` and, with `noise_multiplier` > 0, gets Gaussian noise of noise_multiplier
     x cap.
+
+    Attributes:
+        fraction: The share of coordinates that are sent.
+        threshold: Only coordinates above this, in absolute value, are sent.
+        cap: Each coordinate is clipped to this, in absolute value.
+        noise_multiplier: The noise on each coordinate, in units of the cap.
     """
 
     fraction: float = 0.1

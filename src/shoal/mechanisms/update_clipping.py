@@ -95,7 +95,11 @@ class Clipping(UpdateMechanism):
 
 @dataclass(frozen=True)
 class Clip(Clipping):
-    """A public bound, constant or falling (Thesis, Algorithm 6: `decay:from:rate:low`)."""
+    """A public bound, constant or falling (Thesis, Algorithm 6: `decay:from:rate:low`).
+
+    Attributes:
+        clip_norm: The largest norm of one client's update; a number or a schedule.
+    """
 
     clip_norm: str | float = 1.0
 
@@ -136,6 +140,12 @@ class Quantile:
 
     Counting costs little: with a noise multiplier of z in all, sigma_b = `count_noise_multiplier` x m, the updates
     get z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), and the round is one Gaussian of noise z.
+
+    Attributes:
+        initial_clip_norm: C in the first round.
+        quantile: The share of norms that should be at most C.
+        clip_norm_lr: How fast C follows the quantile.
+        count_noise_multiplier: The noise on the count, sigma_b/m.
     """
 
     initial_clip_norm: float = 1.0
@@ -224,7 +234,10 @@ class QuantileClip(Quantile, Clipping):
 class NoisyClip(Clip):
     """Fed-SDP (Wei et al. 2023): each update is clipped and gets its own N(0, (noise_multiplier x clip)^2).
 
-    `at` says where: at the `client`, before the update leaves, or at the `server`, which then sees the raw update.
+    Attributes:
+        noise_multiplier: The noise, in units of the clip norm; a number or a schedule over the rounds.
+        at: Where it is added: at the `client`, before the update leaves, or at the `server`, which then sees the raw
+            update.
     """
 
     noise_multiplier: str | float = 1.0

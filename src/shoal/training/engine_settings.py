@@ -15,15 +15,21 @@ MOST_IN_A_CHARGE = 1_000_000  # rounds that one line of the ledger may charge
 
 @dataclass(frozen=True)
 class Settings:
-    """Nothing here changes the results, but for rounding.
+    """Where and how a simulation runs. Nothing here changes the results, except for rounding.
 
-    `memory`: GiB that chunks of a cohort may take. `micro_batch`: records of one client that are run at once;
-    a larger batch is run in pieces, each record clipped, the noise added once. `way`: how gradients are computed
-    (see gradients.network).
-    `graphs`: on CUDA a local step is recorded and replayed, and adds its noise in the pass that adds its gradient.
-    `precision`: in how many digits the model's products are computed (shoal.precision).
-    `kernels`: the fastest kernels of the device for layers and, on a CPU, for noise; otherwise plain operations.
-    `checkpoint_every`: rounds that are charged, released and committed together.
+    Attributes:
+        device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
+        memory: GiB that the clients trained at the same time may take; measured if not set.
+        micro_batch: Records of one client that are run at once. A larger batch is run in pieces: each record is
+            clipped in its piece, and noise is added once.
+        threads: Threads that train clients; all cores if not set.
+        way: How gradients of many clients are computed: by layer `rules`, by `vmap`, `compiled`, or `sequential`, one
+            client after another. `auto` takes the fastest that is right for the model.
+        graphs: On CUDA, record a local step once and replay it.
+        kernels: Use the device's fastest kernels for layers and, on a CPU, for noise; otherwise plain operations.
+        precision: In how many digits the model's products are computed (shoal.precision).
+        evaluate_every: Rounds from one evaluation to the next.
+        checkpoint_every: Rounds that are charged, released and committed together.
     """
 
     device: str = "auto"

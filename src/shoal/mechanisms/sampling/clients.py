@@ -32,9 +32,11 @@ REPLACED = Unbounded("no theorem covers a record that is replaced where its clie
 class Clients(Scheme):
     """Boundary `clients`: which clients take part in a round.
 
-    `cohort` is the public, expected number m_t of clients; it may be a schedule (Geyer et al. (2017) raise
-    it over the rounds). Of `min-separation` and `cyclic-poisson`: `separation`, the least number of rounds from one
-    participation of a client to its next. Of `min-separation`: `participations`, the most of a client.
+    Attributes:
+        sampling: How they are chosen.
+        cohort: The public, expected number m_t of clients. It may be a schedule: Geyer et al. (2017) raise it.
+        separation: The fewest rounds from one participation of a client to its next (min-separation, cyclic-poisson).
+        participations: The most rounds in which one client takes part (min-separation).
     """
 
     sampling: str = "fixed-size"

@@ -36,10 +36,14 @@ class Records(Scheme):
     samples its records no more often than a large one, and so needs no more noise. Every client then divides its sums
     by the same public number, rate x `nominal_records`, and not by its own size; `batch` is that number.
 
-    `augmentations`: views of each picture, cropped and flipped at random, over which its gradient is averaged before
-    it is clipped; 0: the picture itself.
-
-    `max_per_user`: how many records of one user a client uses, in the whole run; it ignores the others.
+    Attributes:
+        sampling: How a batch is drawn.
+        batch: Records in a batch, or the expected number; sums are divided by it.
+        rate: The public probability with which each record enters a Poisson batch, instead of `batch`.
+        nominal_records: With `rate`, sums are divided by rate x nominal_records, which is public.
+        augmentations: Views of each picture, cropped and flipped at random, over which its gradient is averaged
+            before it is clipped; 0: the picture itself.
+        max_per_user: The most records of one user that a client uses in the whole run; it ignores the others.
     """
 
     sampling: str = "shuffled"
