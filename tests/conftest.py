@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 
@@ -14,6 +15,14 @@ SLOW_IS_FINE = [HealthCheck.too_slow]  # a check by the clock, which a busy mach
 
 settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=SLOW_IS_FINE)
 settings.load_profile("same")
+
+gc.disable()  # until all tests are collected: what is imported stays
+
+
+def pytest_collection_finish() -> None:
+    """From now on garbage is looked for, and only in what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,12 +25,14 @@ from shoal.algorithms.base import BOUNDARIES, Algorithm, Server
 from shoal.algorithms.charges import event
 from shoal.audit.testbed import silent as silent
 from shoal.data import Dataset, Partition, load, partition
+from shoal.gradients import Network, network
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import QuantileClip
 from shoal.random.streams import Streams
+from shoal.training import context
 from shoal.training import round as round_module
 from shoal.training.cohort import Cohort, Sum
 from shoal.training.engine_settings import Settings
@@ -132,6 +134,24 @@ def finished(record: Algorithm, folder: Path, **more: Any) -> shoal.Result:
         return shoal.run(settings, data=digits(), runs=folder, no_guarantee=True, device="cpu", **more)
 
 
+_NETWORKS: dict[tuple[Any, ...], Network] = {}
+
+
+@contextmanager
+def compared_once(*model: Any) -> Iterator[None]:
+    """What compares ways with plain gradients, which takes longer than a round, does so once for such a model."""
+
+    def known(*given: Any, per_record: bool, personal: Any, **more: Any) -> Network:
+        key = (*model, per_record, personal)
+        if key not in _NETWORKS:
+            _NETWORKS[key] = network(*given, per_record=per_record, personal=personal, **more)
+        return copy(_NETWORKS[key])  # some tests change it
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "network", known)
+        yield
+
+
 def simulator(
     record: Algorithm,
     *,
@@ -150,7 +170,7 @@ def simulator(
     hidden = [layer for _ in range(layers - 1) for layer in (nn.Linear(64, 64), nn.Tanh())]
     module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, width))
     settings = settings or Settings("cpu", threads=1)
-    with one_thread():
+    with one_thread(), compared_once(layers, width, settings):
         return simulate(
             record, module, digits(), parted(clients), rounds=ROUNDS, streams=Streams(seed), settings=settings
         )
