@@ -139,7 +139,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--plot", type=Path, default=Path(__file__).parents[1] / "docs" / "performance-scaling.png")
+    parser.add_argument(
+        "--plot", type=Path, default=Path(__file__).parents[1] / "docs" / "results" / "performance-scaling.png"
+    )
     parser.add_argument("--memory-only", action="store_true", help="print the GB of one round in this process")
     chosen = parser.parse_args()
     if chosen.memory_only:

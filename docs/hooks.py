@@ -35,6 +35,7 @@ SECTIONS = {
     "per_round": "Noise on the sum of a round.",
     "server": "What the server does with the mean update, after the noise. This costs no privacy.",
     "budget": "What the run may spend.",
+    "stop": "Early stopping by held-out records that are public. Every planned round is charged all the same.",
     "engine": "Where and how a simulation runs. Nothing here changes the results, except for rounding.",
     "federation": "How a real federation is run (`shoal serve`). A simulation ignores it.",
 }
@@ -246,6 +247,7 @@ def shapes() -> dict[str, type[BaseModel]]:
     from shoal.models.bundle import Bundle
 
     result: dict[str, Any] = {"release": str, "run": str, "score": float | None, "learnt": bool}
+    result["proven"] = list[dict[str, Any]]  # of claims
     return {
         "Claim": _shape(Proven),
         "Published figure": _shape(Published),

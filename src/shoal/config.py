@@ -108,10 +108,13 @@ class BudgetSection:
 class StopSection:
     """Early stopping, by the headline figure on the held-out records. Nothing here is stopped by default.
 
-    `patience`: stop after so many evaluations without a better figure; a figure is better by more than
-    `min_improvement`. `public`: the held-out records are public, so that looking at them costs nobody privacy. When
-    to stop then follows from released models alone, but the claims still count every planned round: a bound for the
-    rounds that were run would assume that their number was fixed before.
+    When to stop follows from released models and public records alone, but the claims still count every planned
+    round: a bound for the rounds that were run would assume that their number was fixed before.
+
+    Attributes:
+        patience: Stop after so many evaluations without a better figure.
+        min_improvement: A figure is better if it is better by more than this.
+        public: The held-out records are public, so that looking at them costs nobody privacy.
     """
 
     patience: int | None = None
