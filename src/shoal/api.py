@@ -304,7 +304,7 @@ def carry_out(
                 on_round(line)
 
         try:
-            stopped = trainer.run(folder, spending, report, config.stop.reached)
+            stopped = trainer.run(folder, spending, report, config.stop.reached if config.stop.patience else None)
             if stopped == "stopped":
                 raise Interrupted(folder.path, trainer.done, trainer.rounds)
             by_client = _by_client(trainer, spending)

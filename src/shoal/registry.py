@@ -155,7 +155,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if not found:
             raise self.error(f"there is no {self.key} '{name}'{nearest(name, self)}")
         if len(found) > 1:
-            both = " and ".join(f"{source.package} ({source.reference})" for source in found)
+            both = " and ".join(sorted(f"{source.package} ({source.reference})" for source in found))
             raise PluginError(f"{self.key} '{name}' is claimed by {both}; write package.module:NAME instead")
         return found[0]
 

@@ -85,7 +85,7 @@ class Trainer(Generic[AnyCohort]):
         folder: RunFolder,
         spending: Spending,
         on_round: OnRound | None = None,
-        reached: Reached = lambda _scores, _higher: False,
+        reached: Reached | None = None,
     ) -> str:
         """Run the remaining rounds that the budget pays for, or until `reached`; returns why it ended.
 
@@ -94,11 +94,11 @@ class Trainer(Generic[AnyCohort]):
         was made beforehand.
         """
         task = self.evaluation.dataset.task
-        scores = [line[task.headline] for line in folder.metrics() if task.headline in line]
+        scores = [line[task.headline] for line in folder.metrics() if task.headline in line] if reached else []
         self.cohort.begin(folder.path, self.done)
         fresh = self.cohort.algorithm.draws_noise
         last_affordable = spending.affordable(self.done)
-        early = reached(scores, task.higher_is_better)
+        early = reached is not None and reached(scores, task.higher_is_better)
         while self.done < last_affordable and not early and self._ready() and not self._stopped:
             last = min(last_affordable, self.done + self.settings.checkpoint_every)
             charged_before = spending.furthest
@@ -112,7 +112,7 @@ class Trainer(Generic[AnyCohort]):
             folder.add_metrics(lines)  # before the checkpoint, so that none is missing after a crash
             spending.commit(last, self._save(folder, spending.head))
             scores += [line[task.headline] for line in lines if task.headline in line]
-            early = reached(scores, task.higher_is_better)
+            early = reached is not None and reached(scores, task.higher_is_better)
         over = self.cohort.over
         early = early and self.done < self.rounds
         if self.done < last_affordable and not over and not early:
