@@ -1,8 +1,10 @@
-"""Packages that only some features need, and the extra of Shoal that installs each."""
+"""Packages that only some features need, the extra of Shoal that installs each, and which version is there."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from shoal.errors import ConfigError
@@ -32,3 +34,12 @@ def optional(module: str, feature: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise ConfigError(f"{feature} needs {package}: pip install 'shoal[{EXTRAS[package]}]'") from None
+
+
+@cache
+def installed(package: str) -> str:
+    """Its version, or that it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -163,6 +163,8 @@ def test_the_most_that_a_gaussian_allows_is_its_own_trade_off_and_never_less(noi
     assert (tpr >= exact - 1e-6).all()
     assert tpr == pytest.approx(exact, abs=5e-3)
     assert allowed.tpr(0.01) == pytest.approx(norm.cdf(norm.ppf(0.01) + 1 / noise), rel=0.05)
+    for rate in (0.001, 0.01):  # that are printed: a point of the curve, not of a line below it
+        assert abs(fpr - rate).min() < 1e-15
 
 
 def test_where_nothing_is_proven_nothing_bounds_an_attack():

@@ -21,13 +21,6 @@ pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium her
 
 
 @pytest.fixture(scope="module")
-def browser():
-    started = chromium.Browser()
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """A page of every kind."""
     folder = tmp_path_factory.mktemp("runs")

@@ -18,13 +18,6 @@ pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium her
 PATIENCE = 120.0  # seconds for a refresh, which comes every two
 
 
-@pytest.fixture(scope="module")
-def browser():
-    started = chromium.Browser()
-    yield started
-    started.close()
-
-
 @pytest.fixture
 def federation():
     monitor, _ = monitored()

@@ -22,13 +22,6 @@ PLOTS = ["spread", "accuracy", "epsilon", "loss", "clip", "clipped", "snr", "sca
 
 
 @pytest.fixture(scope="module")
-def browser():
-    started = chromium.Browser()
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory):
     config = PRIVATE | {"baseline": True, "budget.epsilon": 20.0, "rounds": 12}
     return play(tmp_path_factory.mktemp("runs"), config).run

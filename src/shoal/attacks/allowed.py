@@ -19,7 +19,8 @@ from shoal.accounting.theorems import Adjacency
 
 MEMBERSHIP: Adjacency = "add-or-remove"  # a record is a member, or it is not
 EPSILONS = np.append(0.0, np.geomspace(0.01, 30.0, 60))
-RATES = np.append(0.0, np.geomspace(1e-5, 1.0, 200))
+RATES = np.append(0.0, np.geomspace(1e-5, 1.0, 201))
+"""With 0.001 and 0.01 among them: between two points the curve lies above the line."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from shoal import __version__
 from shoal.cache import cache_folder
 from shoal.cli.exit_codes import NOT_HELD
 from shoal.cli.options import Json, print_json
-from shoal.extras import EXTRAS
+from shoal.extras import EXTRAS, installed
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "flwr")
 LITTLE = 2**30
@@ -55,7 +54,7 @@ def examine() -> tuple[dict[str, str], list[str]]:
         "shoal": f"{__version__}, {Path(__file__).parent.parent}",
         "python": f"{platform.python_version()}, {sys.executable}",
         "system": platform.platform(),
-        "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "packages": ", ".join(f"{name} {installed(name)}" for name in PACKAGES),
         "extras": _extras(),
         "devices": _devices(),
         "kernels": _kernels(),
@@ -67,13 +66,6 @@ def examine() -> tuple[dict[str, str], list[str]]:
     full = [f"{_gib(size)} of disk are free for {name}; make room" for name, size in free.items() if size < LITTLE]
     closed = [] if os.access(disks["the cache"], os.W_OK) else [f"{cache} cannot be written to; set SHOAL_CACHE"]
     return facts, [*broken, *full, *closed, *(problem for entry in data for problem in entry.problems)]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _extras() -> str:

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from shoal import release
 from shoal.errors import RunError
+from shoal.extras import installed
 from shoal.renamed import current
 from shoal.training.ranks import planned
 
@@ -187,16 +186,8 @@ def environment(device: torch.device, random: str = "research") -> str:
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     facts |= {"random": random, "torch": torch.__version__, release.KEY: release.ENVIRONMENT}
-    facts |= {name: _installed(name) for name in PACKAGES}
+    facts |= {name: installed(name) for name in PACKAGES}
     return "".join(f"{key}: {value}\n" for key, value in facts.items())
-
-
-@cache
-def _installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> str:
