@@ -8,11 +8,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from pyarrow import csv, parquet
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shoal
+from shoal.data import large_tables, table_files
 from shoal.data.schema import Schema
 from shoal.errors import DataError, ModelError, RunError, ShoalError
 from shoal.saved_model import load_model
@@ -285,6 +287,36 @@ def test_labels_that_cannot_be_read_cost_the_figures_alone(of_patients, tmp_path
     assert found.figures == {}
     assert "no figures" in found.notes[-1]
     assert "'maybe', which is no class" in found.notes[-1]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_larger_than_memory_is_predicted_piece_by_piece(of_patients, tmp_path, monkeypatch, suffix):
+    """In pieces of four rows (of a .csv: 512 bytes) predictions, figures and notes are those of the whole."""
+    model = shoal.load_model(of_patients[1].run)
+    tables = {
+        "good": patients(tmp_path / "good.csv", rows=30, age=[*range(-2, 27), ""]),
+        "bad": patients(tmp_path / "bad.csv", rows=6, died=["yes", "no", "no", "no", "no", "maybe"]),
+        "unlabelled": patients(tmp_path / "unlabelled.csv", without=("died",)),
+    }
+    if suffix == ".parquet":
+        for name, path in tables.items():
+            tables[name] = path.with_suffix(suffix)
+            parquet.write_table(csv.read_csv(path), tables[name])
+    whole = {name: model.predict(path) for name, path in tables.items()}
+    monkeypatch.setattr(large_tables, "IN_MEMORY", 0)
+    monkeypatch.setattr(large_tables, "PIECE", 4 * large_tables._row_bytes(model.schema))
+    monkeypatch.setattr(table_files, "BLOCK", 32)
+    monkeypatch.setattr(Schema, "encode", None)
+    for name, path in tables.items():
+        found = model.predict(path)
+        assert found.notes == whole[name].notes
+        assert found.figures == pytest.approx(whole[name].figures, abs=1e-6)
+        for column, values in whole[name].columns.items():
+            np.testing.assert_allclose(found.columns[column], values, atol=1e-6) if values.dtype.kind == "f" else (
+                np.testing.assert_array_equal(found.columns[column], values)
+            )
+    assert "clipped to their public ranges: age 2" in " / ".join(whole["good"].notes)
+    assert whole["bad"].figures == {}
 
 
 def test_a_table_without_a_schema_is_encoded_as_it_was(tmp_path):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from shoal.checked import short
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.data.arrays import new_records, read_arrays
+from shoal.data.columns import Tally
 from shoal.data.features import features
+from shoal.data.large_tables import encoded_pieces, is_large
 from shoal.data.schema import Schema
 from shoal.data.table_files import column_names, read_table
 from shoal.data.tables import Encoded, encode_again
@@ -132,6 +134,9 @@ class Predictions:
         return len(next(iter(self.columns.values())))
 
 
+Found = TypeVar("Found", Records, Predictions)
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A saved model.
@@ -170,24 +175,45 @@ class Model:
         Raises:
             DataError: The records are not such as the model was trained on.
         """
-        records = self.prepared(data)
-        if records.targets is not None and not self.trust_code and (code := own_code(self.bundle.task)):
-            why = f"no figures: {short(code)} would be imported; --trust-code (in Python: trust_code=True) allows it"
-            records = replace(records, targets=None, notes=(*records.notes, why))
-        task = self.task if records.targets is None else self._scoring
-        answers, scores, bad = [], [], 0
-        with torch.inference_mode():
-            first = outputs_of(self.module, take(records.x, slice(1)))
-            for rows in in_parts(count(records.x), rows_at_once(first.numel())):
-                x = take(records.x, rows)
-                outputs = outputs_of(self.module, x)
-                bad += int((~outputs.isfinite()).flatten(1).any(1).sum())
-                answers.append(task.answers(self._at_the_end(outputs, x), self.classes))
-                if records.targets is not None:
-                    scores.append(task.predictions(outputs, records.targets[rows]))
+        if self.schema is None or not _is_file(data) or not _is_table(data) or not is_large(Path(data), self.schema):
+            return self._answered([self.prepared(data)])
+        return self._with_labels(
+            column_names(Path(data)), lambda targets: self._answered(self._pieces(Path(data), targets))
+        )
+
+    def _answered(self, pieces: Iterable[Records]) -> Predictions:
+        """The predictions of all pieces; the notes are those of the last one."""
+        answers, scores, known, bad, records = [], [], [], 0, Records(torch.empty(0))
+        for records in map(self._scorable, pieces):
+            task = self.task if records.targets is None else self._scoring
+            with torch.inference_mode():
+                first = outputs_of(self.module, take(records.x, slice(1)))
+                for rows in in_parts(count(records.x), rows_at_once(first.numel())):
+                    x = take(records.x, rows)
+                    outputs = outputs_of(self.module, x)
+                    bad += int((~outputs.isfinite()).flatten(1).any(1).sum())
+                    answers.append(task.answers(self._at_the_end(outputs, x), self.classes))
+                    if records.targets is not None:
+                        scores.append(task.predictions(outputs, records.targets[rows]))
+                        known.append(records.targets[rows])
         columns = {name: np.concatenate([part[name] for part in answers]) for name in answers[0]}
         notes = (*filter(None, [self.bundle.note]), *records.notes, *_diverged(bad))
-        return self._scored(Predictions(columns, notes), records.targets, scores)
+        return self._scored(Predictions(columns, notes), known, scores)
+
+    def _scorable(self, records: Records) -> Records:
+        """Without their targets where code of others would be imported to score them."""
+        if records.targets is None or self.trust_code or not (code := own_code(self.bundle.task)):
+            return records
+        why = f"no figures: {short(code)} would be imported; --trust-code (in Python: trust_code=True) allows it"
+        return replace(records, targets=None, notes=(*records.notes, why))
+
+    def _pieces(self, path: Path, targets: bool) -> Iterator[Records]:
+        """The rows of a table that does not fit memory."""
+        assert self.schema is not None
+        tally = Tally.new()
+        for x, y in encoded_pieces(path, self.schema, tally, targets=targets):
+            known = None if y is None else torch.from_numpy(np.ascontiguousarray(y))
+            yield Records(self._fitting(torch.from_numpy(np.ascontiguousarray(x))), known, tally.notes())
 
     def prepared(self, data: Any) -> Records:
         """Records as the model takes them: encoded, scaled, with their features."""
@@ -206,10 +232,10 @@ class Model:
         """The task with the user's own figures, which are only imported where there is something to score."""
         return of_mapping(self.bundle.task, own=True)
 
-    def _scored(self, found: Predictions, targets: Tensor | None, scores: list[Tensor]) -> Predictions:
-        if targets is None:
+    def _scored(self, found: Predictions, targets: list[Tensor], scores: list[Tensor]) -> Predictions:
+        if not targets:
             return found
-        predictions, known = torch.cat(scores).numpy(), targets.numpy()
+        predictions, known = torch.cat(scores).numpy(), torch.cat(targets).numpy()
         figures, trivial = self._scoring.all_figures(predictions, known), self._scoring.trivial_figures(known)
         return replace(found, figures=finite(figures), trivial=finite(trivial))
 
@@ -245,21 +271,24 @@ class Model:
         return self._labelled(found, where)
 
     def _by_schema(self, data: Any, where: str) -> Records:
-        """The columns of the schema; the label too, where it is there and can be read."""
+        there = column_names(Path(data)) if _is_file(data) else (data := _arrow(data)).column_names
+        return self._with_labels(there, lambda targets: _encoded(self._encode(data, where, targets=targets)))
+
+    def _with_labels(self, there: Sequence[str], read: Callable[[bool], Found]) -> Found:
+        """What is found in the columns of the schema; with the label, where it is there and can be read."""
         assert self.schema is not None
-        there = column_names(Path(data)) if isinstance(data, str | Path) else (data := _arrow(data)).column_names
         problem: tuple[str, ...] = ()
         if set(self.schema.labels) <= set(there):
             try:
-                return _encoded(self._encode(data, where, targets=True))
+                return read(True)
             except DataError as error:
                 problem = (f"no figures: {error}",)
-        found = self._encode(data, where, targets=False)  # raises where the problem is not the label's
-        return replace(_encoded(found), notes=found.notes + problem)
+        found = read(False)  # raises where the problem is not the label's
+        return replace(found, notes=found.notes + problem)
 
     def _encode(self, data: Any, where: str, *, targets: bool) -> Encoded:
         assert self.schema is not None
-        if isinstance(data, str | Path):
+        if _is_file(data):
             data = self.schema.read(Path(data), targets=targets, owners=False)
         return self.schema.encode(data, where, targets=targets, owners=False)
 
@@ -360,6 +389,10 @@ def _of_type(x: Tensor, wanted: str) -> Tensor:
 def _encoded(table: Encoded) -> Records:
     targets = None if table.targets is None else torch.from_numpy(np.ascontiguousarray(table.targets))
     return Records(torch.from_numpy(np.ascontiguousarray(table.inputs)), targets, table.notes)
+
+
+def _is_file(data: Any) -> TypeGuard[str | Path]:
+    return isinstance(data, str | Path)
 
 
 def _is_table(data: Any) -> bool:

@@ -85,6 +85,19 @@ def read_large(path: Path, schema: Schema, *, test_fraction: float, owners: bool
         ) from error
 
 
+def encoded_pieces(
+    path: Path, schema: Schema, tally: Tally, *, targets: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """The rows of a table in their order, piece by piece: inputs, and targets where wanted; changes are counted."""
+    rows = 0
+    for piece in read_pieces(path, needed(schema, targets, False), max(1, PIECE // _row_bytes(schema))):
+        x, y = encode_piece(schema, piece, str(path), tally, targets=targets, before=rows)
+        rows += len(x)
+        yield x, y
+    if not rows:
+        raise DataError(f"{path}: has no rows")
+
+
 def copies() -> list[Copy]:
     """All copies in the cache, also what is left of conversions that were cut off."""
     found = []
@@ -195,8 +208,7 @@ def _write(path: Path, schema: Schema, part: Path, owners: np.ndarray, test_frac
     """The arrays of all rows; returns notes on what their public constants changed."""
     place, held_out, sizes = _places(owners, test_fraction, str(path))
     tally, rows, files = Tally.new(), 0, {}
-    for piece in read_pieces(path, needed(schema, True, False), max(1, PIECE // _row_bytes(schema))):
-        x, y = encode_piece(schema, piece, str(path), tally, before=rows)
+    for x, y in encoded_pieces(path, schema, tally, targets=True):
         assert y is not None
         for key, test in (("", False), ("test_", True)):
             chosen = np.flatnonzero(held_out[rows : rows + len(x)] == test)
