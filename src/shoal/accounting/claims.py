@@ -6,6 +6,7 @@ paper's own recipe gives; it is always labelled with that recipe and never turns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -27,6 +28,9 @@ GRAPH = "that part of delta is also for the sparse graph of secure aggregation"
 
 COHORTS = "the server draws who takes part at random, as agreed"
 """Added to claims against a server that are means over who takes part: it could choose one client every time."""
+
+PUBLIC_K = "the number of clients, "
+"""How claims for clients begin to say that it is public."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -154,7 +158,7 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
     """An accountant's answer as a claim."""
     if answer.epsilon is None or not answer.valid:
         return nothing(unit, observer, answer.because or "the accountant gives no bound", adjacency)
-    public = f"the number of clients, {clients:,}, is public" if unit == "client" and clients else None
+    public = f"{PUBLIC_K}{clients:,}, is public" if unit == "client" and clients else None
     rests_on = "; ".join(each for each in (answer.because, public) if each) or None
     sampler = answer.sampler_delta or None
     return Proven(
@@ -165,6 +169,21 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
 def of_research(found: Proven) -> Proven:
     """A claim for seeded noise, with what it assumes besides."""
     return saying(found, RESEARCH)
+
+
+def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
+    """A claim with all that it assumes of its run, by what the first line of the ledger says of that.
+
+    The claims of a run that ended and of one that was killed both pass through here.
+    """
+    assumed = [
+        RESEARCH if facts.get("random") == "research" else None,
+        GRAPH if found.observer == "server" and facts.get("sparse_graph") else None,
+        facts.get("users") if found.unit == "user" else None,
+    ]
+    for words in filter(None, assumed):
+        found = saying(found, words)
+    return replace(found, simulated=found.unit == "client" and bool(facts.get("simulated")))
 
 
 def saying(found: Proven, words: str) -> Proven:
