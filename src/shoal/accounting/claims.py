@@ -14,7 +14,7 @@ from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event, TwoLevel, leaves
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import Adjacency
+from shoal.accounting.theorems import Adjacency, refused_for_clients
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
@@ -142,13 +142,18 @@ def prove(
     event: Event,
     delta: float,
     accountant: str = "pld",
-    adjacency: Adjacency = "add-or-remove",
+    *,
+    adjacency: Adjacency,
     clients: int | None = None,
 ) -> Proven:
     """What is proven for a unit against an observer after these events; `clients`: K, which is public.
 
     The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
+    if unit == "client" and accountants.unbounded(event) is None:
+        refused = refused_for_clients(event, adjacency, observer)
+        if refused is not None:
+            return nothing(unit, observer, refused, adjacency)
     found = claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
     drawn = any(isinstance(leaf, TwoLevel) and 0 < leaf.client_rate < 1 for leaf in leaves(event))
     return saying(found, COHORTS) if drawn and observer == "server" else found
