@@ -50,7 +50,7 @@ def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() ->
         ("fixed-size", Sampled("fixed-size", 0.1, Gaussian(3))),
     ],
 )
-def test_nothing_is_proven_for_a_client_that_the_table_of_theorems_refuses(scheme, event, adjacency, observer) -> None:
+def test_nothing_is_proven_for_a_client_that_the_table_refuses(scheme, event, adjacency, observer) -> None:
     refused = theorems.TABLE["clients", scheme, adjacency, observer].refused
     found = claims.prove("client", observer, event, 1e-5, adjacency=adjacency)
     assert (found.epsilon is None) == bool(refused)
