@@ -81,7 +81,7 @@ def test_private_held_out_records_are_refused_in_one_line(tmp_path):
             data=shoal.from_arrays(np.ones((40, 4), np.float32), np.arange(40) % 2, name="mine"), model=network(),
             runs=tmp_path,
         )  # fmt: skip
-    with pytest.raises(ConfigError, match="computed with personal layers"):
+    with pytest.raises(ConfigError, match="figures computed with personal layers"):
         stopped(tmp_path, PRIVATE | {"local.personal": "2", "stop": {"patience": 2, "public": True}})
     assert list(tmp_path.iterdir()) == []
 
