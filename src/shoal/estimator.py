@@ -130,8 +130,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         test_fraction: The share of rows that is held out for the figures of `result_`, of each client.
         runs: The folder in which each fit leaves a run, with its ledger and its report.
         random_state: None for secure mode, whose noise nobody can repeat. A number makes a fit reproducible, and its
-            claims then assume that the number is secret. Fits with the same number, such as those of a cross-validation,
-            draw the same noise: whoever sees two of them can subtract it, and no claim covers both.
+            claims then assume that the number is secret. Fits with the same number, such as those of a
+            cross-validation, draw the same noise: who sees two of them can subtract it, and no claim covers both.
         no_guarantee: Allow a method that claims privacy but proves none.
 
     Attributes:

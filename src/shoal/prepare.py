@@ -258,8 +258,8 @@ def _refuse_private_stopping(config: Config, dataset: Dataset) -> None:
         )
     if config.algorithm.local.personal:
         raise ConfigError(
-            f"stop.patience {stop.patience} looks at figures computed with personal layers (local.personal), which no "
-            f"noise covers: leave one of the two out"
+            f"stop.patience {stop.patience} looks at figures computed with personal layers (local.personal), which "
+            f"no noise covers: leave one of the two out"
         )
     if dataset.held_out or dataset.test_owners is not None:
         raise ConfigError(

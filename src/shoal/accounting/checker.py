@@ -803,7 +803,7 @@ def _rounds_of(event: Event) -> tuple[int, bool]:
 
 
 def _part_of(event: Event) -> tuple[int, bool]:
-    inner = event.get("of")
+    inner: Any = event.get("of")
     if event["event"] == "unbounded" or (event["event"] == "compose" and not inner):
         return 0, True
     if event["event"] == "repeat" and inner["event"] == "compose" and len(inner["of"]) == 1:
