@@ -6,6 +6,7 @@ import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import shoal
+from shoal.suggest import suggest
 
 QUICK = {"records.batch": 64, "engine.threads": 1}
 CHECKED = {"algorithm": "fedavg", "rounds": 1, "random_state": 0, "settings": QUICK | {"clients.sampling": "all"}}
@@ -53,6 +54,14 @@ def test_without_groups_there_is_one_client_and_none_is_made_up():
     fitted = shoal.FederatedClassifier(rounds=2, random_state=1).fit(x, y)
     assert not any(claim["simulated"] for claim in fitted.claims_)
     assert fitted.result_.algorithm == "dp-sgd"
+
+
+def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_not_read():
+    x, y, _ = rows()
+    fitted = shoal.FederatedClassifier(rounds=1, random_state=1).fit(x, y)
+    assert "the classes were read from y" in (fitted.result_.run / "report.html").read_text(encoding="utf-8")
+    few, many = (suggest(500, [size] * 120, "classification").keys for size in (2, 15))
+    assert few == many
 
 
 def test_simulated_clients_are_warned_of_and_named_in_every_claim():

@@ -1,16 +1,23 @@
 """Patients with several visits: from a table with a user column to a capped run and its claim for users."""
 
+import json
+
 import numpy as np
 import pytest
 
 import shoal
 from shoal.accounting import accountants
 from shoal.accounting.events import Repeat, SampledUser
+from shoal.accounting.ledger import Record
 from shoal.config import configure, to_dict
 from shoal.data import from_arrays
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, DataError
+from shoal.mechanisms.setting import Setting
 from shoal.prepare import prepare
+from shoal.report.certificate import _assumptions, certificate
+from shoal.report.proof import proof_of
+from shoal.training.budget import users_said
 
 SCHEMA = {
     "label": "died",
@@ -73,6 +80,29 @@ def test_a_run_uses_so_many_records_of_a_patient_and_claims_it(tmp_path):
     assert len(claims) == 9
     words = (result.run / "report.html").read_text()
     assert "a user (zero-out)" in words
+
+
+def test_a_killed_run_claims_under_the_same_assumptions_as_one_that_ended(tmp_path):
+    """Only the ledger is left: its first line says what claims for users rest on, and no certificate hides it."""
+    settings = given(visits(tmp_path / "visits.csv"), data__public_ownership=True)
+    result = shoal.run(settings, runs=tmp_path / "runs")
+    ledger = result.run / "ledger.jsonl"
+    ended = proof_of(result.run, None).proven
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    assert json.loads(lines[-1])["kind"] == "close"
+    held = certificate(result.run)
+    ledger.write_bytes(b"".join(lines[:-1]))  # as a kill before the last line leaves it
+    assert by_pair(proof_of(result.run, None).proven) == by_pair(ended)
+    said = [claim["because"] for claim in ended if claim["unit"] == "user"]
+    assert all("no user is at two clients" in words for words in said)
+    assert "no user is at two clients" in held["assumptions"]
+    several = users_said(Setting(clients=2, rounds=1, user_columns=2, public_ownership=True))
+    claims = [{**claim, "because": several} for claim in held["claims"]]
+    assert "it is public whose each record is" in _assumptions(Record(ledger), claims, [])
+
+
+def by_pair(claims):
+    return {(each["unit"], each["observer"]): each for each in claims}
 
 
 def test_without_a_cap_there_is_none_because(tmp_path):

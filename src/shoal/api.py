@@ -399,10 +399,10 @@ def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, A
 
     Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
     """
+    from shoal.training.budget import assumed_facts
     from shoal.training.client_data import digest
 
-    mode, setting = trainer.cohort.streams.mode, trainer.setting
-    about = {"clients": setting.clients, "simulated": setting.simulated, "random": mode}
+    about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     if parts is None or (opened is not None and "data" not in opened):
         return about

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Rows = np.ndarray
+CLASSES_READ = "the classes were read from y, outside any guarantee: they are in the model's description"
 
 
 class _Federated(BaseEstimator):  # type: ignore[misc]
@@ -73,6 +74,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             data = from_arrays(
                 x, targets, client=groups, test_fraction=self.test_fraction, name=type(self).__name__, task=task,
                 classes=task.classes if isinstance(task, Classification) else None,
+                notes=(CLASSES_READ,) if isinstance(task, Classification) else (),
             )  # fmt: skip
             self.result_ = run(
                 self._config(len(x), sizes), data=data, model=self.model, runs=self.runs,
@@ -128,7 +130,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
         test_fraction: The share of rows that is held out for the figures of `result_`, of each client.
         runs: The folder in which each fit leaves a run, with its ledger and its report.
         random_state: None for secure mode, whose noise nobody can repeat. A number makes a fit reproducible, and its
-            claims then assume that the number is secret.
+            claims then assume that the number is secret. Fits with the same number, such as those of a
+            cross-validation, draw the same noise: who sees two of them can subtract it, and no claim covers both.
         no_guarantee: Allow a method that claims privacy but proves none.
 
     Attributes:

@@ -256,10 +256,15 @@ def _refuse_private_stopping(config: Config, dataset: Dataset) -> None:
             f"stop.patience {stop.patience} looks at the held-out records, which no claim covers: set "
             f"stop.public=true if they are public, or leave it out"
         )
-    if dataset.test_owners is not None:
+    if config.algorithm.local.personal:
         raise ConfigError(
-            f"stop.public is true, but the held-out records of data '{dataset.name}' belong to its clients: pass "
-            f"public ones, shoal.from_arrays(..., test=(x, y)), or leave stop out"
+            f"stop.patience {stop.patience} looks at figures computed with personal layers (local.personal), which "
+            f"no noise covers: leave one of the two out"
+        )
+    if dataset.held_out or dataset.test_owners is not None:
+        raise ConfigError(
+            f"stop.public is true, but the held-out records of data '{dataset.name}' belong to its clients, or were "
+            f"cut from the same table: pass public ones, shoal.from_arrays(..., test=(x, y)), or leave stop out"
         )
 
 

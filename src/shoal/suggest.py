@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from shoal.data.schema import TaskKind
@@ -41,7 +40,7 @@ def suggest(rows: int, sizes: Sequence[int], task: TaskKind, test_fraction: floa
     """
     train = max(1, round(rows * (1 - test_fraction)))
     many = len(sizes) >= MANY_CLIENTS
-    return _client_level(sizes, test_fraction, task) if many else _record_level(train, len(sizes), task)
+    return _client_level(len(sizes), task) if many else _record_level(train, len(sizes), task)
 
 
 def _record_level(train: int, clients: int, task: TaskKind) -> Plan:
@@ -70,8 +69,8 @@ def _record_level(train: int, clients: int, task: TaskKind) -> Plan:
     )
 
 
-def _client_level(sizes: Sequence[int], test_fraction: float, task: TaskKind) -> Plan:
-    clients, typical = len(sizes), median(sizes) * (1 - test_fraction)
+def _client_level(clients: int, task: TaskKind) -> Plan:
+    """By the number of clients alone: how many records each has is as private as they are."""
     few = clients <= 1000
     cohort = {"sampling": "all"} if few else {"sampling": "poisson", "cohort": max(500, _down(clients / 10))}
     return Plan(
@@ -79,7 +78,7 @@ def _client_level(sizes: Sequence[int], test_fraction: float, task: TaskKind) ->
             "": {"algorithm": "geyer-private", "model": "linear", "rounds": 30 if few else 60},
             "budget": _budget("client", clients, 8.0 if clients < 300 else 4.0 if clients < 5000 else 2.0),
             "clients": cohort,
-            "records": {"batch": max(1, min(20, _down(typical)))},
+            "records": {"batch": 20},
             "local": {"epochs": 3, "lr": CLIENT_LR.get(task, 0.5)},
             "per_update": {"initial_clip_norm": 1.0},
         },

@@ -12,6 +12,7 @@ import pytest
 from shoal.accounting import accountants, checker
 from shoal.accounting.events import (
     _KINDS,
+    NOTHING,
     Allocated,
     BySize,
     Compose,
@@ -23,6 +24,7 @@ from shoal.accounting.events import (
     SamplerError,
     TwoLevel,
 )
+from shoal.training.budget import _one_after_the_other
 
 ALLOWED = {"numpy", "scipy", "dp_accounting", "cryptography"}
 VISIBLE, HIDDEN = TwoLevel(0.1, 0.1, 10, 3.0), TwoLevel(0.1, 0.1, 10, 3.0, participation="hidden")
@@ -117,6 +119,32 @@ def test_no_finite_figure_stands_for_an_infinite_one() -> None:
     taken = (1 + math.exp(700)) * 1e-3
     claim = {"epsilon": 1.797e308, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": taken, "chain": chain}
     assert checker._claim(claim).verdict != "yes"
+
+
+ROUND, OTHER = Compose((Gaussian(2.0), SamplerError(1e-12))), TwoLevel(0.1, 0.1, 10, 3.0)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [[ROUND] * 3, [OTHER] * 2, [ROUND, OTHER, OTHER], [OTHER, NOTHING, NOTHING, OTHER], [NOTHING] * 3],
+)
+def test_a_charge_for_several_rounds_is_of_as_many_events(rounds: list[Event]) -> None:
+    """As the trainer writes them (checkpoint_every, early stopping), and as a forger would: one round for many."""
+
+    def counted(event: Event, last: int) -> checker.Line:
+        pair = {"unit": "client", "observer": "release", "adjacency": "zero-out"}
+        charge = pair | {"event": event.to_json()}
+        events = [{"event": event.to_json(), "times": 1}]
+        line = {"first": 1, "round": last, "charges": [charge]}
+        return checker._counted(pair | {"chain": {"events": events}}, [line])
+
+    event = _one_after_the_other(rounds)
+    assert counted(event, len(rounds)).verdict == "yes"
+    assert counted(event, len(rounds) + 1).verdict == ("yes" if NOTHING in rounds else "no")
+    if rounds[0] != NOTHING:
+        assert counted(rounds[0], len(rounds)).verdict == "no"
+        assert "rounds 1 to 7 with the events of 1" in counted(rounds[0], 7).words
+        assert counted(rounds[0], 1).verdict == "yes"
 
 
 def test_a_block_with_next_to_no_noise_has_a_figure() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.accounting import claims
+from shoal.accounting import claims, theorems
 from shoal.accounting.claims import Proven, Published
 from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel, Unbounded
 from shoal.errors import ConfigError
@@ -12,7 +12,8 @@ from shoal.errors import ConfigError
 
 @pytest.mark.slow
 def test_a_proven_claim_has_the_shape_that_users_read() -> None:
-    proven = claims.prove("client", "release", Repeat(Sampled("poisson", 0.1, Gaussian(3)), 100), 1e-5)
+    event = Repeat(Sampled("poisson", 0.1, Gaussian(3)), 100)
+    proven = claims.prove("client", "release", event, 1e-5, adjacency="zero-out")
     assert proven.epsilon is not None
     assert proven.to_json() == {
         "unit": "client",
@@ -21,11 +22,11 @@ def test_a_proven_claim_has_the_shape_that_users_read() -> None:
         "delta": 1e-5,
         "accountant": "pld",
         "because": None,
-        "adjacency": "add-or-remove",
+        "adjacency": "zero-out",
         "simulated": False,
         "sampler_delta": None,
     }
-    assert proven.words() == "epsilon 1.388 at delta 1e-5 (pld, add-or-remove)"
+    assert proven.words() == "epsilon 1.388 at delta 1e-5 (pld, zero-out)"
 
 
 def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() -> None:
@@ -35,7 +36,26 @@ def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() ->
     assert client.because == "the number of clients, 1,200, is public"
     record = claims.prove("record", "release", event, 1e-5, adjacency="replace-one", clients=1200)
     assert (record.adjacency, record.because) == ("replace-one", None)
-    assert claims.prove("client", "server", Unbounded("no noise"), 1e-5, clients=12).because == "no noise"
+    unbounded = claims.prove("client", "server", Unbounded("no noise"), 1e-5, adjacency="zero-out", clients=12)
+    assert unbounded.because == "no noise"
+
+
+@pytest.mark.parametrize("observer", ["release", "server", "client-process"])
+@pytest.mark.parametrize("adjacency", ["add-or-remove", "zero-out", "replace-one"])
+@pytest.mark.parametrize(
+    ("scheme", "event"),
+    [
+        ("none", Gaussian(3)),
+        ("poisson", Repeat(Sampled("poisson", 0.1, Gaussian(3)), 2)),
+        ("fixed-size", Sampled("fixed-size", 0.1, Gaussian(3))),
+    ],
+)
+def test_nothing_is_proven_for_a_client_that_the_table_refuses(scheme, event, adjacency, observer) -> None:
+    refused = theorems.TABLE["clients", scheme, adjacency, observer].refused
+    found = claims.prove("client", observer, event, 1e-5, adjacency=adjacency)
+    assert (found.epsilon is None) == bool(refused)
+    assert not refused or found.because == refused
+    assert claims.prove("record", observer, event, 1e-5, adjacency=adjacency).epsilon is not None
 
 
 def test_a_claim_from_before_adjacency_was_named_can_be_read() -> None:
@@ -70,21 +90,22 @@ def test_a_delta_above_one_over_the_number_of_units_draws_a_warning(
 
 
 def test_none_says_because_of_what() -> None:
-    proven = claims.prove("record", "server", Unbounded("l2-max depends on the data"), 1e-5)
+    proven = claims.prove("record", "server", Unbounded("l2-max depends on the data"), 1e-5, adjacency="replace-one")
     assert proven.to_json()["epsilon"] is None
     assert proven.words() == "none, because l2-max depends on the data"
 
 
 def test_a_figure_that_is_not_a_bound_is_not_proven() -> None:
     event = Repeat(Sampled("poisson", 0.1, Gaussian(3)), 100)
-    proven = claims.prove("client", "release", event, 1e-5, accountant="zcdp")
+    proven = claims.prove("client", "release", event, 1e-5, accountant="zcdp", adjacency="zero-out")
     assert proven.epsilon is None
     assert "zCDP" in proven.words()
 
 
 def test_a_bound_that_rests_on_something_says_so() -> None:
     event = Repeat(TwoLevel(0.1, 0.1, 5, 3, participation="hidden"), 10)
-    assert "hidden whether the record's client took part" in claims.prove("record", "release", event, 1e-5).words()
+    proven = claims.prove("record", "release", event, 1e-5, adjacency="replace-one")
+    assert "hidden whether the record's client took part" in proven.words()
 
 
 def test_a_published_claim_is_labelled() -> None:

@@ -38,7 +38,7 @@ def test_what_the_sampler_takes_is_missing_from_delta(distance):
 def test_a_sampler_that_takes_all_of_delta_proves_nothing():
     drawn = Compose((Gaussian(1.0), SamplerError(1e-5)))
     assert accountants.epsilon(drawn, 1e-5).epsilon is None
-    proven = claims.prove("record", "release", drawn, 1e-5)
+    proven = claims.prove("record", "release", drawn, 1e-5, adjacency="add-or-remove")
     assert "sampler" in proven.words()
     running = Running()
     running.add(drawn)
@@ -47,7 +47,8 @@ def test_a_sampler_that_takes_all_of_delta_proves_nothing():
 
 
 def test_a_claim_prints_it():
-    proven = claims.prove("record", "release", Compose((Gaussian(2.0), SamplerError(1e-20))), 1e-5)
+    drawn = Compose((Gaussian(2.0), SamplerError(1e-20)))
+    proven = claims.prove("record", "release", drawn, 1e-5, adjacency="add-or-remove")
     assert "of delta is for the noise sampler" in proven.words()
     assert proven.to_json()["sampler_delta"] == pytest.approx(1e-20 * (1 + math.exp(proven.epsilon)))
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.accounting.events import Gaussian, Unbounded
-from shoal.attacks.allowed import Allowed, most_true_positives
+from shoal.accounting.events import Gaussian, Sampled, Unbounded
+from shoal.attacks.allowed import Allowed, claimed, most_true_positives
 from shoal.attacks.membership import (
     Membership,
     Roc,
@@ -163,18 +163,44 @@ def test_the_most_that_a_gaussian_allows_is_its_own_trade_off_and_never_less(noi
     assert (tpr >= exact - 1e-6).all()
     assert tpr == pytest.approx(exact, abs=5e-3)
     assert allowed.tpr(0.01) == pytest.approx(norm.cdf(norm.ppf(0.01) + 1 / noise), rel=0.05)
-    for rate in (0.001, 0.01):  # that are printed: a point of the curve, not of a line below it
-        assert abs(fpr - rate).min() < 1e-15
+    for rate in np.geomspace(1e-7, 0.999, 2000):  # between points too
+        assert allowed.tpr(rate) >= norm.cdf(norm.ppf(rate) + 1 / noise) - 1e-6
+    row = allowed.row()
+    assert 0 <= row["advantage"] - (2 * norm.cdf(0.5 / noise) - 1) < 1e-3
+    assert 0 <= row["auc"] - norm.cdf(np.sqrt(0.5) / noise) < 1e-3
 
 
 def test_where_nothing_is_proven_nothing_bounds_an_attack():
     assert Allowed.by(Unbounded("the noise is 0"), 1e-5) is None
+    shuffled = Sampled("shuffled", 0.1, Gaussian(1.0))  # one record more displaces others
+    assert Allowed.by(shuffled, 1e-5) is None
+    assert "displaces others" in claimed(shuffled, 1e-5).because
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words", "because"),
+    [
+        ("dp-sgd", {"records.rate": 0.25, "records.nominal_records": 20, "local.steps": 2}, None),
+        ("dp-sgd", {"records.batch": 4}, "from the number of records"),
+        ("dp-sgd", {"data.clients": 2, "records.batch": 4}, "divided among clients"),
+        ("dp-ftrl", {"records.batch": 40, "clients.cohort": 1}, "turn an update around"),
+    ],
+)
+def test_a_curve_is_drawn_only_where_one_record_more_moves_no_other(algorithm, words, because):
+    """Charges are for a record in another's place: whole updates then move by two clips, and clients keep theirs."""
+    config = {"algorithm": algorithm, "rounds": 1, "data.partition": "iid", "data.clients": 1, "model": "linear"}
+    quick = {"engine.device": "cpu", "engine.threads": 1, "clients.sampling": "all"}
+    found = membership(configure(config | quick | words), models=4, records=40, data=dataset())
+    assert (found.allowed is None) == (because is not None)
+    assert because is None or because in found.unbounded
+    assert ("allowed" in found.facts()["roc"]) == (because is None)
 
 
 @pytest.mark.slow
 def test_private_models_have_a_curve_beside_them_and_others_none():
     private = settings("rounds=2", "data.partition=iid", "data.clients=1")
-    private = replace(private, algorithm=configure({"algorithm": "dp-sgd", "records.batch": 4}).algorithm)
+    by_rate = {"algorithm": "dp-sgd", "records.rate": 0.1, "records.nominal_records": 20, "local.steps": 2}
+    private = replace(private, algorithm=configure(by_rate).algorithm)
     found = membership(private, models=4, records=40, data=dataset())
     assert found.rows()[-1]["attack"].startswith("most at epsilon")
     assert found.allowed.claim.adjacency == "add-or-remove"
@@ -245,7 +271,9 @@ def test_a_budget_that_pays_for_no_round_is_refused_as_a_run_refuses_it():
 @pytest.mark.parametrize(("train", "guessed", "warned"), [(0.25, 0.1, True), (0.7, 0.63, True), (0.98, 0.1, False)])
 def test_models_that_learnt_next_to_nothing_draw_a_warning(train, guessed, warned):
     roc, none = Roc(0.1, 0.1, 0.5, None, None, []), np.zeros((4, 60))
-    found = Membership("fedavg", "digits", 4, 60, 1, train, train, guessed, roc, roc, roc, None, 0.0, none, none > 0)
+    found = Membership(
+        "fedavg", "digits", 4, 60, 1, train, train, guessed, roc, roc, roc, None, "", 0.0, none, none > 0
+    )
     assert ("barely better than guessing" in found.warning) == warned
     assert found.facts()["warning"] == found.warning
 

@@ -122,7 +122,7 @@ def test_membership_from_the_command_line(tmp_path):
     assert "guessing reaches" in page
     assert "barely better than guessing" in page
     assert "they are not your runs" in page
-    assert "Nothing is proven for a record" in page
+    assert "No epsilon bounds what an attack may find here" in page
     assert "A failed attack proves nothing" in page
 
 

@@ -174,6 +174,36 @@ def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_pa
         assert site.answer(TERMS, between(1, RECORDS - 1)).values["refused"] == INTERNAL_ERROR.format(site="the site")
     assert "answered other terms" in site.answer(TERMS, between(1, RECORDS)).values["refused"]
     site.close()
+    for least in (1, 2):  # stock Flower starts a process for every message
+        again = Site(Owner("site", tmp_path, some), joins=False)
+        assert "answered other terms" in again.answer(TERMS, between(least, RECORDS)).values["refused"]
+        again.close()
+    joined = Site(Owner("site", tmp_path, some))
+    assert "agreed" in joined.answer(TERMS, between(1, RECORDS)).values
+    joined.close()
+    for least, said in ((1, "agreed"), (2, "refused")):  # terms that fit are one bit too
+        again = Site(Owner("site", tmp_path, some), joins=False)
+        assert said in again.answer(TERMS, between(least, RECORDS)).values
+        again.close()
+
+
+def test_a_site_that_restarts_for_every_message_answers_other_terms_after_a_round(tmp_path):
+    def fresh():
+        return Site(Owner("site", tmp_path, some), joins=False)
+
+    def said(kind, payload):
+        site = fresh()
+        answer = site.answer(kind, payload)
+        site.close()
+        return answer
+
+    first, second = terms(), terms(local__momentum=0.5)
+    ask, other = (Payload({"terms": each.text, "round": 0}) for each in (first, second))
+    assert "agreed" in said(TERMS, ask).values
+    assert "answered other terms" in said(TERMS, other).values["refused"]
+    model = {"model": torch.zeros(650)}
+    assert said(ROUND, Payload(Request("run", first.digest, 0, RoundIndex(0, 1)).names, model)).vectors
+    assert "agreed" in said(TERMS, other).values
 
 
 @pytest.mark.slow

@@ -373,7 +373,7 @@ def test_one_record_moves_the_sum_of_a_large_batch_by_no_more_than_its_clip(way)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", LONG_SUMS)
 def test_a_record_that_is_not_drawn_moves_the_sum_by_no_more_than_is_charged(way):
-    """In a Poisson batch all that follow it take other places then, and so do the ends of every piece."""
+    """All that follow it take other places then, and so do the ends of every piece: the worst of all places."""
     count, added = 32768, LONG_SUMS[way]
     numbers = torch.ones(count // 128, 128)
     numbers[:, 64::2], numbers[:, 65::2] = 0.51 * 2.0**-17, -0.49 * 2.0**-17
@@ -438,7 +438,11 @@ def test_a_gradient_that_is_kept_has_the_norm_of_what_is_added(layer):
 @pytest.mark.parametrize("width", [16, 63, 163])
 @pytest.mark.parametrize("kind", ["linear", "convolutions", "positions"])
 def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_its_neighbours(kind, width):
-    """To the last digit: secure mode rests on it, since who is not drawn moves the others to other places."""
+    """To the last digit, with these layers and widths.
+
+    Secure mode does not rest on it: with others a last digit can depend on the place, so that there records lie in
+    random places of a batch (local_training.planned).
+    """
     torch.manual_seed(0)
     shape = {"linear": (784,), "convolutions": (1, 28, 28), "positions": (20, 32)}[kind]
     layers = {

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import shoal
@@ -17,7 +18,7 @@ STILL = {"local.lr": 1e-9}  # nothing is learnt, so no round is better than the 
 
 def public():
     """The same records for clients, and held-out ones that are nobody's."""
-    return dataclasses.replace(dataset(), test_owners=None)
+    return dataclasses.replace(dataset(), test_owners=None, held_out=False)
 
 
 def stopped(folder, config, **changes):
@@ -74,6 +75,14 @@ def test_private_held_out_records_are_refused_in_one_line(tmp_path):
     assert "\n" not in str(told.value)
     with pytest.raises(ConfigError, match="belong to its clients"):
         play(tmp_path, PRIVATE | {"stop": {"patience": 2, "public": True}})
+    with pytest.raises(ConfigError, match="cut from the same table"):  # nobody's by name, and yet protected
+        shoal.run(
+            {"algorithm": "dp-sgd", "records.batch": 4, "stop": {"patience": 2, "public": True}},
+            data=shoal.from_arrays(np.ones((40, 4), np.float32), np.arange(40) % 2, name="mine"), model=network(),
+            runs=tmp_path,
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="figures computed with personal layers"):
+        stopped(tmp_path, PRIVATE | {"local.personal": "2", "stop": {"patience": 2, "public": True}})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -772,11 +772,43 @@ def _counted(claim: Mapping[str, Any], rounds: list[dict[str, Any]]) -> Line:
         found = [charge for charge in line["charges"] if pair.items() <= charge.items()]
         if not found:
             return Line("no", what, f"the ledger has no charge for round {line['round']} under {claim['adjacency']}")
+        if (because := _too_few(line, [charge["event"] for charge in found])) is not None:
+            return Line("no", what, because)
         counts.update(canonical(charge["event"]) for charge in found)
     certified = {canonical(each["event"]): each["times"] for each in claim["chain"]["events"]}
     if counts != certified:
         return Line("no", what, "the events and how often they happened are not those of the ledger")
     return Line("yes", what, f"its {sum(counts.values())} charges are those of the ledger")
+
+
+def _too_few(line: Mapping[str, Any], events: list[Event]) -> str | None:
+    """Why a charge for several rounds is not one of as many."""
+    first, last = line.get("first", line["round"]), line["round"]
+    for event in events if last > first else ():
+        named, free = _rounds_of(event)
+        if not (named == last - first + 1 or (free and named <= last - first)):
+            return f"the ledger charges rounds {first} to {last} with the events of {named}"
+    return None
+
+
+def _rounds_of(event: Event) -> tuple[int, bool]:
+    """How many rounds the charge of several names, and whether there may be more, of no cost or with no proof.
+
+    Equal rounds in a row are a `repeat` of a `compose` of one event; others stand one after the other.
+    """
+    if event["event"] == "compose":
+        parts = [_part_of(each) for each in event["of"]]
+        return sum(count for count, _ in parts), not parts or any(free for _, free in parts)
+    return _part_of(event)
+
+
+def _part_of(event: Event) -> tuple[int, bool]:
+    inner: Any = event.get("of")
+    if event["event"] == "unbounded" or (event["event"] == "compose" and not inner):
+        return 0, True
+    if event["event"] == "repeat" and inner["event"] == "compose" and len(inner["of"]) == 1:
+        return int(number(event, "count")), False
+    return int(event["event"] != "sampler-error"), False  # which stands beside the noise of a round
 
 
 def _sites(held: Mapping[str, Any], given: Mapping[str, Path]) -> Iterator[Line]:

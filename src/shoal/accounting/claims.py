@@ -6,6 +6,7 @@ paper's own recipe gives; it is always labelled with that recipe and never turns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event, TwoLevel, leaves
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import Adjacency
+from shoal.accounting.theorems import Adjacency, refused_for_clients
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
@@ -27,6 +28,9 @@ GRAPH = "that part of delta is also for the sparse graph of secure aggregation"
 
 COHORTS = "the server draws who takes part at random, as agreed"
 """Added to claims against a server that are means over who takes part: it could choose one client every time."""
+
+PUBLIC_K = "the number of clients, "
+"""How claims for clients begin to say that it is public."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -138,13 +142,18 @@ def prove(
     event: Event,
     delta: float,
     accountant: str = "pld",
-    adjacency: Adjacency = "add-or-remove",
+    *,
+    adjacency: Adjacency,
     clients: int | None = None,
 ) -> Proven:
     """What is proven for a unit against an observer after these events; `clients`: K, which is public.
 
     The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
+    if unit == "client" and accountants.unbounded(event) is None:
+        refused = refused_for_clients(event, adjacency, observer)
+        if refused is not None:
+            return nothing(unit, observer, refused, adjacency)
     found = claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
     drawn = any(isinstance(leaf, TwoLevel) and 0 < leaf.client_rate < 1 for leaf in leaves(event))
     return saying(found, COHORTS) if drawn and observer == "server" else found
@@ -154,7 +163,7 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
     """An accountant's answer as a claim."""
     if answer.epsilon is None or not answer.valid:
         return nothing(unit, observer, answer.because or "the accountant gives no bound", adjacency)
-    public = f"the number of clients, {clients:,}, is public" if unit == "client" and clients else None
+    public = f"{PUBLIC_K}{clients:,}, is public" if unit == "client" and clients else None
     rests_on = "; ".join(each for each in (answer.because, public) if each) or None
     sampler = answer.sampler_delta or None
     return Proven(
@@ -165,6 +174,21 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
 def of_research(found: Proven) -> Proven:
     """A claim for seeded noise, with what it assumes besides."""
     return saying(found, RESEARCH)
+
+
+def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
+    """A claim with all that it assumes of its run, by what the first line of the ledger says of that.
+
+    The claims of a run that ended and of one that was killed both pass through here.
+    """
+    assumed = [
+        RESEARCH if facts.get("random") == "research" else None,
+        GRAPH if found.observer == "server" and facts.get("sparse_graph") else None,
+        facts.get("users") if found.unit == "user" else None,
+    ]
+    for words in filter(None, assumed):
+        found = saying(found, words)
+    return replace(found, simulated=found.unit == "client" and bool(facts.get("simulated")))
 
 
 def saying(found: Proven, words: str) -> Proven:

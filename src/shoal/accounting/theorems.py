@@ -196,6 +196,13 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
     return by_size(event)
 
 
+def refused_for_clients(event: Event, adjacency: Adjacency, observer: Observer) -> str | None:
+    """Why the table has no theorem for a client to whom this happened; None where it has one for all of it."""
+    schemes = dict.fromkeys(_schemes(event)) or ("none",)
+    cells = (TABLE.get(("clients", scheme, adjacency, observer), Cell()) for scheme in schemes)
+    return next((cell.refused for cell in cells if cell.refused), None)
+
+
 def _schemes(event: Event) -> Iterator[str]:
     """The sampling schemes anywhere in the event; a unit that always takes part was not sampled."""
     match event:

@@ -2,7 +2,8 @@
 
     TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta
 
-for every pair of the run's curve delta(epsilon), so the least of many pairs is drawn.
+for every pair of the run's curve delta(epsilon), so the least of many pairs is drawn: straight lines, whose corners
+are all among the points, so that a line from point to point lies nowhere below it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from shoal.accounting import accountants
-from shoal.accounting.claims import Proven, prove
+from shoal.accounting.claims import Proven, nothing, prove
 from shoal.accounting.events import Event
 from shoal.accounting.theorems import Adjacency
+from shoal.errors import ConfigError
 
 MEMBERSHIP: Adjacency = "add-or-remove"  # a record is a member, or it is not
 EPSILONS = np.append(0.0, np.geomspace(0.01, 30.0, 60))
 RATES = np.append(0.0, np.geomspace(1e-5, 1.0, 201))
-"""With 0.001 and 0.01 among them: between two points the curve lies above the line."""
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,15 @@ class Allowed:
     @classmethod
     def by(cls, event: Event, delta: float) -> Allowed | None:
         """The curve of these events; None where nothing is proven."""
-        claim = prove("record", "release", event, delta, adjacency=MEMBERSHIP)
+        claim = claimed(event, delta)
         if claim.epsilon is None:
             return None
         answers = [accountants.delta(event, float(each), adjacency=MEMBERSHIP) for each in EPSILONS]
         deltas = np.array([each.delta if each.valid and each.delta is not None else 1.0 for each in answers])
-        most = most_true_positives(RATES, np.append(EPSILONS, claim.epsilon), np.append(deltas, delta))
-        return cls(claim, [(float(x), float(y)) for x, y in zip(RATES, most, strict=True)])
+        pairs = np.append(EPSILONS, claim.epsilon), np.append(deltas, delta)
+        rates = np.union1d(RATES, corners(*pairs))
+        most = most_true_positives(rates, *pairs)
+        return cls(claim, [(float(x), float(y)) for x, y in zip(rates, most, strict=True)])
 
     def tpr(self, fpr: float) -> float:
         """The most true positives at this rate of false ones."""
@@ -57,9 +61,37 @@ class Allowed:
         }
 
 
+def claimed(event: Event, delta: float) -> Proven:
+    """What is proven for a record that is trained on or not; nothing where no theorem covers that."""
+    try:
+        return prove("record", "release", event, delta, adjacency=MEMBERSHIP)
+    except ConfigError as error:
+        return nothing("record", "release", str(error), MEMBERSHIP)
+
+
 def most_true_positives(fpr: np.ndarray, epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
     """The most true positives at each rate of false ones that all pairs allow."""
-    steep = np.exp(epsilons) * fpr[:, None] + deltas
-    flat = 1 - np.exp(-epsilons) * (1 - deltas - fpr[:, None])
-    most: np.ndarray = np.minimum(np.minimum(steep, flat).min(1), 1.0)
+    slopes, offsets = _lines(epsilons, deltas)
+    most: np.ndarray = (slopes * fpr[:, None] + offsets).min(1)
     return most
+
+
+def corners(epsilons: np.ndarray, deltas: np.ndarray) -> np.ndarray:
+    """The rates of false positives at which the most true ones that all pairs allow go from one line to another."""
+    slopes, offsets = _lines(epsilons, deltas)
+    one, other = np.triu_indices(len(slopes), 1)
+    steeper = slopes[one] != slopes[other]
+    one, other = one[steeper], other[steeper]
+    at = (offsets[other] - offsets[one]) / (slopes[one] - slopes[other])
+    inside = (at > 0) & (at < 1)
+    at, one = at[inside], one[inside]
+    lowest = slopes[one] * at + offsets[one] <= most_true_positives(at, epsilons, deltas) + ROUNDING
+    found: np.ndarray = at[lowest]
+    return found
+
+
+def _lines(epsilons: np.ndarray, deltas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slopes and offsets of the lines that both inequalities of every pair draw; the last is TPR = 1."""
+    factors = np.exp(epsilons)
+    slopes, offsets = np.append(factors, 1 / factors), np.append(deltas, 1 - (1 - deltas) / factors)
+    return np.append(slopes, 0.0), np.append(offsets, 1.0)

@@ -7,7 +7,8 @@
 
 Every model is trained as the configuration says, on a random half of a pool of records; each is the target once, with
 all others as its shadow models (one pooled variance, as the authors advise for few shadows), for as many rounds as
-`budget.epsilon` allows. Where an epsilon is proven, the most that it allows any attack stands beside them.
+`budget.epsilon` allows. Where an epsilon is proven for a record that is there or not, and one record more moves no
+others, the most that it allows any attack stands beside them.
 
 Advantage is max(TPR - FPR) over all thresholds. As a maximum it is above 0 even for uninformed scores: `guessing` is
 its mean when membership is shuffled.
@@ -24,15 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.accounting.events import Compose, Event
+from shoal.accounting import accountants
+from shoal.accounting.events import Compose, Event, Unbounded
+from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import event
-from shoal.attacks.allowed import Allowed
+from shoal.attacks.allowed import Allowed, claimed
 from shoal.attacks.attacked_task import of_classes
 from shoal.calling import call
 from shoal.config import Config
 from shoal.data import Dataset
 from shoal.errors import ConfigError
 from shoal.inputs import Inputs, parts, take
+from shoal.mechanisms.setting import Setting
 from shoal.prepare import limit_of, load_data, prepare, with_features
 from shoal.random.streams import Streams
 from shoal.tasks import Task
@@ -43,6 +47,11 @@ FEW_FALSE = {"tpr_at_0_1_percent_fpr": 0.001, "tpr_at_1_percent_fpr": 0.01}
 SHUFFLES = 200
 MOST_POINTS = 200
 LEARNT = 1 / 3  # of the way from guessing to no error: below it a model has little to leak
+DIVIDED = Unbounded("records are divided among clients, so that one record more moves others to other clients")
+TURNED = Unbounded("whole updates are clipped, and one record more may turn an update around")
+COUNTED = Unbounded(
+    "how often a record is used follows from the number of records: records.rate and local.steps set it"
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,8 @@ class Membership:
     threshold: Roc
     lira: Roc
     offline: Roc
-    allowed: Allowed | None  # None where nothing is proven for a record
+    allowed: Allowed | None
+    unbounded: str | None  # why there is no such curve
     seconds: float
     losses: np.ndarray = field(repr=False, compare=False)  # [M, n]
     member: np.ndarray = field(repr=False, compare=False)
@@ -153,7 +163,7 @@ class Membership:
         if self.allowed is not None:
             rocs["allowed"] = self.allowed.points
         found = {name: getattr(self, name) for name in names}
-        return found | {"warning": self.warning, "claim": claim, "roc": rocs}
+        return found | {"warning": self.warning, "claim": claim, "unbounded": self.unbounded, "roc": rocs}
 
 
 def membership(
@@ -198,7 +208,8 @@ def membership(
             progress(place + 1, models)
     loss = np.stack([each.losses for each in shadows])
     phi = confidence(loss)
-    fewest = shadows[int(member.sum(1).argmin())]  # its records are sampled most often
+    done, delta = _same([each.event for each in shadows]), limit_of(config).delta
+    allowed = Allowed.by(done, delta)
     return Membership(
         algorithm=config.algorithm.name,
         dataset=dataset.name,
@@ -211,7 +222,8 @@ def membership(
         threshold=Roc.of(-loss.ravel(), member.ravel(), streams),
         lira=Roc.of(likelihood_ratios(phi, member).ravel(), member.ravel(), streams),
         offline=Roc.of(offline_scores(phi, member).ravel(), member.ravel(), streams),
-        allowed=Allowed.by(fewest.event, limit_of(config).delta),
+        allowed=allowed,
+        unbounded=claimed(done, delta).because if allowed is None else None,
         seconds=round(time.perf_counter() - started, 2),
         losses=loss,
         member=member,
@@ -296,7 +308,23 @@ class _Shadow:
     train_accuracy: float
     test_accuracy: float
     rounds: int
-    event: Event  # for a record, against who sees released models
+    event: Event  # for a record that is trained on or not, against who sees released models
+
+
+def _same(events: list[Event]) -> Event:
+    """The event of all models, of which each has another number of records."""
+    return events[0] if len(set(events)) == 1 else COUNTED
+
+
+def _joining(algorithm: Algorithm, setting: Setting, rounds: int) -> Event:
+    """What one record more or less in the training set costs; charges are for one in the place of another.
+
+    Where each record is clipped and sampled by itself, the two differ only in how far a sum moves.
+    """
+    done = Compose(tuple(event(algorithm, setting, t, "record", "release") for t in range(rounds)))
+    if accountants.unbounded(done) is not None:
+        return done
+    return DIVIDED if setting.clients > 1 else done if algorithm.per_update is None else TURNED
 
 
 def _trained(config: Config, dataset: Dataset, pool: np.ndarray, member: np.ndarray) -> _Shadow:
@@ -317,10 +345,10 @@ def _trained(config: Config, dataset: Dataset, pool: np.ndarray, member: np.ndar
         x = {name: part.to(like[name]) for name, part in x.items()} if isinstance(x, dict) else x.to(like[""])
         y = dataset.train_y[torch.from_numpy(pool)].to(simulator.model.device)
         losses, hits = _losses(module, dataset.task, x, y)
-        of_round = [event(config.algorithm, simulator.setting, t, "record", "release") for t in range(rounds)]
+        cost = _joining(config.algorithm, simulator.setting, rounds)
     finally:
         simulator.close()
-    return _Shadow(losses, float(hits[member].mean()), test, rounds, Compose(tuple(of_round)))
+    return _Shadow(losses, float(hits[member].mean()), test, rounds, cost)
 
 
 @torch.inference_mode()

@@ -252,7 +252,7 @@ def _membership(
 
 def _allows(found: Membership) -> str:
     if found.allowed is None:
-        return "Nothing is proven for a record, so nothing bounds what an attack may find."
+        return f"No epsilon bounds what an attack may find here: {found.unbounded}."
     return (
         f"For a record, against who sees released models: {found.allowed.claim.words()}. No attack passes the curve."
     )

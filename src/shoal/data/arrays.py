@@ -122,6 +122,7 @@ def from_arrays(
         known_task=task,
         users=users,
         test_users=test_users,
+        held_out=test is None,
     )
 
 

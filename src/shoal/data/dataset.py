@@ -69,6 +69,7 @@ class Dataset:
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
         users: The users of each training row, numbered from 0, [N, U], -1 where it has fewer; None where unknown.
         test_users: Those of each test row.
+        held_out: Whether test rows were held out of the same table as the training rows.
         files: The files on disk whose rows are read when they are needed; none where all are in memory.
     """
 
@@ -89,6 +90,7 @@ class Dataset:
     files: tuple[Released, ...] = ()
     users: np.ndarray | None = None
     test_users: np.ndarray | None = None
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

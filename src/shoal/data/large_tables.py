@@ -253,6 +253,7 @@ def _dataset(path: Path, schema: Schema, folder: Path, about: dict[str, Any]) ->
         known_task=choose(TaskSettings(kind=schema.task, range=schema.range), tensors["y"], schema.outputs),
         features=schema.features,
         files=tuple(files.values()),
+        held_out=True,
     )
 
 

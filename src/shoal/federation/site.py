@@ -52,6 +52,7 @@ USERS = ("user_columns", "clients_per_user", "public_ownership")
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 INTERNAL_ERROR = "internal error at {site}; see its log"
 LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
+COMPARED = "compared.json"
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,16 @@ class Owner:
 
 
 class Site:
-    """Answers the coordinator's messages; `log` is called with one line for each event."""
+    """Answers the coordinator's messages; `log` is called with one line for each event.
 
-    def __init__(self, owner: Owner, log: Log = lambda _words: None) -> None:
+    `joins`: its owner has just let it join, so that it may answer any terms; else it goes on after a restart.
+    """
+
+    def __init__(self, owner: Owner, log: Log = lambda _words: None, joins: bool = True) -> None:
         require_platform()
         self.owner, self._log = owner, printable(log)
         self.ended: str | None = None
         self.refused: str | None = None
-        self._compared: str | None = None
         self._terms: Terms | None = None
         self._site_ledger: SiteLedger | None = None
         self._cohort: SimulatedCohort | None = None
@@ -100,6 +103,9 @@ class Site:
         self._secure: SecureAggregationClient | None = None
         self._state: State = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
+        if joins:
+            (owner.folder / COMPARED).unlink(missing_ok=True)
+        self._compared = self._kept_compared()
 
     def answer(self, kind: str, message: Payload) -> Payload:
         """Return the answer to a message; a refusal is also an answer, and gives the reason."""
@@ -137,9 +143,10 @@ class Site:
             raise InvalidMessage(f"there is no round {first}")
         if self._compared not in (None, terms.digest):
             # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
+            self._log(f"{self.owner.folder / COMPARED} names the last terms: remove it, and others are answered")
             raise Refused("this site has answered other terms; it must join again to take part in another run")
         if self._terms is None:
-            self._accept(terms)
+            self._accept(terms, new=self._kept_progress().get("terms") != terms.digest)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             first = terms.settings.algorithm.clients.charged_from(first, terms.setting.clients)
@@ -151,7 +158,7 @@ class Site:
                 self._log(self._secure.words())
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
-    def _accept(self, terms: Terms) -> None:
+    def _accept(self, terms: Terms, new: bool = False) -> None:
         self.owner.bounds.refuse(terms)
         settings = terms.settings
         algorithm = settings.algorithm
@@ -177,6 +184,9 @@ class Site:
         if any(getattr(terms.setting, name) != getattr(sites, name) for name in USERS):
             raise Refused("what the terms say of users differs from their configuration")
         self._compared = terms.digest
+        if new:  # on disk before the data are looked at
+            kept = {release.KEY: release.SITE, "terms": terms.digest}
+            write_whole(self.owner.folder / COMPARED, json.dumps(kept).encode())
         try:
             dataset = self.owner.records(terms)
             self._refuse_unfit(terms, dataset)
@@ -286,6 +296,8 @@ class Site:
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
         kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
         self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t))
+        if self._kept_compared() == terms.digest:  # a round was charged for that bit
+            (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
         spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
         cost = (
@@ -394,6 +406,11 @@ class Site:
         text = path.read_text(encoding="utf-8")
         text = json.loads(text).get("terms", text)  # earlier versions wrote the terms alone
         return Terms.read(text, self.owner.plugins)
+
+    def _kept_compared(self) -> str | None:
+        """The last terms that the data were compared with, where no round of them has been charged since."""
+        path = self.owner.folder / COMPARED
+        return str(json.loads(path.read_text(encoding="utf-8")).get("terms")) if path.exists() else None
 
     def _progress(self, terms: Terms, default: int) -> int:
         """The first round of this run that is not charged yet; `default` for a run that is new to this site."""

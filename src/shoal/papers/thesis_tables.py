@@ -69,7 +69,7 @@ def add_or_remove(noise: float, epochs: int) -> float:
 def poisson_clients(noise: float, rate: float, rounds: int, delta: float) -> float:
     """What PLD proves under Poisson sampling of clients, which the thesis accounts for; it samples a fixed number."""
     event = Repeat(Sampled("poisson", rate, Gaussian(noise)), rounds)
-    epsilon = prove("client", "release", event, delta, adjacency="add-or-remove").epsilon
+    epsilon = prove("client", "release", event, delta, adjacency="zero-out").epsilon
     assert epsilon is not None
     return epsilon
 

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from shoal import __version__, release
 from shoal.accounting import checker
 from shoal.accounting.chain import COMPOSED, explained
+from shoal.accounting.claims import PUBLIC_K
 from shoal.accounting.events import leaves, without_sampler
 from shoal.accounting.ledger import FILE, Record
 from shoal.accounting.rounding import up
@@ -238,7 +239,7 @@ def _assumptions(record: Record, claims: list[dict[str, Any]], boundaries: list[
     if any(claim["simulated"] for claim in proving):
         found.append("clients are simulated: records were assigned to them, and no real client is protected")
     for claim in proving:
-        found += [part for part in str(claim["because"] or "").split("; ") if part and "is public" not in part]
+        found += [part for part in str(claim["because"] or "").split("; ") if part and not part.startswith(PUBLIC_K)]
     found += [words for boundary in boundaries for words in boundary["assumes"]]
     if opened.get("random") == "secure":
         found.append("the operating system's random numbers cannot be predicted")

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from safetensors import SafetensorError, safe_open
 
-from shoal.accounting.claims import Observer, Proven, Unit, of_research, prove
+from shoal.accounting.claims import Observer, Proven, Unit, prove, stated
 from shoal.accounting.hash_chain import Verification
 from shoal.accounting.ledger import FILE, Record
 from shoal.accounting.theorems import Adjacency
@@ -19,7 +19,7 @@ from shoal.errors import LedgerError
 
 CHECKPOINT = "checkpoint/state.safetensors"
 _AFTERWARDS = "the run was charged again after a private selection had chosen it"
-_TOO_LITTLE = "the ledger, of an earlier version, names no delta or adjacency; resume the run to its end"
+_TOO_LITTLE = "the ledger, of an earlier version, does not say what its claims assume; resume the run to its end"
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,11 @@ def _charged(record: Record, unit: Unit, observer: Observer) -> Proven:
     opened = record.opened or {}
     delta = (opened.get("budget") or {}).get("delta")
     adjacency = _neighbours(record, unit, observer)
-    if adjacency is None or not isinstance(delta, float):
+    if adjacency is None or not isinstance(delta, float) or (unit == "user" and "users" not in opened):
         return Proven(unit, observer, None, None, None, _TOO_LITTLE)
     event = record.charged_event(unit, observer)
     found = prove(unit, observer, event, delta, adjacency=adjacency, clients=opened.get("clients"))
-    found = of_research(found) if opened.get("random") == "research" else found
-    return replace(found, simulated=unit == "client" and bool(opened.get("simulated")))
+    return stated(found, opened)
 
 
 def _neighbours(record: Record, unit: Unit, observer: Observer) -> Adjacency | None:

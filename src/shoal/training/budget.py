@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
-from shoal.accounting.claims import GRAPH, Observer, Proven, Unit, of_research, prove, saying
+from shoal.accounting.claims import Observer, Proven, Unit, prove, stated
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
 from shoal.accounting.ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
@@ -138,13 +138,7 @@ class Spending:
         spent = self._ledger.charged_event(unit, who)
         clients = self._setting.clients
         found = prove(unit, who, spent, self.limit.delta, adjacency=ADJACENCIES[unit], clients=clients)
-        if not self._setting.secure:
-            found = of_research(found)
-        if who == "server" and self._setting.graph_failure:
-            found = saying(found, GRAPH)
-        if unit == "user":
-            found = saying(found, users_said(self._setting))
-        return replace(found, simulated=unit == "client" and self._setting.simulated)
+        return stated(found, assumed_facts(self._setting))
 
     def by_client(self, sizes: np.ndarray) -> list[tuple[int, Proven]]:
         """What is proven for a record of each client, against released models: (client, claim), the worst first.
@@ -216,6 +210,14 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
             f"budget.epsilon {budget.epsilon:g} does not pay for the first round ({needed}); raise it, add noise, or "
             f"let budget.calibrate=true choose the noise{meant}"
         )
+
+
+def assumed_facts(setting: Setting) -> dict[str, Any]:
+    """What claims assume besides what was charged (claims.stated), for the first line of the ledger."""
+    facts: dict[str, Any] = {"clients": setting.clients, "simulated": setting.simulated}
+    facts["random"] = "secure" if setting.secure else "research"
+    facts |= {"sparse_graph": True} if setting.graph_failure else {}
+    return facts | ({"users": users_said(setting)} if setting.user_columns else {})
 
 
 def users_said(setting: Setting) -> str:

@@ -70,7 +70,7 @@ def end(message: Message, context: Context) -> Message:
 
 
 def _answered(message: Message, context: Context) -> Message:
-    site = Site(owner(dict(context.node_config)), lambda words: print(words, flush=True))
+    site = Site(owner(dict(context.node_config)), lambda words: print(words, flush=True), joins=False)
     try:
         answer = site.answer(message.metadata.message_type, unpack(message.content, MOST_BYTES))
     except InvalidMessage as problem:
