@@ -36,6 +36,7 @@ from shoal.mechanisms.sanitiser import State as State
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
+from shoal.mechanisms.step_test import StepTest
 from shoal.random.secure_streams import FINE, charged, grid
 
 Draw = Callable[[int], np.random.Generator]
@@ -189,6 +190,15 @@ class StepMechanism(Mechanism, ABC):
     @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What the local steps of a round cost one unit, as one observer sees them."""
+
+    @property
+    def test(self) -> StepTest | None:
+        """The test that a step must pass to be kept; None where all are."""
+        return None
+
+    def audited(self) -> Self:
+        """The same as an audit runs it: every step is kept."""
+        return self
 
     def assumes(self) -> tuple[str, ...]:
         """Who draws the noise."""
