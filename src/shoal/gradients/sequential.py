@@ -65,7 +65,9 @@ class FunctionalNetwork:
         with evaluating(self._module) as module:
             for k in range(len(params) if y.shape[1] else 0):
                 given = arguments(of(x, k, slice(None)))
-                made[k] = self._losses(output_of(func.functional_call(module, self.layout.views(params[k]), *given)), y[k])
+                made[k] = self._losses(
+                    output_of(func.functional_call(module, self.layout.views(params[k]), *given)), y[k]
+                )
         return made
 
     def _trained(self) -> list[Entry]:

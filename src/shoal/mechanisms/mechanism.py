@@ -200,6 +200,13 @@ class StepMechanism(Mechanism, ABC):
         """The same as an audit runs it: every step is kept."""
         return self
 
+    def until_kept(self, batch: int) -> Self | None:
+        """For one whose paper charges only the steps that are kept: the same where few are, and one ends the round.
+
+        Tests are on batches of this size, expected. None where there is no such claim.
+        """
+        return None
+
     def assumes(self) -> tuple[str, ...]:
         """Who draws the noise."""
         return ("each client draws the noise of its local steps itself, and tells nobody",)

@@ -20,6 +20,7 @@ from shoal.mechanisms.schedules import Schedule, require_scale
 from shoal.mechanisms.step_test import StepTest
 from shoal.random.secure_streams import STEPS, charged
 
+TAIL = 2.0  # standard deviations of the test's noise, in an audit of the paper's claim
 FOR_ONE_RECORD = Unbounded("the noise of steps that are tried and tested is scaled for one record, not for a client")
 UNCOUNTED = Unbounded("it is not public how many steps are tried: set local.steps")
 
@@ -96,5 +97,11 @@ class SelectiveRelease(StepNoise):
         return f"{super().limits(rounds)}; {self.test_noise_multiplier:g} x on the test of each step"
 
     def audited(self) -> Self:
-        """The same as an audit runs it: every step passes its test, so that the noise of all of them is seen."""
-        return replace(self, threshold=float("inf"))
+        """The same as an audit runs it: every step passes its test, which has so much noise that it costs little."""
+        largest = max(self.noise_schedule().values(100))
+        return replace(self, threshold=float("inf"), test_noise_multiplier=4 * largest)
+
+    def until_kept(self, batch: int) -> Self:
+        """The same where of steps that lower the loss 1 in 44 is kept, and the first that is ends the round."""
+        low = -1 - 2 * TAIL * self.test_noise_multiplier
+        return replace(self, test_batch=batch, test_clip=1e-5, threshold=low, updates=1)

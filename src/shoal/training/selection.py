@@ -56,9 +56,7 @@ class Selection:
             batches[:, k, : rows.shape[1]] = chosen
         source = normals(streams, "test noise", numbers, clients.tolist(), params[:, :1], kernels=context.kernels)
         kept = params.new_zeros(len(clients))
-        return cls(
-            per_step.test, context.network, context.client_data, batches, source, kept, context.micro_batch
-        )
+        return cls(per_step.test, context.network, context.client_data, batches, source, kept, context.micro_batch)
 
     def active(self, active: Tensor) -> Tensor:
         """Which clients [K] try another step."""
@@ -71,7 +69,7 @@ class Selection:
         self._step += 1
         changes = self.test.clipped(self._change(before, after, records).double()).unsqueeze(1)
         noisy = torch.zeros_like(changes)
-        self.noise.add(noisy, active * self.test.scale, changes)
+        self.noise.add(noisy, torch.full_like(active, self.test.scale), changes)  # all at once is fastest
         passed = self.test.passed(noisy.squeeze(1)) & (active > 0)
         self.kept += passed
         return passed
