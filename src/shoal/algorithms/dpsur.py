@@ -7,8 +7,8 @@
 One client holds everything: set `data.clients=1`. The paper charges the T steps that are kept, and tries as many as
 it takes. That is refuted: the data decide which steps are thrown away (Xie & Huang (2026)), and an audit of the
 paper's claim sees it. Here a round tries `local.steps` at most, a public number, and all of them are charged, each
-with its test. The losses are divided by the expected size of a batch, not by the size that was drawn. Defaults are those
-of MNIST at epsilon 1 in the authors' code, without its noisy normalisation of features.
+with its test. The losses are divided by the expected size of a batch, not by the size that was drawn. Defaults are
+those of MNIST at epsilon 1 in the authors' code, without its noisy normalisation of features.
 
 J. Fu, Q. Ye, H. Hu, Z. Chen, L. Wang, K. Wang, X. Ran (2023), DPSUR: Accelerating Differentially Private Stochastic
 Gradient Descent Using Selective Update and Release. https://arxiv.org/abs/2311.14056

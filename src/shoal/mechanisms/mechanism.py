@@ -362,6 +362,15 @@ class RoundNoise(Mechanism, ABC):
     def multiplier(self, t: int, total: int) -> float:
         """The noise of round t, in units of the bound."""
 
+    @property
+    def unsettled(self) -> bool:
+        """Is some of it still to be computed, so that another platform may find other digits?"""
+        return False
+
+    def settled(self, participation: Participation) -> Self:
+        """The same with all that it computes at the start written out: the coordinator adds it, and sites charge it."""
+        return self
+
     def fitted(self, participation: Participation) -> Self:
         """The same for clients that take part so: correlated noise may be optimised for that."""
         return self
