@@ -59,7 +59,13 @@ def test_nothing_is_proven_where_a_number_is_not_public_or_a_noise_is_0():
     silent = replace(DPSUR, per_step=replace(DPSUR.per_step, test_noise_multiplier=0.0))
     assert "set local.steps" in charged(unknown).because
     assert charged(silent) == Unbounded("the noise is 0")
-    assert "not for a client" in charged(setting=replace(MNIST, clients=10), unit="client").because
+
+
+def test_a_client_is_protected_in_name_only_and_by_its_own_noise_alone():
+    setting = Setting(10, 5, sizes=(100,))
+    for observer in ("release", "server"):
+        found = leaves(charged(setting=setting, unit="client", observer=observer))
+        assert found == {Gaussian(2.0 / 100 / 2): 60, Gaussian(1.3): 60}
 
 
 def test_a_user_is_charged_for_the_test_too():

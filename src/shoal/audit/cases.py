@@ -22,6 +22,7 @@ from shoal.algorithms.base import Algorithm, Local, Server
 from shoal.algorithms.charges import SOMEWHERE, calibrated, whole_run
 from shoal.algorithms.charges import event as first_event
 from shoal.algorithms.published_epsilon import thesis_both
+from shoal.audit.bounds import Tradeoff, renyi_tradeoff, tradeoff
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.schedules import NO_NOISE, parse
@@ -42,6 +43,13 @@ class Claim:
     delta: float
     event: Event
     adjacency: Adjacency
+    renyi: bool = False
+    """Is it a claim about the event's Renyi divergences, which bound less than the event does?"""
+
+    @property
+    def tradeoff(self) -> Tradeoff:
+        """The curve that no test may pass if the claim is true."""
+        return (renyi_tradeoff if self.renyi else tradeoff)(self.event, self.adjacency)
 
 
 @dataclass(frozen=True)
@@ -172,8 +180,8 @@ def _kept(record: Algorithm, unit: Unit, epsilon: float) -> Case | None:
     if unit != "record" or record.per_step is None or record.per_step.until_kept(BATCH) is None:
         return None
     small, setting = _small(record, unit, "steps", 1)
-    budget = Budget(epsilon, DELTA)
-    scaled = calibrated(replace(small, per_step=record.per_step), setting, budget, unit, "server")
+    budget = Budget(epsilon, DELTA, "rdp")
+    scaled = calibrated(replace(small, per_step=record.per_step.until_kept(BATCH)), setting, budget, unit, "server")
     event = whole_run(scaled, setting, 1, unit, "server")
     metrics = budget.cost(event).epsilon
     assert metrics is not None
@@ -183,7 +191,8 @@ def _kept(record: Algorithm, unit: Unit, epsilon: float) -> Case | None:
         f"one step on {BATCH} records, tried until it is kept, {TRIED} times at most, noise {noise_of(scaled):.3g} "
         f"so that the paper's recipe gives epsilon {epsilon:g}, and a threshold that few steps pass"
     )
-    return Case(played, unit, "published", "steps", setting, Claim(metrics, DELTA, event, "add-or-remove"), note)
+    claim = Claim(metrics, DELTA, event, "add-or-remove", renyi=True)
+    return Case(played, unit, "published", "steps", setting, claim, note)
 
 
 def _unclaimed(record: Algorithm, unit: Unit) -> Case:

@@ -368,7 +368,7 @@ class RoundNoise(Mechanism, ABC):
         return False
 
     def settled(self, participation: Participation) -> Self:
-        """The same with all that it computes at the start written out: the coordinator adds it, and sites charge it."""
+        """The same with all that it computes at the start written out: a site charges what its coordinator adds."""
         return self
 
     def fitted(self, participation: Participation) -> Self:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from shoal.accounting.events import Compose, Event, Unbounded
+from shoal.accounting.events import Compose, Event, TwoLevel, Unbounded
 from shoal.accounting.theorems import Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.gaussian import StepNoise
@@ -21,7 +21,6 @@ from shoal.mechanisms.step_test import StepTest
 from shoal.random.secure_streams import STEPS, charged
 
 TAIL = 2.0  # standard deviations of the test's noise, in an audit of the paper's claim
-FOR_ONE_RECORD = Unbounded("the noise of steps that are tried and tested is scaled for one record, not for a client")
 UNCOUNTED = Unbounded("it is not public how many steps are tried: set local.steps")
 
 
@@ -75,12 +74,11 @@ class SelectiveRelease(StepNoise):
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """Every step that may be tried, and its test; client sampling, which both share, amplifies neither."""
-        if unit == "client":
-            return FOR_ONE_RECORD
         if round.steps is None:
             return UNCOUNTED
         round = replace(round, clients=round.clients if round.clients.separated else Clients("all"))
-        steps = super().event(round, unit, observer)
+        # a client's own noise is all that counts for it: what others add depends on which of their steps are kept
+        steps = super().event(round, unit, "server" if unit == "client" else observer)
         if isinstance(steps, Unbounded):
             return steps
         noise = self.test_noise_multiplier
@@ -88,6 +86,8 @@ class SelectiveRelease(StepNoise):
             return NO_NOISE
         if round.setting.secure:
             noise = charged(noise, STEPS)
+        if unit == "client":  # whatever it holds
+            return Compose((steps, TwoLevel(1.0, 1.0, round.steps, noise, local="none")))
         other = Records("poisson", self.test_batch, max_per_user=round.records.max_per_user)
         tests = self._of_records(replace(round, records=other), unit, 1.0, noise)
         return tests if isinstance(tests, Unbounded) else Compose((steps, tests))
@@ -103,5 +103,6 @@ class SelectiveRelease(StepNoise):
 
     def until_kept(self, batch: int) -> Self:
         """The same where of steps that lower the loss 1 in 44 is kept, and the first that is ends the round."""
-        low = -1 - 2 * TAIL * self.test_noise_multiplier
-        return replace(self, test_batch=batch, test_clip=1e-5, threshold=low, updates=1)
+        noise = max(self.noise_schedule().values(100)) / 4  # so that the claim is mostly about the test
+        low = -1 - 2 * TAIL * noise
+        return replace(self, test_batch=batch, test_clip=1e-5, test_noise_multiplier=noise, threshold=low, updates=1)
