@@ -74,7 +74,7 @@ class SelectiveRelease(StepNoise):
 
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """Every step that may be tried, and its test; client sampling, which both share, amplifies neither."""
-        if round.steps is None:
+        if (tried := round.steps) is None:
             return UNCOUNTED
         round = replace(round, clients=round.clients if round.clients.separated else Clients("all"))
         # a client's own noise is all that counts for it: what others add depends on which of their steps are kept
@@ -87,7 +87,7 @@ class SelectiveRelease(StepNoise):
         if round.setting.secure:
             noise = charged(noise, STEPS)
         if unit == "client":  # whatever it holds
-            return Compose((steps, TwoLevel(1.0, 1.0, round.steps, noise, local="none")))
+            return Compose((steps, TwoLevel(1.0, 1.0, tried, noise, local="none")))
         other = Records("poisson", self.test_batch, max_per_user=round.records.max_per_user)
         tests = self._of_records(replace(round, records=other), unit, 1.0, noise)
         return tests if isinstance(tests, Unbounded) else Compose((steps, tests))
