@@ -224,7 +224,7 @@ def _first(
     clients: np.ndarray,
     index: RoundIndex,
     state: dict[str, Tensor],
-    count: int,
+    count: int = 1,
 ) -> LocalSteps:
     """The state before the first of `count` steps: every client has the model, and its own personal layers."""
     algorithm, local = context.algorithm, context.algorithm.local
