@@ -136,6 +136,8 @@ def _without_noise(method):
     for boundary in ("per_step", "per_update", "per_round"):
         if hasattr(getattr(method, boundary), "noise_multiplier"):
             found.append(f"{boundary}.noise_multiplier=0.0")
+    if method.per_step is not None and method.per_step.test is not None:  # every step passes
+        found += ["per_step.test_noise_multiplier=0.0", "per_step.threshold=2.0"]
     return found
 
 

@@ -30,6 +30,7 @@ def test_a_curve_of_replaced_units_is_lower_and_a_sampled_one_higher():
     x = np.array([0.05, 0.2, 0.5])
     whole = bounds.tradeoff(Gaussian(2.0), "add-or-remove")(x)
     assert (bounds.tradeoff(Gaussian(2.0), "replace-one")(x) < whole).all()
+    assert (bounds.renyi_tradeoff(Gaussian(2.0), "add-or-remove")(x) < whole).all()
     assert (bounds.tradeoff(Sampled("poisson", 0.3, Gaussian(2.0)), "add-or-remove")(x) > whole).all()
     assert (bounds.tradeoff(Repeat(Compose((Gaussian(2.0),)), 4), "add-or-remove")(x) < whole).all()
 

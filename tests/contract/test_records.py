@@ -79,7 +79,8 @@ def stepping(record, steps=1, rows=None, **changes):
         record = replace(record, per_record=replace(record.per_record, beta1=1 - 1e-9))
     if rows is not None:
         changes["records"] = chosen(record.records, rows)
-    return replace(record, local=steps_of, **changes)
+    kept = record.per_step.audited()  # a step that is undone shows no noise
+    return replace(record, local=steps_of, **({"per_step": kept} | changes))
 
 
 def sums(sim, t=0, attempt=0, clients=range(CLIENTS), memory=None):
@@ -101,8 +102,9 @@ def unit(sim, t=0) -> float | Tensor:
 def charged(sim, t=0) -> TwoLevel:
     """What a round is charged for a record, against whoever watches the steps."""
     found = event(sim.cohort.algorithm, replace(sim.setting, parameters=0), t, "record", "client-process")
-    assert isinstance(found, TwoLevel)
-    return found
+    steps = found.events[0] if sim.cohort.algorithm.per_step.test else found  # and their tests
+    assert isinstance(steps, TwoLevel)
+    return steps
 
 
 def noise_of(record, t=0) -> float:

@@ -21,6 +21,7 @@ from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
+from shoal.mechanisms import correlated
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
 from support.federations import farthest, served, settings, simulated
@@ -72,6 +73,36 @@ def test_groups_with_secret_sampling_are_simulated_only_and_both_sides_say_so(tm
     terms = Terms("run", to_toml(configure(given)), Setting(4, 3), ("0", "1"), (1, 8, 8), 650, None)
     with pytest.raises(InvalidMessage, match=r"clients\.sampling=cyclic-poisson can only be simulated"):
         Terms.read(terms.text).settings  # noqa: B018
+
+
+def test_a_site_is_charged_by_the_numbers_that_make_the_noise_whatever_it_would_find_itself(tmp_path, monkeypatch):
+    """It takes part in rounds 1 and 5: its ledger is the norm of C's columns there, of the coordinator's C."""
+    given = spaced(per_round__factorisation="band-inverse", per_round__bands=3)
+    config = configure(given | {"rounds": ROUNDS, "federation.seeded": False})
+    setting, digits = Setting(4, ROUNDS, all_answer=False), load("digits")
+    noise = config.algorithm.per_round.multiplier(0, 1)
+    unsettled = Terms("run", to_toml(config), setting, digits.classes, digits.input_shape, 650, None)
+    with pytest.raises(InvalidMessage, match=r"without its numbers \(per_round\.numbers\)"):
+        unsettled.settings  # noqa: B018
+    algorithm = config.algorithm.settled(ROUNDS, 4)
+    algorithm = replace(algorithm, per_round=replace(algorithm.per_round, numbers=(1.0, -0.25, -0.125)))
+    terms = replace(unsettled, config=to_toml(replace(config, algorithm=algorithm)))
+    monkeypatch.setattr(correlated, "factorise", None)  # nothing is optimised at the site
+    site = Asked(Owner("site", tmp_path / "site", reader("digits", part=0)), terms)
+    assert "agreed" in site.answer(TERMS, Payload({"terms": terms.text, "round": 0})).values
+    assert site.ask(1) is None
+    assert site.ask(5) is None
+    inverse = np.eye(ROUNDS) - 0.25 * np.eye(ROUNDS, k=-1) - 0.125 * np.eye(ROUNDS, k=-2)
+    columns = np.linalg.inv(inverse)[:, [1, 5]].sum(1)
+    assert site.shift() == pytest.approx(columns @ columns / noise**2, rel=1e-3)  # and the grid of secure mode
+
+
+def test_a_run_keeps_the_numbers_of_its_noise(tmp_path):
+    result, grid = served(tmp_path, spaced(per_round__factorisation="blt", per_round__buffers=2) | {"rounds": 1})
+    (written,) = {payload.values["terms"] for to, _, kind, payload in grid.wire if (to, kind) == ("to", TERMS)}
+    kept = configure(result.run / "config.toml").algorithm.per_round
+    assert len(kept.numbers) == 4
+    assert Terms.read(written).settings.algorithm.per_round == kept
 
 
 @dataclass

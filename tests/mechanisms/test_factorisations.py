@@ -11,7 +11,7 @@ from scipy.stats import norm
 from shoal.errors import ConfigError
 from shoal.mechanisms import factorisations
 from shoal.mechanisms.correlated import PAST, Correlated
-from shoal.mechanisms.factorisations import errors, factorise
+from shoal.mechanisms.factorisations import errors, factorise, given
 from shoal.mechanisms.participation import Participation
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
@@ -174,3 +174,37 @@ def test_in_secure_mode_the_kept_noise_is_that_which_was_released():
 def test_buffers_and_factorisations_that_do_not_exist_are_refused():
     with pytest.raises(ConfigError, match=r"per_round\.buffers must be from 1 to 16, got 0"):
         Correlated(1.0, buffers=0)
+
+
+@pytest.mark.parametrize("kind", factorisations.OPTIMISED)
+def test_numbers_that_were_found_make_the_same_noise_again(kind):
+    found = factorise(kind, 3, 0.5, SMALL)
+    again = given(kind, found.numbers)
+    assert again.coefficients(9).tolist() == found.coefficients(9).tolist()
+    assert again.inverse(9).tolist() == found.inverse(9).tolist()
+    settled = Correlated(1.0, bands=3, momentum=0.5, factorisation=kind).settled(SMALL)
+    assert settled.numbers == found.numbers
+    assert settled.factors(SMALL) is again
+    assert settled.settled(Participation(4)) is settled
+
+
+def test_what_needs_no_optimising_has_no_numbers():
+    for kind in ("square-root", "bisr"):
+        noise = Correlated(1.0, bands=3, factorisation=kind)
+        assert noise.settled(SMALL) is noise
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "words"),
+    [
+        ("blt", (0.9, 0.8, 0.7), "must be pairs that fall from below 1 to above 0"),
+        ("blt", (0.8, 0.9), "must be pairs that fall"),
+        ("blt", (1.0, 0.9), "must be pairs that fall"),
+        ("banded", (0.5, 0.1), "must begin with 1, got 0.5"),
+        ("banded", (1.0, 0.1, 0.1, 0.1), "must be 3 or fewer, got 4"),
+        ("square-root", (1.0, 0.5), "square-root has none: leave them out"),
+    ],
+)
+def test_numbers_of_no_factorisation_are_refused(kind, numbers, words):
+    with pytest.raises(ConfigError, match=words):
+        Correlated(1.0, bands=3, factorisation=kind, numbers=numbers)

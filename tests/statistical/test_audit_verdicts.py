@@ -160,6 +160,16 @@ def test_noise_that_follows_the_data_is_violated_several_times_over(name, least)
 
 
 @pytest.mark.slow
+def test_charging_only_the_steps_that_are_kept_is_violated():
+    """Fu et al. (2023) claim no more than Renyi divergences, which allow more than the Gaussians that have them."""
+    (outcome,) = audit(
+        algorithm("dpsur"), kind="published", epsilon=4, effort=replace(LITTLE, step_trials=400), seed=3
+    )
+    assert (outcome.verdict, outcome.flagged) == ("VIOLATED", ["game"])
+    assert outcome.case.claim.renyi
+
+
+@pytest.mark.slow
 def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_it():
     (outcome,) = audit(algorithm("end-to-end"), level="client", effort=replace(LITTLE, round_trials=80), seed=3)
     assert outcome.verdict == "VIOLATED"

@@ -197,6 +197,17 @@ def pfl_epsilon(noise: float, batches: int, steps: int, delta: float = 1e-5) -> 
     return _figure(accountants.epsilon(_steps(1 / batches, noise, steps), delta).epsilon)
 
 
+# Fu et al. (2023): DPSUR
+
+
+def dpsur_epsilon(
+    rate: float, noise: float, test_rate: float, test_noise: float, updates: int, delta: float = 1e-5
+) -> float:
+    """What Fu et al. (2023), Theorem 5.6, count: steps that were kept, and their tests; none that was thrown away."""
+    event = Compose((_steps(rate, noise, updates), _steps(test_rate, test_noise, updates)))
+    return _figure(accountants.epsilon(event, delta, "rdp").epsilon)
+
+
 def _steps(rate: float, noise: float, count: int) -> Event:
     return Repeat(Sampled("poisson", rate, Gaussian(noise)), count)
 

@@ -19,6 +19,7 @@ from shoal.mechanisms import (
     gaussian,
     noise_shares,
     record_clipping,
+    selective_release,
     sparsification,
     update_clipping,
 )
@@ -36,6 +37,7 @@ def _own() -> dict[str, Algorithm]:
 def _own_mechanisms() -> dict[str, type[Mechanism]]:
     modules = (
         coordinate_clipping, update_clipping, correlated, record_clipping, gaussian, noise_shares, sparsification,
+        selective_release,
     )  # fmt: skip
     kinds = (kind for module in modules for kind in vars(module).values() if _is_mechanism(kind))
     return {kind.__name__: kind for kind in kinds}

@@ -236,6 +236,12 @@ class Algorithm:
             return None
         return self.bound({}, t, total)
 
+    def settled(self, rounds: int, clients: int) -> Algorithm:
+        """The same with all that its noise computes at the start written out, for these rounds and clients."""
+        if self.per_round is None:
+            return self
+        return replace(self, per_round=self.per_round.settled(self.clients.participation(rounds, clients)))
+
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
         """Raise a ConfigError where round t could not be run; checked before the first round."""
         expected = self.clients.expected(t, total, clients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from shoal.accounting.claims import Published
-from shoal.accounting.published import composed_epsilon, moments_epsilon, pfl_epsilon
+from shoal.accounting.published import composed_epsilon, dpsur_epsilon, moments_epsilon, pfl_epsilon
 from shoal.algorithms.base import Algorithm, Recipe
 from shoal.mechanisms.mechanism import StepMechanism
 from shoal.mechanisms.schedules import Schedule, parse
@@ -71,6 +71,19 @@ def pfl(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tu
     batches = algorithm.records.steps(max(setting.sizes), 1)
     words = "Bhaskar et al. (2025): Poisson batches of one client, add-or-remove; other copies are not counted"
     return (Published("record", pfl_epsilon(sigma, batches, rounds * steps, delta), delta, words),)
+
+
+def dpsur(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
+    """Fu et al. (2023), Theorem 5.6: the steps that are kept, with their tests, as if no other had been tried."""
+    assert algorithm.per_step is not None
+    test, sigma, tried = algorithm.per_step.test, _sigma(algorithm, setting), _steps(algorithm, setting)
+    if test is None or sigma * test.noise_multiplier == 0 or tried is None or not setting.sizes:
+        return ()
+    records, kept = max(setting.sizes), rounds * min(tried, test.updates or tried)
+    rates = algorithm.records.share(records), min(1.0, test.batch / max(1, records))
+    epsilon = dpsur_epsilon(rates[0], sigma, rates[1], test.noise_multiplier, kept, delta)
+    words = f"Fu et al. (2023), Theorem 5.6: RDP of {kept} steps that are kept and of their tests, add-or-remove"
+    return (Published("record", epsilon, delta, words),)
 
 
 def _client_rate(algorithm: Algorithm, setting: Setting) -> float:

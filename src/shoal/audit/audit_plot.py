@@ -44,7 +44,7 @@ def _panel(axes: Axes, outcome: Outcome) -> None:
     claim, game = outcome.case.claim, outcome.game
     axes.plot(x, 1 - x, color="#b8bfc6", linestyle=":", linewidth=1)
     if claim is not None:
-        allowed = bounds.tradeoff(claim.event, claim.adjacency)(x)
+        allowed = claim.tradeoff(x)
         axes.fill_between(x, 0, allowed, color="#f4ded6", linewidth=0)
         axes.plot(x, allowed, color="#5b6470", linewidth=1.2, label=f"{outcome.case.kind} {up(claim.epsilon, 2)}")
     colour = COLOURS[outcome.verdict]

@@ -46,9 +46,13 @@ class Effort:
     round_pairs: int = 60
 
     def trials(self, case: Case) -> int:
-        """Where a claim is far from true the bound is as large as the trials allow, so there are more of them."""
+        """Where a claim is far from true the bound is as large as the trials allow, so there are more of them.
+
+        Not where each takes many steps.
+        """
         trials = self.step_trials if case.where == "steps" else self.round_trials
-        return trials * (3 if case.kind == "published" else 1)
+        many = case.where == "steps" and case.record.local.steps != 1
+        return trials * (3 if case.kind == "published" and not many else 1)
 
     def for_broken(self) -> Effort:
         """What is broken shows in fewer rounds, which are what takes time."""
@@ -202,7 +206,7 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
             found.flagged += ["canaries"] if second.epsilon > claimed else []
     if not (hurry and found.flagged and case.where == "sum"):
         found.game = game.play(case, broken.played, effort.trials(case), broken.streams)
-        if claim and bounds.passes(found.game.points, bounds.tradeoff(claim.event, claim.adjacency)):
+        if claim and bounds.passes(found.game.points, claim.tradeoff):
             found.flagged.insert(0, "game")
     if case.kind != "proven" or not effort.pairs:
         return found

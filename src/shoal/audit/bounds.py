@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.accounting import pld
+from shoal.accounting import accountants, pld
 from shoal.accounting.events import Event, without_sampler
 from shoal.accounting.theorems import Adjacency, counted
 
@@ -93,6 +93,13 @@ def tradeoff(event: Event, adjacency: Adjacency) -> Tradeoff:
     epsilons = np.concatenate([[0.0], np.geomspace(1e-3, 30.0, 300)])
     deltas = np.array([max(profile.delta(float(value)) for profile in profiles) for value in epsilons])
     return _envelope(epsilons, deltas)
+
+
+def renyi_tradeoff(event: Event, adjacency: Adjacency) -> Tradeoff:
+    """The same, wider, for a claim of no more than the event's Renyi divergences."""
+    epsilons = np.concatenate([[0.0], np.geomspace(1e-2, 30.0, 300)])
+    found = (accountants.delta(event, float(value), "rdp", adjacency).delta for value in epsilons)
+    return _envelope(epsilons, np.array([1.0 if delta is None else delta for delta in found]))
 
 
 def tradeoff_at(epsilon: float, delta: float) -> Tradeoff:

@@ -89,6 +89,9 @@ def step_neighbours(case: Case, streams: Streams) -> tuple[Holder, Holder]:
         return [*of_unit(case, Row(0.0)), *others], [*of_unit(case, Row(FAR * clip)), *others]
     if case.kind == "proven":
         return [Row(0.999 * clip), *others], [Row(FAR * clip, sign=-1), *others]
+    if case.record.per_step is not None and case.record.per_step.test is not None:  # one more decides what passes
+        against = [Row(0.1 * clip, sign=-1)] * (BATCH - 1)
+        return against, [Row(clip), *against]
     others = [Row(0.5 * clip, place) for place in range(1, BATCH)]
     return others, [Row(clip), *others]
 

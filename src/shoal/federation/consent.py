@@ -125,7 +125,8 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit != "client" and per_step is not None and clip is not None:
         moved = clip.excess(setting.layers) * (1 if unit == "record" else algorithm.records.max_per_user or math.inf)
-        return min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / moved
+        least = min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / moved
+        return least if per_step.test is None else min(least, per_step.test.noise_multiplier)
     if algorithm.priced and observer == "release":
         alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
         return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)

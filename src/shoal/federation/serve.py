@@ -127,6 +127,7 @@ def coordinator(
     config = replace(config, federation=section)
     dataset, engine, sites = dataset_of(_without_owners(config), data), config.engine, population(config)
     config, module, dataset = with_model(config, dataset, model, sites)
+    config = replace(config, algorithm=config.algorithm.settled(config.rounds, config.data.clients))
 
     device, per_record = pick_device(engine.device), config.algorithm.per_record is not None
     module = module.to(device)

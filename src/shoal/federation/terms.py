@@ -73,6 +73,7 @@ class Terms:
         try:
             config = configure(tomllib.loads(self.config), allowed=self.allowed)
             refuse_groups(config.algorithm)
+            refuse_unsettled(config.algorithm)
             if self.schema != schema_digest(config):
                 raise InvalidMessage("the terms' schema digest is not that of their configuration's schema")
             return config
@@ -219,6 +220,15 @@ def refuse_groups(algorithm: Algorithm) -> None:
         raise ConfigError(
             f"clients.sampling={algorithm.clients.sampling} can only be simulated; for a federation use "
             f"min-separation or cyclic, which need no secret sampling"
+        )
+
+
+def refuse_unsettled(algorithm: Algorithm) -> None:
+    """Raise a ConfigError where a site would have to find itself what the coordinator's noise is made of."""
+    if algorithm.per_round is not None and algorithm.per_round.unsettled:
+        raise ConfigError(
+            "the terms name an optimised factorisation without its numbers (per_round.numbers), by which a site is "
+            "charged: install the same Shoal everywhere"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.calling import call, in_training
+from shoal.calling import call, evaluating, in_training
 from shoal.errors import ModelError
 from shoal.gradients.dropout import dropping
 from shoal.gradients.layers.attention import put_records_first
@@ -91,6 +91,17 @@ class BatchedNetwork:
         taped.bind(params, [] if tape is None else tape, records)
         with dropping(seeds, taped.places if self.drops else None):
             return call(module, each(x, lambda part: part.flatten(0, 1)))
+
+    @torch.no_grad()
+    def losses(self, params: Tensor, x: Inputs, y: Tensor) -> Tensor:
+        """The loss of every record, [K, B]."""
+        if y.shape[1] == 0:
+            return params.new_zeros(y.shape[:2])
+        module, taped = self._own
+        taped.bind(params, [], y.shape[:2].numel())
+        with evaluating(module), without_autocast(params):
+            outputs = call(module, each(x, lambda part: part.flatten(0, 1)))
+            return self._losses(outputs, y.flatten(0, 1)).view(y.shape[:2])
 
     @contextmanager
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> Iterator[None]:

@@ -122,6 +122,9 @@ class Network(Protocol):
             A tape, from which the gradient can be added anywhere.
         """
 
+    def losses(self, params: Tensor, x: Inputs, y: Tensor) -> Tensor:
+        """The loss of every record [K, B] in eval mode, for clients with parameters [K, P]; without gradients."""
+
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         """While it is open, updates of `params` may be deferred where that is faster.
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, func, nn
 
-from shoal.calling import arguments, call, in_training, output_of
+from shoal.calling import arguments, call, evaluating, in_training, output_of
 from shoal.gradients.dropout import dropping
 from shoal.gradients.layout import Entry, Layout
 from shoal.gradients.losses import Losses, cross_entropy
@@ -57,6 +57,18 @@ class FunctionalNetwork:
     def deferred_updates(self, start: Tensor, params: Tensor, batch: int) -> AbstractContextManager[None]:
         """Nothing is deferred here."""
         return nullcontext()
+
+    @torch.no_grad()
+    def losses(self, params: Tensor, x: Inputs, y: Tensor) -> Tensor:
+        """The loss of every record, [K, B]."""
+        made = params.new_zeros(y.shape[:2])
+        with evaluating(self._module) as module:
+            for k in range(len(params) if y.shape[1] else 0):
+                given = arguments(of(x, k, slice(None)))
+                made[k] = self._losses(
+                    output_of(func.functional_call(module, self.layout.views(params[k]), *given)), y[k]
+                )
+        return made
 
     def _trained(self) -> list[Entry]:
         return [entry for entry in self.layout.entries if entry.trainable]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch import Tensor
 from shoal.accounting.events import Event, Unbounded
 from shoal.accounting.theorems import Unit
 from shoal.errors import ConfigError
-from shoal.mechanisms.factorisations import Factorisation, Kind, factorise
+from shoal.mechanisms.factorisations import OPTIMISED, Factorisation, Kind, factorise, given
 from shoal.mechanisms.gaussian import Gaussian, gaussian_like
 from shoal.mechanisms.mechanism import Round, State, UpdateMechanism
 from shoal.mechanisms.participation import Array, Participation
@@ -49,12 +49,15 @@ class Correlated(Gaussian):
         momentum: The server's momentum, for which the correlation is made.
         factorisation: How noise is correlated; `banded`, `blt` and `band-inverse` are optimised at the start.
         buffers: Models that `blt` keeps between rounds.
+        numbers: What was found for an optimised factorisation, instead of optimising it again: its bands or, for
+            `blt`, decay and zero of each buffer in turn. A coordinator sends them to its sites.
     """
 
     bands: int = 1
     momentum: float = 0.0
     factorisation: Kind = "square-root"
     buffers: int = 3
+    numbers: tuple[float, ...] = ()
 
     correlated: ClassVar[bool] = True
     _participation: ClassVar[Participation] = Participation(1)  # set by `fitted`
@@ -67,6 +70,11 @@ class Correlated(Gaussian):
             raise ConfigError(f"per_round.buffers must be from 1 to {MOST_BUFFERS}, got {self.buffers}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"per_round.momentum must be in [0, 1), got {self.momentum}")
+        if self.numbers:
+            given(self.factorisation, self.numbers)
+            most = 2 * self.buffers if self.factorisation == "blt" else self.bands
+            if len(self.numbers) > most:
+                raise ConfigError(f"per_round.numbers must be {most} or fewer, got {len(self.numbers)}")
 
     event = Gaussian.event  # by its `coefficients`
 
@@ -75,6 +83,15 @@ class Correlated(Gaussian):
         made = copy.copy(self)
         object.__setattr__(made, "_participation", participation)
         return made
+
+    @property
+    def unsettled(self) -> bool:
+        """Is its factorisation still to be optimised?"""
+        return self.factorisation in OPTIMISED and not self.numbers
+
+    def settled(self, participation: Participation) -> Self:
+        """The same with the numbers of its factorisation."""
+        return replace(self, numbers=self.factors(participation).numbers) if self.unsettled else self
 
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, on which the sum lies."""
@@ -92,6 +109,8 @@ class Correlated(Gaussian):
 
     def factors(self, participation: Participation) -> Factorisation:
         """The factorisation, for clients that take part so."""
+        if self.numbers:
+            return given(self.factorisation, self.numbers)
         size = self.buffers if self.factorisation == "blt" else self.bands
         return factorise(self.factorisation, size, self.momentum, participation)
 

@@ -28,10 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.errors import ConfigError
 from shoal.mechanisms.participation import Array, Participation
 
 Kind: TypeAlias = Literal["square-root", "banded", "blt", "bisr", "band-inverse"]
 Objective: TypeAlias = Callable[[Array], tuple[float, Array]]
+OPTIMISED: tuple[Kind, ...] = ("banded", "blt", "band-inverse")
+"""What is found numerically: on another platform, or with other libraries, its last digits may be others."""
 STEP = 0.01  # the length of the first step: after a longer one, 1/c may grow with every round
 OVERFLOW = 2000.0  # an objective that no float64 reaches
 LARGEST = 20.0  # of a free number: the ratio of two decays is then still below 1
@@ -47,6 +50,11 @@ class Factorisation(ABC):
     @abstractmethod
     def inverse(self, rounds: int) -> Array:
         """The coefficients of C^-1 over so many rounds; fewer where the rest is 0."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> tuple[float, ...]:
+        """What defines it, as `given` takes it."""
 
     @property
     @abstractmethod
@@ -70,6 +78,10 @@ class Banded(Factorisation):
 
     def coefficients(self, rounds: int) -> Array:
         return self.bands
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(self.bands.tolist())
 
     def inverse(self, rounds: int) -> Array:
         return inverse(self.bands, rounds)
@@ -98,6 +110,10 @@ class BandInverse(Factorisation):
         return self.bands
 
     @property
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(self.bands.tolist())
+
+    @property
     def vectors(self) -> int:
         return len(self.bands) - 1
 
@@ -114,6 +130,10 @@ class Buffered(Factorisation):
 
     decays: Array
     zeros: Array
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(np.stack([self.decays, self.zeros], axis=1).ravel().tolist())
 
     def coefficients(self, rounds: int) -> Array:
         return _exponentials(self.decays, self.zeros, rounds)
@@ -149,6 +169,27 @@ def factorise(kind: Kind, size: int, momentum: float, participation: Participati
     if kind == "banded":
         return Banded(_optimised(_root(bands, momentum), _of_bands(momentum, participation)))
     return BandInverse(_optimised(_inverse_root(bands, momentum), _of_inverse_bands(momentum, participation)))
+
+
+@lru_cache(maxsize=32)
+def given(kind: Kind, numbers: tuple[float, ...]) -> Factorisation:
+    """The factorisation with these numbers: a_1, p_1, a_2, ... of `blt`, else the bands of c or, by kind, of 1/c.
+
+    Raises:
+        ConfigError: They are not those of such a factorisation.
+    """
+    values = np.array(numbers)
+    if kind == "blt":
+        if len(values) % 2 or not (np.diff(values, prepend=1.0, append=0.0) < 0).all():
+            raise ConfigError(
+                "per_round.numbers of factorisation blt must be pairs that fall from below 1 to above 0"
+            )
+        return Buffered(values[::2], values[1::2])
+    if kind not in OPTIMISED:
+        raise ConfigError(f"per_round.numbers are of {', '.join(OPTIMISED)}; {kind} has none: leave them out")
+    if values[0] != 1:
+        raise ConfigError(f"per_round.numbers must begin with 1, got {numbers[0]:g}")
+    return Banded(values) if kind == "banded" else BandInverse(values)
 
 
 def errors(found: Factorisation, participation: Participation, momentum: float = 0.0) -> tuple[float, float]:

@@ -36,6 +36,7 @@ from shoal.mechanisms.sanitiser import State as State
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
+from shoal.mechanisms.step_test import StepTest
 from shoal.random.secure_streams import FINE, charged, grid
 
 Draw = Callable[[int], np.random.Generator]
@@ -189,6 +190,22 @@ class StepMechanism(Mechanism, ABC):
     @abstractmethod
     def event(self, round: Round, unit: Unit, observer: Observer) -> Event:
         """What the local steps of a round cost one unit, as one observer sees them."""
+
+    @property
+    def test(self) -> StepTest | None:
+        """The test that a step must pass to be kept; None where all are."""
+        return None
+
+    def audited(self) -> Self:
+        """The same as an audit runs it: every step is kept."""
+        return self
+
+    def until_kept(self, batch: int) -> Self | None:
+        """For one whose paper charges only the steps that are kept: the same where few are, and one ends the round.
+
+        Tests are on batches of this size, expected. None where there is no such claim.
+        """
+        return None
 
     def assumes(self) -> tuple[str, ...]:
         """Who draws the noise."""
@@ -344,6 +361,15 @@ class RoundNoise(Mechanism, ABC):
     @abstractmethod
     def multiplier(self, t: int, total: int) -> float:
         """The noise of round t, in units of the bound."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Is some of it still to be computed, so that another platform may find other digits?"""
+        return False
+
+    def settled(self, participation: Participation) -> Self:
+        """The same with all that it computes at the start written out: a site charges what its coordinator adds."""
+        return self
 
     def fitted(self, participation: Participation) -> Self:
         """The same for clients that take part so: correlated noise may be optimised for that."""

@@ -119,7 +119,8 @@ class TrainingContext:
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers, chunker = chunked(net)
-        graphs = Graphs() if recording and net.recordable else None
+        tested = algorithm.per_step is not None and algorithm.per_step.test is not None  # each test has its own batch
+        graphs = Graphs() if recording and net.recordable and not tested else None
         return cls(
             algorithm, net, client_data, chunker, workers, streams, personal, graphs, settings.kernels,
             chunker.micro_batch, settings.precision,

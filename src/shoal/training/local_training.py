@@ -4,7 +4,8 @@ for each client k:      w_k <- w
     for each step:      g_k <- gradient(w_k; its next batch), clipped and with noise where the method says so;
                                batches larger than memory in pieces (engine.micro_batch)
                         g_k <- g_k + proximal (w_k - w), shortened to max_grad_norm, where the configuration says so
-                        w_k <- w_k - lr g_k, or another optimiser's step (training/optimizers)
+                        w_k <- w_k - lr g_k, or another optimiser's step (training/optimizers), which is undone
+                               where the method tests it and it fails (training/selection)
     update_k <- w_k - w
 """
 
@@ -37,6 +38,7 @@ from shoal.training.optimizers.gradient_sum import SUM, GradientSum, OnGrid
 from shoal.training.optimizers.optimizer import Pulled, Shortened
 from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
+from shoal.training.selection import Selection
 
 OPTIMIZER_STATE = tuple(f"{name}." for kind in OPTIMIZERS.values() for name in kind.names)
 """The prefixes of the state's keys under which clients keep the state of their optimisers."""
@@ -71,11 +73,11 @@ def train(
     plan = planned(context, clients, index)
     inputs = _inputs(context, plan, params)
     with _drawing(context, clients, index):
-        steps = _first(context, params, clients, index, state)
+        steps = _first(context, params, clients, index, state, len(plan.batches))
         steps = context.graphs.run(steps, inputs) if context.graphs else steps.run(inputs)
     if steps.sanitiser and steps.sanitiser.metrics.non_finite:
         with _drawing(context, clients, index):  # the same numbers: no record may choose what is drawn
-            steps = _first(context, params, clients, index, state).run_carefully(inputs)
+            steps = _first(context, params, clients, index, state, len(plan.batches)).run_carefully(inputs)
     metrics = steps.sanitiser.metrics if steps.sanitiser else None
     if context.algorithm.sums_gradients:
         return steps.carried[SUM], metrics
@@ -217,9 +219,14 @@ def _drawing(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -
 
 
 def _first(
-    context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
+    context: TrainingContext,
+    params: Tensor,
+    clients: np.ndarray,
+    index: RoundIndex,
+    state: dict[str, Tensor],
+    count: int = 1,
 ) -> LocalSteps:
-    """The state before the first step: every client has the model, and its own personal layers."""
+    """The state before the first of `count` steps: every client has the model, and its own personal layers."""
     algorithm, local = context.algorithm, context.algorithm.local
     client_params = params.expand(len(clients), -1)
     if len(context.personal):
@@ -239,6 +246,7 @@ def _first(
     return LocalSteps(
         context.network, context.client_data, params, client_params, clipping, chosen, carried,
         local.proximal, local.max_grad_norm, context.micro_batch, context.precision, step,
+        Selection.of(context, client_params, clients, index, count),
     )  # fmt: skip
 
 
@@ -256,7 +264,7 @@ class LocalSteps:
 
     `carried`: what the optimiser carries from step to step, by name, with a row for each client. `micro_batch`: how
     many records of a client are run at once; None: its whole batch. `grid`: the step to whose multiples each record
-    is rounded, if any.
+    is rounded, if any. `selection`: tests each step, where the method does.
     """
 
     network: Network
@@ -271,6 +279,7 @@ class LocalSteps:
     micro_batch: int | None = None
     precision: Precision = "auto"
     grid: float | None = None
+    selection: Selection | None = None
 
     def run(self, inputs: Inputs) -> LocalSteps:
         """Run one step for each row of the inputs."""
@@ -290,13 +299,28 @@ class LocalSteps:
         visible. It is dropped from the same tape that found it: in another pass random layers would draw again.
         """
         for step in zip(*inputs, strict=True):
-            self._step(*step, carefully=True)
+            self.step(*step, carefully=True)
         return self
 
-    def step(self, *inputs: Tensor) -> None:
-        """One step of every client."""
+    def step(self, *inputs: Tensor, carefully: bool = False) -> None:
+        """One step of every client; `carefully` leaves out gradients without a finite norm."""
+        if self.selection is not None:
+            self._tried(self.selection, *inputs, carefully=carefully)
+            return
         with rough(self.precision, self.params) if self.sanitiser is None else nullcontext():
-            self._step(*inputs)
+            self._step(*inputs, carefully=carefully)
+
+    def _tried(self, selection: Selection, *inputs: Tensor, carefully: bool) -> None:
+        """One step, which is undone for the clients whose test it fails."""
+        records, mask, weights, seeds, active, *views = inputs
+        active = selection.active(active)
+        if not bool(active.any()):
+            return
+        before = {"": self.client_params.clone()} | {name: rows.clone() for name, rows in self.carried.items()}
+        self._step(records, mask, weights, seeds, active, *views, carefully=carefully)
+        failed = ~selection.passed(before[""], self.client_params, active)
+        for name, rows in before.items():
+            (self.carried[name] if name else self.client_params)[failed] = rows[failed]
 
     def _step(
         self,
@@ -308,7 +332,6 @@ class LocalSteps:
         *views: Tensor,
         carefully: bool = False,
     ) -> None:
-        """`carefully` leaves out gradients without a finite norm."""
         backward = self._backward_carefully if carefully else self._backward
         width, most = records.shape[1], self.micro_batch or records.shape[1]
         parts = records, mask, weights, seeds, *views
