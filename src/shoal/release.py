@@ -30,6 +30,7 @@ PAGE = "not for release: it shows figures that were computed from records withou
 SWEEP = "not for release: which cells were tried, and their seeds"
 LOG = "not for release: it states figures that were computed from records without noise"
 SITES = "not for release: who takes part, and how they behaved"
+CANARIES = "not for release: with it canary clients can be told apart before they are audited"
 SITE = "not for release: it belongs to this site, and reveals how many records are here, or what was learnt from them"
 TERMS = "may be released: what the federation asks of every site"
 AUDIT = "may be released: synthetic records, no one's data"

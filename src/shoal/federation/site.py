@@ -147,6 +147,8 @@ class Site:
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
             self._log(f"agreed to run {terms.run}: {words}")
+            if count := terms.settings.federation.canaries:
+                self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
         return Payload({"agreed": terms.digest, "name": self.owner.name})
