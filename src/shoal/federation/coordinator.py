@@ -372,6 +372,11 @@ class RemoteCohort(Cohort):
         )
 
     @property
+    def ledger_heads(self) -> list[tuple[str, str]]:
+        """The sites' names, and the heads of their ledgers, of those that sent theirs."""
+        return [(each.name, each.head) for each in self._roster.members.values() if each.head]
+
+    @property
     def over(self) -> str:
         """`sites` where an operator let the run end because too few sites are left."""
         return self._over
@@ -486,7 +491,9 @@ class RemoteCohort(Cohort):
             notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():
-                waiting.pop(reply.message_id, None)
+                node, payload = waiting.pop(reply.message_id, None), reply.payload
+                if node in connected and payload is not None and {"name", "head"} == payload.values.keys():
+                    self._roster.keep_head(connected[node], str(payload.values["head"]))
             waiting = {message: node for message, node in waiting.items() if node in connected}
             self._monitor.publish(self._status(connected))
             if not waiting and len(notified) >= self._roster.taken:

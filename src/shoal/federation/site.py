@@ -321,7 +321,7 @@ class Site:
             self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
         self._keep_progress(terms, first, last_turn, ended=True)
-        return Payload({"name": self.owner.name})
+        return Payload({"name": self.owner.name, "head": self._site_ledger.head})
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
