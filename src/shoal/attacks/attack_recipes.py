@@ -7,6 +7,7 @@
     gradinv   Geiping et al. (2020): cosine distance and total variation, Adam on the gradient's sign, inside the box
     gradinv-lbfgs   the same loss by L-BFGS: on a smooth network it converges where Adam does not
     imprint   Fowl et al. (2022): a malicious server plants weights and reads records off; no search
+    trap-weights   Boenisch et al. (2023): the same with weights that few records activate, in the first layer alone
 
 DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search; some end where the model is saturated
 and the slope is 0. CPL shortens steps that gain too little. A search that ends at a large loss restarts elsewhere
@@ -36,7 +37,7 @@ class Recipe:
         match: The distance between observed and simulated gradient.
         start: Where the search starts.
         labels: How labels are found.
-        optimiser: What minimises the distance; with `none` the records are read off (attacks.imprint).
+        optimiser: What minimises the distance; with `none` the records are read off (imprint, trap).
         iterations: The most in all, restarts included, counted as the papers do: an iteration of L-BFGS is `inner`
             evaluations, one of Adam is one.
         inner: See `iterations`.
@@ -106,8 +107,9 @@ IMPRINT = Recipe(
     name="imprint", paper="Fowl et al. (2022)", match="squared", start="uniform", labels="joint", optimiser="none",
     iterations=1,
 )  # fmt: skip
+TRAP = replace(IMPRINT, name="trap-weights", paper="Boenisch et al. (2023)")
 
-RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, CPL_TV, GRADINV, GRADINV_LBFGS, IMPRINT)}
+RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, CPL_TV, GRADINV, GRADINV_LBFGS, IMPRINT, TRAP)}
 
 
 def recipe(name: str) -> Recipe:

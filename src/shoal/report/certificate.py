@@ -267,7 +267,7 @@ def _not_covered(path: Path, claims: list[dict[str, Any]], sites: Mapping[str, P
 
 
 def _members(path: Path) -> list[tuple[str, str]] | None:
-    """The name of each site with a place in the run, and the head of its ledger that it sent; None of a simulation."""
+    """The names of sites with a place in the run, and the ledger heads they sent; None of a simulation."""
     try:
         kept = json.loads((path / "sites.json").read_text(encoding="utf-8"))
         members = [member for key, member in kept.items() if key != release.KEY and member["number"] is not None]
