@@ -1,9 +1,8 @@
-"""How often canary clients flag the Gaussian mechanism with the noise that is claimed, half of it and a quarter of it.
+"""How often canary clients flag the Gaussian mechanism with the noise that is claimed, and with half or a quarter.
 
     python benchmarks/canaries.py [--canaries 400] [--rounds 20] [--parameters 2000]
 
-The mechanism is played in numpy, without a federation: all canaries that their coins include take part in every round.
-One line is printed for each noise multiplier and share of the noise: what is proven, the verdicts, and the 10th, 50th
+The mechanism is played in numpy, without a federation: every canary that is included takes part in every round. One line is printed for each noise multiplier and share of the noise: what is proven, the verdicts, and the 10th, 50th
 and 90th percentile of the estimate for the final model.
 """
 

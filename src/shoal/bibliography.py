@@ -53,6 +53,8 @@ _OTHERS = (
      "Differentially Private Learning with Adaptive Clipping", "1905.03871"),
     ("Arivazhagan et al. (2019)", "M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary",
      "Federated Learning with Personalization Layers", "1912.00818"),
+    ("Boenisch et al. (2023)", "F. Boenisch et al.",
+     "When the Curious Abandon Honesty: Federated Learning Is Not Private", "2112.02918"),
     ("Carlini et al. (2022)", "N. Carlini et al.",
      "Membership Inference Attacks From First Principles", "2112.03570"),
     ("Choquette-Choo et al. (2023)", "C. A. Choquette-Choo et al.",

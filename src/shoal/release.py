@@ -25,6 +25,7 @@ PERSONAL = "not for release: each client's own layers, learnt from its records a
 DATA_KEY = "not for release: with it guesses about training rows can be tested against the digest in the ledger"
 LEDGER = "may be released where clients' sizes are public: sampling rates reveal them"
 CERTIFICATE = "may be released where clients' sizes are public: sampling rates reveal them"
+CERTIFICATE_OF_SITES = "may be released where it is public who takes part, and how large clients are: it names sites"
 BY_CLIENT = "not for release unless clients' sizes are public: it reveals them"
 PAGE = "not for release: it shows figures that were computed from records without noise"
 SWEEP = "not for release: which cells were tried, and their seeds"

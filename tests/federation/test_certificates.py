@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal import release
 from shoal.accounting import checker
 from shoal.accounting.ledger import Record
 from shoal.cli.main import main
@@ -44,6 +45,7 @@ def test_every_sites_head_is_bound_and_checked(tmp_path):
         name: Record.read(path)[1].head for name, path in ledgers.items()
     }
     assert not [line for line in held["not_covered"] if "ledgers of" in line]
+    assert held["release"] == release.CERTIFICATE_OF_SITES
     write(run, held)
     lines = checked(run, ledgers)
     assert checker.holds(lines)

@@ -83,7 +83,7 @@ def read_off(module: nn.Module, gradients: Tensor, shape: tuple[int, ...], batch
 
 
 def first_layer(module: nn.Module, attack: str) -> tuple[str, nn.Linear]:
-    """The first layer with its name; raises a ModelError where it is not linear, with a bias, and followed by ReLU."""
+    """The first layer with its name; a ModelError where it is not linear, with a bias, and followed by ReLU."""
     found = _leaves(module)[:2]
     if len(found) < 2 or not isinstance(found[0][1], nn.Linear) or not isinstance(found[1][1], nn.ReLU):
         raise ModelError(f"{attack} needs a network that begins with a linear layer and ReLU; use model=imprint-mlp")

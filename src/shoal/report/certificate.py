@@ -88,9 +88,10 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certific
     algorithm = _algorithm(path)
     boundaries = [] if algorithm is None else _boundaries(algorithm, int(read_config(path).get("rounds", 1)))
     claims = [{**claim, "chain": _chain(record, claim)} for claim in proven]
+    bound = _sites(path, sites or {}, str(opened.get("run")))
     held: dict[str, Any] = {
         "format": checker.FORMAT,
-        release.KEY: release.CERTIFICATE,
+        release.KEY: release.CERTIFICATE_OF_SITES if bound else release.CERTIFICATE,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": opened.get("run"),
         "algorithm": opened.get("algorithm"),
@@ -106,7 +107,7 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certific
             "model": _model(path, record),
             "code": {"run_by": _run_by(path), "certified_by": f"shoal {__version__}", "sources": sources()},
         },
-        "sites": _sites(path, sites or {}, str(opened.get("run"))),
+        "sites": bound,
         "references": [str(each) for each in cited(json.dumps([claims, boundaries], ensure_ascii=False))],
     }
     held = json.loads(json.dumps(held, default=str))
