@@ -2,8 +2,9 @@
 
     python benchmarks/canaries.py [--canaries 400] [--rounds 20] [--parameters 2000]
 
-The mechanism is played in numpy, without a federation: every canary that is included takes part in every round. One line is printed for each noise multiplier and share of the noise: what is proven, the verdicts, and the 10th, 50th
-and 90th percentile of the estimate for the final model.
+The mechanism is played in numpy, without a federation: every canary that is included takes part in every round. One
+line is printed for each noise multiplier and share of the noise: what is proven, the verdicts, and the 10th, 50th and
+90th percentile of the estimate for the final model.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ _OTHERS = (
      "Federated Learning with Personalization Layers", "1912.00818"),
     ("Boenisch et al. (2023)", "F. Boenisch et al.",
      "When the Curious Abandon Honesty: Federated Learning Is Not Private", "2112.02918"),
+    ("Yin et al. (2021)", "H. Yin, A. Mallya, A. Vahdat, J. M. Alvarez, J. Kautz, P. Molchanov",
+     "See through Gradients: Image Batch Recovery via GradInversion", "2104.07586"),
     ("Carlini et al. (2022)", "N. Carlini et al.",
      "Membership Inference Attacks From First Principles", "2112.03570"),
     ("Choquette-Choo et al. (2023)", "C. A. Choquette-Choo et al.",

@@ -36,16 +36,16 @@ def proven(noise, rate=1.0):
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(16.0, 1.0), (4.0, 1.0), (1.0, 0.1)])
-@pytest.mark.statistical(false_alarm=3e-6)
+@pytest.mark.statistical(false_alarm=4e-9)
 def test_the_right_noise_is_consistent_with_the_claim(noise, rate):
-    """By chance one of three seeds is flagged once in 300 times; two of them once in 300,000."""
+    """By chance a seed is flagged once in 1,000 times."""
     claimed = proven(noise, rate)
-    found = [measured(played(seed, noise, rate), claimed, DELTA) for seed in range(3)]
-    assert sum(each.verdict != "consistent" for each in found) < 2
+    found = [measured(played(seed, noise, rate), claimed, DELTA) for seed in range(4)]
+    assert sum(each.verdict != "consistent" for each in found) < 3
     assert all(0 <= seen.least <= claimed for each in found for seen in each.seen)
 
 
-@pytest.mark.statistical(false_alarm=1e-6)
+@pytest.mark.statistical(false_alarm=4e-9)
 def test_where_the_mechanism_is_gaussian_the_estimate_is_near_the_claim():
     """The other canaries add to the noise: in so many dimensions by a fourteenth of its scale."""
     noise, size = 2.0, 8_000
@@ -53,7 +53,7 @@ def test_where_the_mechanism_is_gaussian_the_estimate_is_near_the_claim():
     others = noted.canaries.included.sum() * ROUNDS**2 / size
     wanted = ROUNDS / math.sqrt(ROUNDS * noise**2 + others)
     for seen in measured(noted, proven(noise), DELTA).seen:
-        assert abs(seen.shift - wanted) < 5 * math.sqrt(4 / COUNT + wanted**2 / (2 * COUNT))
+        assert abs(seen.shift - wanted) < 6 * math.sqrt(4 / COUNT + wanted**2 / (2 * COUNT))
         assert seen.estimate == pytest.approx(epsilon_of_shift(seen.shift, DELTA))
         assert seen.least < seen.estimate_least < seen.estimate
     assert epsilon_of_shift(math.sqrt(ROUNDS) / noise, DELTA) == pytest.approx(proven(noise), rel=1e-3)

@@ -14,6 +14,7 @@ from shoal.attacks import imprint, trap
 from shoal.attacks.arithmetic import exact
 from shoal.attacks.attack_recipes import CPL, TRAP, Recipe
 from shoal.attacks.attacked_task import of_classes, refuse_other_losses
+from shoal.attacks.consensus import agreed
 from shoal.attacks.labels import infer
 from shoal.attacks.objective import Objective
 from shoal.attacks.observe import Kind, Seen, Victims, observe
@@ -266,7 +267,7 @@ def _search(
 
         first = int(group[0])
         own = replace(streams, seed=streams.number("group", first)) if first else streams
-        parts.append(reconstruct(objective, own, watch))
+        parts.append((reconstruct if recipe.copies == 1 else agreed)(objective, own, watch))
     joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in Found.__dataclass_fields__}
     return Found(**joined), reached
 

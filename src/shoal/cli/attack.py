@@ -32,7 +32,7 @@ def command(
     algorithm: Annotated[str, typer.Option(help="The method to attack; `shoal algorithms` lists them.")] = ("fedavg"),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
     attack: Annotated[
-        str, typer.Option(help="dlg, idlg, cpl, cpl-tv, gradinv, gradinv-lbfgs, imprint or trap-weights.")
+        str, typer.Option(help="dlg, idlg, cpl, cpl-tv, cpl-group, gradinv, gradinv-lbfgs, imprint or trap-weights.")
     ] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Number of victims.")] = 20,
