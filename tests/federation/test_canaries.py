@@ -11,12 +11,14 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal.accounting.ledger import Record
 from shoal.audit.federated_canaries import audit_federation
 from shoal.cli.main import main
 from shoal.errors import ConfigError, RunError
 from shoal.federation.policy import Bounds
 from shoal.federation.terms import TERMS
 from shoal.mechanisms.gaussian import Gaussian
+from shoal.report.certificate import certificate
 from shoal.training.canaries import FILE, Canaries, read
 from support.deployed import config, deployed
 from support.federations import full_cohort, served, settings
@@ -136,6 +138,9 @@ def test_over_the_network_sites_agree_and_the_run_is_audited(tmp_path):
         assert (found.canaries, found.rounds) == (100, 3)
         assert all(np.isfinite([seen.estimate, seen.least]).all() for seen in found.seen)
         assert [line["expected_clients"] for line in federation.metrics()] == [3, 3, 3]
+        heads = {site["name"]: site["head"] for site in certificate(federation.run)["sites"]}
+        own = {f"site-{n}": Record.read(tmp_path / f"own-{n}" / "ledger.jsonl")[1].head for n in range(2)}
+        assert heads == own, "the heads of their ledgers came over the network"
         reluctant.away()
     finally:
         federation.away()

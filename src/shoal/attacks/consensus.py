@@ -1,9 +1,9 @@
 """Group consistency: several searches for the same batch, then again with a pull to what they agree on.
 
-H. Yin, A. Mallya, A. Vahdat, J. M. Alvarez, J. Kautz, P. Molchanov (2021), See through Gradients: Image Batch Recovery
-via GradInversion. https://arxiv.org/abs/2104.07586. Their term is weight |x - E[x]|^2, with the mean over all searches
-of records that were matched first. Here records are matched by label and distance, in the first half of the iterations
-the searches are alone, and the mean that pulls in the second half is the first half's. Their statistics of batch
+H. Yin, A. Mallya, A. Vahdat, J. M. Alvarez, J. Kautz, P. Molchanov (2021), See through Gradients: Image Batch
+Recovery via GradInversion. https://arxiv.org/abs/2104.07586. Their term is weight |x - E[x]|^2, with the mean of all
+searches of records that were matched first. Here records are matched by label and distance. In the first half of the
+iterations the searches are alone; in the second half the mean of the first one pulls. Their statistics of batch
 normalisation are left out: no network of ours has any.
 """
 
