@@ -91,6 +91,21 @@ def test_a_site_that_sends_no_head_is_named_as_not_covered(tmp_path, answer):
     assert checker.holds(checked(run, ledgers))
 
 
+def test_a_site_that_leaves_once_it_has_answered_is_bound(tmp_path):
+    gone = []
+    grid = with_sites(tmp_path, 4)
+
+    def leave(kind, answer):
+        if kind == END:
+            gone.append(grid.sites.pop(BAD))
+        return answer
+
+    grid.changes = {BAD: leave}
+    run = served(tmp_path, full_cohort(), grid)[0].run
+    gone[0].close()
+    assert len(certificate(run)["sites"]) == 4
+
+
 def test_the_page_and_the_command_say_so(tmp_path, monkeypatch, capsys):
     run, _ = federation(tmp_path)
     monkeypatch.setattr(sys, "argv", ["shoal", "certify", str(run)])

@@ -487,13 +487,15 @@ class RemoteCohort(Cohort):
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
             connected = self._transport.connected()
+            self._identities |= connected
             messages = {node: Payload(values) for node in connected if node not in notified | self._dismissed}
             notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():
                 node, payload = waiting.pop(reply.message_id, None), reply.payload
-                if node in connected and payload is not None and {"name", "head"} == payload.values.keys():
-                    self._roster.keep_head(connected[node], str(payload.values["head"]))
+                if node is not None and payload is not None and payload.values.keys() == {"name", "head"}:
+                    # a site leaves as soon as it has answered
+                    self._roster.keep_head(self._identities[node], str(payload.values["head"]))
             waiting = {message: node for message, node in waiting.items() if node in connected}
             self._monitor.publish(self._status(connected))
             if not waiting and len(notified) >= self._roster.taken:
