@@ -28,7 +28,7 @@ def played(seed: int, noise: float, share: float, options: argparse.Namespace) -
     canaries, size = Canaries(seed, options.canaries, options.parameters), options.parameters
     directions = np.stack([each.numpy() for each in canaries.directions()]).astype(np.float64)
     draw = np.random.default_rng(seed)
-    model = draw.normal(size=size)
+    model = draw.normal(size=(2, size))[0]
     along = [directions @ model]
     for _ in range(options.rounds):
         model = model + directions[canaries.included].sum(0) + share * noise * draw.normal(size=size)
