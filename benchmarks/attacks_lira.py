@@ -1,21 +1,23 @@
-"""Our LiRA beside another reading of it, on the same losses of the same models.
+"""Our LiRA beside its authors' own code, on the same losses of the same models.
 
-    python benchmarks/attacks_lira.py [--algorithm dp-sgd] [--models 33] [--records 200] [--out lira.json]
+    python benchmarks/attacks_lira.py --authors plot.py [--algorithm dp-sgd] [--models 33] [--records 200]
 
-The other is written here from Carlini et al. (2022), with the choices of the authors' published analysis
-(tensorflow/privacy, research/mi_lira_2021): medians for means, a normal for each record with its own spread or one
-spread for all, SciPy's densities, scikit-learn's ROC, no allowance for the error of a mean. Offline it is the paper's
-one-sided test. It shares no line with shoal.attacks. One JSON object is printed.
+plot.py is research/mi_lira_2021/plot.py of github.com/tensorflow/privacy (Carlini et al. 2022), which is not part of
+this project: its `generate_ours` and `generate_ours_offline` are called as they are, for every model in turn with all
+others as its shadows. They take medians for means, the spread of each record or one for all, and no allowance for the
+error of a mean; offline their test is two-sided. One JSON object is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from shoal.attacks.membership import membership
@@ -30,32 +32,28 @@ TRAINING = {
 }  # fmt: skip
 
 
-def reference(
-    losses: np.ndarray, member: np.ndarray, online: bool, own_spread: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and answers for every model in turn, all others being its shadows."""
+def functions(path: Path) -> dict[str, Callable[..., Any]]:
+    """The functions of a Python file, without what else it does when it is run."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kept = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef)]
+    found: dict[str, Any] = {}
+    exec(compile(ast.Module(kept, []), str(path), "exec"), found)
+    return found
+
+
+def theirs(attack: Callable[..., Any], losses: np.ndarray, member: np.ndarray, fixed: bool) -> dict[str, float]:
+    """The authors' figures, over every model in turn."""
     p = np.exp(-np.clip(losses.astype(np.float64), 1e-7, 50))
-    phi = np.log(p) - np.log1p(-p)
-    scores, answers = [], []
-    for target in range(len(phi)):
-        rest = np.delete(np.arange(len(phi)), target)
-        shadows, trained = phi[rest], member[rest]
-        inside, outside = np.where(trained, shadows, np.nan), np.where(trained, np.nan, shadows)
-        spreads = [np.nanstd(side, axis=0) if own_spread else np.nanstd(side) for side in (inside, outside)]
-        out = norm(np.nanmedian(outside, axis=0), spreads[1] + 1e-30)
-        if online:
-            scores.append(norm.logpdf(phi[target], np.nanmedian(inside, axis=0), spreads[0] + 1e-30)
-                          - out.logpdf(phi[target]))  # fmt: skip
-        else:
-            scores.append(out.logcdf(phi[target]))
-        answers.append(member[target])
-    return np.concatenate(scores), np.concatenate(answers)
-
-
-def figures(scores: np.ndarray, answers: np.ndarray) -> dict[str, float]:
-    fpr, tpr, _ = roc_curve(answers, scores, drop_intermediate=False)
+    scores = (np.log(p) - np.log1p(-p))[:, :, None]
+    predictions, answers = [], []
+    for target in range(len(scores)):
+        rest = np.delete(np.arange(len(scores)), target)
+        found = attack(member[rest], scores[rest], member[[target]], scores[[target]], fix_variance=fixed)
+        predictions += found[0]
+        answers += found[1]
+    fpr, tpr, _ = roc_curve(answers, -np.array(predictions), drop_intermediate=False)
     return {
-        "auc": float(roc_auc_score(answers, scores)),
+        "auc": float(roc_auc_score(answers, -np.array(predictions))),
         "tpr_at_0_1_percent_fpr": float(tpr[fpr <= 0.001].max()),
         "tpr_at_1_percent_fpr": float(tpr[fpr <= 0.01].max()),
     }
@@ -63,6 +61,7 @@ def figures(scores: np.ndarray, answers: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--authors", type=Path, required=True, help="The authors' plot.py.")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--model", default="digits-mlp")
     parser.add_argument("--algorithm", default="fedavg", choices=list(TRAINING))
@@ -70,30 +69,27 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     base = {"algorithm": options.algorithm, "data.name": options.dataset, "model": options.model,
             "data.clients": 1, "rounds": options.rounds, "seed": options.seed, "engine.device": "cpu",
             "engine.threads": 1}  # fmt: skip
-    config = configure(base, TRAINING[options.algorithm])
-    found = membership(config, models=options.models, records=options.records)
+    named = functions(options.authors)
+    found = membership(configure(base, TRAINING[options.algorithm]), models=options.models, records=options.records)
     line = {
-        "settings": vars(options) | {"out": None},
+        "settings": {key: str(value) for key, value in vars(options).items()},
         "accuracy": [found.train_accuracy, found.test_accuracy],
         "seconds": found.seconds,
         "claim": found.facts()["claim"],
         "ours": found.rows(),
-        "reference": {
-            f"{'online' if online else 'offline'}, {'spread of each record' if own else 'one spread'}": figures(
-                *reference(found.losses, found.member, online, own)
+        "theirs": {
+            f"{way}, {'one spread' if fixed else 'spread of each record'}": theirs(
+                named[function], found.losses, found.member, fixed
             )
-            for online in (True, False)
-            for own in (False, True)
+            for way, function in (("online", "generate_ours"), ("offline", "generate_ours_offline"))
+            for fixed in (True, False)
         },
     }
     print(json.dumps(line))
-    if options.out:
-        options.out.write_text(json.dumps(line | {"roc": found.facts()["roc"]}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -308,8 +309,10 @@ def carry_out(
             if stopped == "stopped":
                 raise Interrupted(folder.path, trainer.done, trainer.rounds)
             by_client = _by_client(trainer, spending)
-            proven = _ended(ledger, spending, stopped, by_client)
-            result = _released(config, trainer, folder, stopped, proven, passed)
+            proven = _proven(ledger, spending)
+            model = _model_file(config, trainer, folder, ledger, proven)
+            _end(ledger, trainer, stopped, proven, by_client, model)
+            result = _released(config, trainer, folder, stopped, proven, model, passed)
             plain = _without_privacy(trainer) if config.baseline else []
             result.baseline = plain[-1][result.headline] if plain else None
             result.seconds = round(time.perf_counter() - started, 3)
@@ -354,26 +357,53 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
     return spending
 
 
-def _ended(ledger: Ledger, spending: Spending, stopped: str, by_client: Mapping[str, Any]) -> Claims:
+def _proven(ledger: Ledger, spending: Spending) -> Claims:
     """What is proven in the end; for a run that had already ended, what its ledger says."""
-    proven = Claims(claim.to_json() for claim in spending.proven())
-    if ledger.closed is None:
+    closed = ledger.closed or {}
+    return Claims(closed["proven"] if "proven" in closed else (claim.to_json() for claim in spending.proven()))
+
+
+def _model_file(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, proven: Claims) -> bytes:
+    """The content of model.safetensors; of a run that had already ended, the file that its ledger names."""
+    from shoal.models.bundle import WEIGHTS
+    from shoal.saved_model import read_from_data
+    from shoal.training.run_folder import packed
+
+    before = folder.path / WEIGHTS
+    if before.is_file() and folder.digest(WEIGHTS) == (ledger.closed or {}).get("model"):
+        return before.read_bytes()
+    mode = trainer.cohort.streams.mode
+    label = release.of_model(proven, mode, read_from_data(config.schema, trainer.evaluation.dataset))
+    return packed(trainer.model_state(), {"round": str(trainer.done), release.KEY: label})
+
+
+def _end(
+    ledger: Ledger, trainer: Trainer[Any], stopped: str, proven: Claims, by_client: Mapping[str, Any], model: bytes
+) -> None:
+    """Close the ledger, before the model that it names is written; an earlier version's closing line names none."""
+    digest, closed = hashlib.sha256(model).hexdigest(), ledger.closed
+    if closed is None or closed.get("model", digest) != digest:
         rows = by_client.get("by_client", {}).get("clients", [])
-        ledger.end(stopped, proven, [(row["records"], row["epsilon"]) for row in rows])
-    return Claims((ledger.closed or {}).get("proven", proven))
+        costs = [(row["records"], row["epsilon"]) for row in rows]
+        ledger.end(stopped, proven, costs, digest, trainer.cohort.ledger_heads)
 
 
 def _released(
-    config: Config, trainer: Trainer[Any], folder: RunFolder, stopped: str, proven: Claims, passed: bool
+    config: Config,
+    trainer: Trainer[Any],
+    folder: RunFolder,
+    stopped: str,
+    proven: Claims,
+    model: bytes,
+    passed: bool,
 ) -> Result:
     """Write the model and its description; returns the result."""
     from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
-    from shoal.saved_model import describe, read_from_data
+    from shoal.saved_model import describe
+    from shoal.training.run_folder import write_whole
 
     mode, metrics = trainer.cohort.streams.mode, folder.metrics()
-    label = release.of_model(proven, mode, read_from_data(config.schema, trainer.evaluation.dataset))
-    notes = {"round": str(trainer.done), release.KEY: label}
-    folder.write_tensors(WEIGHTS, trainer.model_state(), notes)
+    write_whole(folder.path / WEIGHTS, model)
     description = describe(config, trainer, proven, folder.digest(WEIGHTS), passed)
     folder.write_text(DESCRIPTION, description.to_json())
     if own := trainer.personal_tensors():

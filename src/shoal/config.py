@@ -161,6 +161,8 @@ class FederationSection:
         min_records: The fewest records that a site may have; public.
         max_records: The most records that a site may have; public.
         max_sites_per_user: The most sites that hold records of one user; all if not set, 1 if no user is at two.
+        canaries: Canary clients at the coordinator, by which `shoal audit --federation` measures privacy; sites whose
+            policy does not allow them refuse.
     """
 
     deadline: float = 60.0
@@ -178,6 +180,7 @@ class FederationSection:
     min_records: int | None = None
     max_records: int | None = None
     max_sites_per_user: int | None = None
+    canaries: int = 0
 
     def __post_init__(self) -> None:
         sites = (
@@ -194,6 +197,8 @@ class FederationSection:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"federation.{name} must be > 0, got {value}")
+        if self.canaries < 0 or self.canaries == 1:
+            raise ConfigError(f"federation.canaries must be 0 or at least 2, got {self.canaries}")
         if self.colluding < 1:
             raise ConfigError(
                 f"federation.colluding must be >= 1, got {self.colluding}: every site sees the models, and knows its "

@@ -12,7 +12,7 @@ import pytest
 from shoal.accounting import checker
 from shoal.accounting.ledger import Charge, Ledger
 from shoal.cli.main import main
-from support.tiny import FEDAVG, PRIVATE, play
+from support.tiny import FEDAVG, PRIVATE, go_on, play
 
 BESIDE = {"ledger": "ledger.jsonl", "config": "config.toml", "model": "model.safetensors"}
 
@@ -175,6 +175,55 @@ def test_the_model_of_another_run_is_not_certified(run, shell):
     code, _, err = shell("certify", run)
     assert code != 0
     assert "is not the model that this run wrote" in err
+
+
+def test_the_ledgers_closing_line_binds_the_model(signed):
+    """A forger swaps the model and whatever of the certificate names it."""
+    other = signed / "model.safetensors"
+    other.write_bytes(other.read_bytes() + b" ")
+    digest = hashlib.sha256(other.read_bytes()).hexdigest()
+    forged(signed, lambda held: held["hashes"].update(model=digest))
+    assert [line.words for line in checked(signed) if line.verdict == "no"] == [
+        "its closing line names another model"
+    ]
+
+
+def test_nor_does_a_changed_description_get_another_model_certified(run, shell):
+    other, description = run / "model.safetensors", run / "model.json"
+    before = hashlib.sha256(other.read_bytes()).hexdigest()
+    other.write_bytes(other.read_bytes() + b" ")
+    after = hashlib.sha256(other.read_bytes()).hexdigest()
+    description.write_text(description.read_text().replace(before, after))
+    code, _, err = shell("certify", run)
+    assert code != 0
+    assert "is not the model that this run wrote" in err
+
+
+def without_model(lines):
+    """The ledger of an earlier version."""
+    return [
+        {key: value for key, value in line.items() if (line["kind"], key) != ("close", "model")} for line in lines
+    ]
+
+
+def test_a_ledger_of_an_earlier_version_is_certified_with_one_assumption_more(signed, shell):
+    rewritten(signed, without_model)
+    assert checker.holds(checked(signed))
+    (signed / "certificate.json").unlink()
+    (signed / "checkpoint" / "state.safetensors").unlink()  # it names a head of the newer ledger
+    assert shell("certify", signed)[0] == 0
+    assumed = json.loads((signed / "certificate.json").read_bytes())["assumptions"]
+    assert len([words for words in assumed if "the model is the one that the run wrote" in words]) == 1
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_model_and_its_closing_line(run):
+    before = {name: (run / name).read_bytes() for name in ("ledger.jsonl", "model.safetensors")}
+    go_on(run)
+    assert {name: (run / name).read_bytes() for name in before} == before
+    (run / "model.safetensors").unlink()  # as if it had been killed before it was written
+    go_on(run)
+    closing = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])
+    assert closing["model"] == hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
 
 
 def test_an_unknown_event_is_never_a_yes(signed, shell):

@@ -80,12 +80,13 @@ class Deployed:
         folder: str | None = None,
         port: int | None = None,
         skew: float = 0.0,
+        more: tuple[str, ...] = (),
     ) -> Child:
-        """A site, whose clock is wrong by `skew` seconds."""
+        """A site, whose clock is wrong by `skew` seconds, with more words on its command line."""
         name = key or f"site-{number}"
         words = ["join", f"127.0.0.1:{port or self.port}", "--data", "digits", "--part", str(number)]
         words += ["--key", f"{name}.key", "--ca", ca, "--folder", folder or f"own-{number}"]
-        words += ["--no-guarantee"]
+        words += ["--no-guarantee", *more]
         return self._start(f"{name}.log", words, skew=skew)
 
     def _start(self, log: str, words: list[str], *death: Any, **named: Any) -> Child:

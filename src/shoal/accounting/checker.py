@@ -739,13 +739,26 @@ def _ledger(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
     rounds = [line for line in lines if line["kind"] == "intent"]
     if (because := _uncharged(lines, held["rounds"])) is not None:
         yield Line("no", "ledger", because)
-    closed = [line["proven"] for line in lines[-1:] if line["kind"] == "close"]
-    own = [{key: value for key, value in claim.items() if key != "chain"} for claim in held["claims"]]
-    if closed and closed[0] != own:
-        yield Line("no", "ledger", "its closing line makes other claims")
+    yield from (_closing(held, line) for line in lines[-1:] if line["kind"] == "close")
     for claim in held["claims"]:
         if claim["epsilon"] is not None:
             yield _counted(claim, rounds)
+
+
+def _closing(held: Mapping[str, Any], line: Mapping[str, Any]) -> Line:
+    """The ledger's last line binds the claims, the model and the heads of sites' ledgers; earlier versions' fewer."""
+    own = [{key: value for key, value in claim.items() if key != "chain"} for claim in held["claims"]]
+    if line["proven"] != own:
+        return Line("no", "ledger", "its closing line makes other claims")
+    if line.get("model", held["hashes"]["model"]) != held["hashes"]["model"]:
+        return Line("no", "ledger", "its closing line names another model")
+    sent = sorted([site["name"], site["head"]] for site in held["sites"] if site.get("sent"))
+    if (sent or "sites" in line) and line.get("sites") != hashlib.sha256(canonical(sent)).hexdigest():
+        return Line("no", "ledger", "its closing line names other heads of sites' ledgers")
+    also = (" and the same model" if "model" in line else "") + (
+        f", and the heads of {len(sent)} sites" if sent else ""
+    )
+    return Line("yes", "ledger", f"its closing line makes the same claims{also}")
 
 
 def _uncharged(lines: list[dict[str, Any]], rounds: int) -> str | None:
@@ -824,9 +837,8 @@ def _sites(held: Mapping[str, Any], given: Mapping[str, Path]) -> Iterator[Line]
         except ValueError as error:
             yield Line("no", f"site {name}", f"{given[name]}: {error}")
             continue
-        at = site["lines"]  # a site's ledger goes on with other runs
-        same = 0 < at <= len(lines) and lines[at - 1]["hash"] == site["head"]
-        words = f"line {at} of {given[name]} is {'' if same else 'not '}the certified head"
+        same = any(line["hash"] == site["head"] for line in lines)  # a site's ledger goes on with other runs
+        words = f"{given[name]} {'has' if same else 'lacks'} the certified head"
         yield Line("yes" if same else "no", f"site {name}", words)
 
 

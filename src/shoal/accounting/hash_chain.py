@@ -50,7 +50,7 @@ class Verification:
 def seal(number: int, kind: str, before: str, body: dict[str, Any]) -> tuple[Line, bytes]:
     """The line, and the bytes that stand for it in the file."""
     content = {**body, "n": number, "kind": kind, "before": before}
-    own = _hash(content)
+    own = digest(content)
     return Line(number, kind, before, own, body), _canonical({**content, "hash": own}) + b"\n"
 
 
@@ -121,7 +121,7 @@ def _parse(raw: bytes) -> Line | str:
         return "was edited: it is not a line of a ledger"
     if not (type(number) is int and isinstance(kind, str) and isinstance(before, str) and isinstance(own, str)):
         return "was edited: it is not a line of a ledger"
-    if own != _hash(content):
+    if own != digest(content):
         return "was edited: its hash does not match what it says"
     body = {key: value for key, value in content.items() if key not in ("n", "kind", "before")}
     return Line(number, kind, before, own, body)
@@ -154,7 +154,8 @@ def _canonical(content: dict[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _hash(content: dict[str, Any]) -> str:
+def digest(content: Any) -> str:
+    """The SHA-256 of JSON content, written in the one way that is hashed."""
     return hashlib.sha256(_canonical(content)).hexdigest()
 
 

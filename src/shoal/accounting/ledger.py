@@ -248,12 +248,27 @@ class Ledger(Record):
         self._append("commit", {"round": round, "attempt": last.attempt, "model": model})
         return self.commits[-1]
 
-    def end(self, stopped: str, proven: Sequence[dict[str, Any]] = (), by_client: Sequence[Any] = ()) -> None:
-        """Record that the run ended, why it stopped, and what is proven of it, so that a changed claim is detected.
+    def end(
+        self,
+        stopped: str,
+        proven: Sequence[dict[str, Any]] = (),
+        by_client: Sequence[Any] = (),
+        model: str = "",
+        heads: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Record that the run ended, so that a changed claim, model or site's ledger is detected.
 
-        `by_client`: what is proven for a record of each client, as (records, epsilon), where that differs.
+        Args:
+            stopped: Why it ended.
+            proven: What is proven of it.
+            by_client: What is proven for a record of each client, as (records, epsilon), where that differs.
+            model: The SHA-256 of the model's file, which is written next.
+            heads: The names of a federation's sites and the heads of their ledgers. Only their digest is recorded:
+                who takes part is no part of a ledger.
         """
-        said = {"by_client": [list(row) for row in by_client]} if by_client else {}
+        said: dict[str, Any] = {"by_client": [list(row) for row in by_client]} if by_client else {}
+        said |= {"model": model} if model else {}
+        said |= {"sites": hash_chain.digest(sorted(map(list, heads)))} if heads else {}
         self._append("close", {"stopped": stopped, "proven": list(proven), **said})
 
     def select(self, proven: Sequence[dict[str, Any]]) -> None:

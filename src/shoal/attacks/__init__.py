@@ -1,4 +1,4 @@
-"""What leaks: attacks on gradients (DLG, iDLG, CPL, GradInv, imprint) and membership inference, on any method."""
+"""What leaks: attacks on gradients, by honest and by malicious servers, and membership inference, on any method."""
 
 from shoal.attacks.attack_recipes import RECIPES, Recipe, recipe
 from shoal.attacks.leakage import Aim, Outcome, attack

@@ -4,9 +4,11 @@
     idlg      Zhao et al. (2020): infers the label from the signs of the last layer first
     cpl       Wei et al. (2020): infers the label from its row sums; starts from a repeated tile
     cpl-tv    the same with a total-variation prior: of all pictures that explain a batch it takes a smooth one
+    cpl-group   the same four times, with a pull to what they agree on, as GradInversion of Yin et al. (2021) has it
     gradinv   Geiping et al. (2020): cosine distance and total variation, Adam on the gradient's sign, inside the box
     gradinv-lbfgs   the same loss by L-BFGS: on a smooth network it converges where Adam does not
     imprint   Fowl et al. (2022): a malicious server plants weights and reads records off; no search
+    trap-weights   Boenisch et al. (2023): the same with weights that few records activate, in the first layer alone
 
 DLG and iDLG take full steps, as PyTorch's L-BFGS does without a line search; some end where the model is saturated
 and the slope is 0. CPL shortens steps that gain too little. A search that ends at a large loss restarts elsewhere
@@ -36,7 +38,7 @@ class Recipe:
         match: The distance between observed and simulated gradient.
         start: Where the search starts.
         labels: How labels are found.
-        optimiser: What minimises the distance; with `none` the records are read off (attacks.imprint).
+        optimiser: What minimises the distance; with `none` the records are read off (imprint, trap).
         iterations: The most in all, restarts included, counted as the papers do: an iteration of L-BFGS is `inner`
             evaluations, one of Adam is one.
         inner: See `iterations`.
@@ -48,6 +50,8 @@ class Recipe:
         box: Whether the search stays inside [0, 1].
         patience: Iterations without gain after which a search ends.
         restarts: The most restarts.
+        copies: Searches for each victim; more than one pull each other to what they agree on (attacks.consensus).
+        consensus: The weight of that pull.
     """
 
     name: str
@@ -66,6 +70,8 @@ class Recipe:
     box: bool = False
     patience: int = 10
     restarts: int = 0
+    copies: int = 1
+    consensus: float = 0.0
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
@@ -95,6 +101,7 @@ CPL = Recipe(
     search="armijo", history=50, iterations=300, patience=5, restarts=2,
 )  # fmt: skip
 CPL_TV = replace(CPL, name="cpl-tv", prior=1e-4, solved=0.0)  # an explanation is not yet the smooth one
+CPL_GROUP = replace(CPL_TV, name="cpl-group", paper="Yin et al. (2021)", copies=4, consensus=1e-2)
 GRADINV = Recipe(
     name="gradinv", paper="Geiping et al. (2020)", match="cosine", start="uniform", labels="signs",
     optimiser="signed-adam", prior=1e-4, lr=0.1, box=True, iterations=4800, patience=4800,
@@ -106,8 +113,11 @@ IMPRINT = Recipe(
     name="imprint", paper="Fowl et al. (2022)", match="squared", start="uniform", labels="joint", optimiser="none",
     iterations=1,
 )  # fmt: skip
+TRAP = replace(IMPRINT, name="trap-weights", paper="Boenisch et al. (2023)")
 
-RECIPES = {recipe.name: recipe for recipe in (DLG, IDLG, CPL, CPL_TV, GRADINV, GRADINV_LBFGS, IMPRINT)}
+RECIPES = {
+    recipe.name: recipe for recipe in (DLG, IDLG, CPL, CPL_TV, CPL_GROUP, GRADINV, GRADINV_LBFGS, IMPRINT, TRAP)
+}
 
 
 def recipe(name: str) -> Recipe:

@@ -15,6 +15,7 @@ L. Fowl, J. Geiping, W. Czaja, M. Goldblum, T. Goldstein (2022), Robbing the Fed
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,10 +82,24 @@ def read_off(module: nn.Module, gradients: Tensor, shape: tuple[int, ...], batch
     )
 
 
+def first_layer(module: nn.Module, attack: str) -> tuple[str, nn.Linear]:
+    """The first layer with its name; a ModelError where it is not linear, with a bias, and followed by ReLU."""
+    found = _leaves(module)[:2]
+    if len(found) < 2 or not isinstance(found[0][1], nn.Linear) or not isinstance(found[1][1], nn.ReLU):
+        raise ModelError(f"{attack} needs a network that begins with a linear layer and ReLU; use model=imprint-mlp")
+    if found[0][1].bias is None:
+        raise ModelError(f"{attack} needs a first layer with a bias; use model=imprint-mlp")
+    return found[0][0], found[0][1]
+
+
+def _leaves(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    found = [(name, child) for name, child in module.named_modules() if not list(child.children())]
+    return [each for each in found if not isinstance(each[1], nn.Flatten | nn.Identity)]
+
+
 def _layers(module: nn.Module) -> tuple[tuple[str, nn.Linear], tuple[str, nn.Linear]]:
     """The first two linear layers with their names."""
-    found = [(name, child) for name, child in module.named_modules() if not list(child.children())]
-    found = [each for each in found if not isinstance(each[1], nn.Flatten | nn.Identity)]
+    found: list[tuple[str, Any]] = list(_leaves(module))
     kinds = [type(child) for _, child in found[:3]]
     if kinds != [nn.Linear, nn.ReLU, nn.Linear] or found[0][1].bias is None or found[2][1].bias is None:
         raise ModelError(

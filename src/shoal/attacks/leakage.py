@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.attacks import imprint
+from shoal.attacks import imprint, trap
 from shoal.attacks.arithmetic import exact
-from shoal.attacks.attack_recipes import CPL, Recipe
+from shoal.attacks.attack_recipes import CPL, TRAP, Recipe
 from shoal.attacks.attacked_task import of_classes, refuse_other_losses
+from shoal.attacks.consensus import agreed
 from shoal.attacks.labels import infer
 from shoal.attacks.objective import Objective
 from shoal.attacks.observe import Kind, Seen, Victims, observe
@@ -150,7 +151,8 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
     victims = choose(dataset, aim, streams, device)
     module = attacked_model(config, dataset, streams, recipe).to(device)
     if recipe.plants:
-        module = imprint.planted(module, single(dataset.test_x, DataError, "imprint").float(), streams)
+        planter = trap if recipe.name == TRAP.name else imprint
+        module = planter.planted(module, single(dataset.test_x, DataError, recipe.name).float(), streams)
     config = with_noise(config, dataset, module)
     started = time.perf_counter()
     seen = observe(
@@ -160,7 +162,7 @@ def attack(config: Config, recipe: Recipe, aim: Aim, data: Dataset | None = None
     victims = victims.summed(aim.sites)
     if recipe.plants:
         with exact():
-            found = imprint.read_off(module, seen.gradients, tuple(victims.x.shape[2:]), victims.y.shape[1])
+            found = planter.read_off(module, seen.gradients, tuple(victims.x.shape[2:]), victims.y.shape[1])
         reached = torch.ones_like(victims.y)
     else:
         found, reached = _search(recipe, aim, module, seen, victims, streams, progress)
@@ -265,7 +267,7 @@ def _search(
 
         first = int(group[0])
         own = replace(streams, seed=streams.number("group", first)) if first else streams
-        parts.append(reconstruct(objective, own, watch))
+        parts.append((reconstruct if recipe.copies == 1 else agreed)(objective, own, watch))
     joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in Found.__dataclass_fields__}
     return Found(**joined), reached
 

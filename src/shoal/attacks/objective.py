@@ -28,6 +28,7 @@ class Objective:
     classes: int
     seen: Tensor  # [V, P]
     labels: Tensor | None  # [V, guesses, B], the likeliest first; None where they are among the unknowns
+    anchor: Tensor | None = None  # [V, pixels]: what several searches agree on
 
     @property
     def pixels(self) -> int:
@@ -59,6 +60,8 @@ class Objective:
         match = value.detach()
         if self.recipe.prior and len(self.shape) == 3:
             value = value + self.recipe.prior * total_variation(x)
+        if self.anchor is not None:
+            value = value + self.recipe.consensus * (x.flatten(1) - self.anchor[victims]).square().mean(1)
         (slope,) = torch.autograd.grad(value.sum(), rows)
         return value.detach(), slope, match
 

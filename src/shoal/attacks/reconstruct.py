@@ -59,21 +59,23 @@ class Searcher(Protocol):
         """Replace these rows."""
 
 
-def reconstruct(objective: Objective, streams: Streams, watch: Watch | None = None) -> Found:
-    """Run the objective's recipe on all its victims."""
+def reconstruct(
+    objective: Objective, streams: Streams, watch: Watch | None = None, start: Tensor | None = None
+) -> Found:
+    """Run the objective's recipe on all its victims, from these rows [V, pixels] where they are given."""
     with exact():
-        return _Search(objective, streams).run(watch)
+        return _Search(objective, streams, start).run(watch)
 
 
 class _Search:
     """The victims that are still searched for, and the best that was found for each."""
 
-    def __init__(self, objective: Objective, streams: Streams) -> None:
+    def __init__(self, objective: Objective, streams: Streams, start: Tensor | None = None) -> None:
         self._objective, self._recipe, self._streams = objective, objective.recipe, streams
         count, device = len(objective.seen), objective.seen.device
         self._restarts = torch.zeros(count, dtype=torch.int64, device=device)
         self._victims = torch.arange(count, device=device)
-        self._best = self._starts(self._victims)
+        self._best = self._starts(self._victims) if start is None else start.to(objective.seen)
         self._attempt = self._restarts.clone()  # the one in which the best was found
         self._searcher = self._search_from(self._best.clone())
         infinite = torch.full((count,), torch.inf, device=device)

@@ -31,7 +31,9 @@ def command(
     context: typer.Context,
     algorithm: Annotated[str, typer.Option(help="The method to attack; `shoal algorithms` lists them.")] = ("fedavg"),
     kind: Annotated[int, typer.Option("--type", help="0 at the server, 1 at the client, 2 in local training.")] = 2,
-    attack: Annotated[str, typer.Option(help="dlg, idlg, cpl, cpl-tv, gradinv, gradinv-lbfgs or imprint.")] = "cpl",
+    attack: Annotated[
+        str, typer.Option(help="dlg, idlg, cpl, cpl-tv, cpl-group, gradinv, gradinv-lbfgs, imprint or trap-weights.")
+    ] = "cpl",
     dataset: Annotated[str, typer.Option(help="digits, mnist, lfw, adult, ...; or your own file.")] = "digits",
     count: Annotated[int, typer.Option(help="Number of victims.")] = 20,
     records: Annotated[
@@ -42,7 +44,8 @@ def command(
         ),
     ] = None,
     sites: Annotated[
-        int, typer.Option(help="With imprint: the server sees only the sum of so many clients' updates.")
+        int,
+        typer.Option(help="With imprint or trap-weights: the server sees only the sum of so many clients' updates."),
     ] = 1,
     iterations: Annotated[int | None, typer.Option(help="Iterations; by default the attack's own limit.")] = None,
     honest: Annotated[

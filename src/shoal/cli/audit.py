@@ -26,6 +26,10 @@ def command(
         Path | None,
         typer.Option(help="A run's folder: audit its method in its setting, and add the result to its page."),
     ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="The run folder of a federation with canary clients: measure by them, in no other run."),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every registered method, on one page.")] = False,
     level: Annotated[
         Literal["client", "record", "user"] | None, typer.Option(help="The unit; by default all that have a claim.")
@@ -44,6 +48,13 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Attack a method's claims on the code that runs: claim, lower bound, verdict. Exit code 3 if one is refuted."""
+    if federation is not None:
+        from shoal.cli.audit_federation import report
+
+        _refuse_beside(
+            {"--algorithm": algorithm, "--run": run, "--all": every or None, "--level": level, "-c": change}
+        )
+        return report(federation, as_json)
     from shoal.audit import audit_report
     from shoal.audit.auditing import QUICK, THOROUGH, audit
 
@@ -74,6 +85,11 @@ def command(
     _report(outcomes, written, run, console, as_json)
     if any(outcome.verdict == "VIOLATED" for outcome in outcomes):
         raise typer.Exit(REFUTED)
+
+
+def _refuse_beside(others: dict[str, object]) -> None:
+    if given := [name for name, value in others.items() if value is not None]:
+        raise ConfigError(f"--federation audits a run by its own canaries: leave out {given[0]}")
 
 
 def _refuse_none(outcomes: list[Outcome], claim: str | None, level: str | None) -> None:

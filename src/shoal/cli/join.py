@@ -61,7 +61,7 @@ def command(
         typer.Option(
             help="Refuse terms outside NAME=LOW:HIGH, such as clip_norm=0.1:10 or rounds=:500; may be repeated. "
             "NAME: clip_norm, lr, steps (a round), rounds, batch, clients, cohort, parameters, weight (the model's "
-            "largest)."
+            "largest), canaries (none by default)."
         ),
     ] = None,
     unit: Annotated[str | None, typer.Option(help="The unit to protect: client (this site) or record.")] = None,

@@ -23,6 +23,7 @@ from torch import Tensor
 from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError
+from shoal.federation import canary_clients
 from shoal.federation.flower.transport import Reply, Transport
 from shoal.federation.messages import InvalidMessage, Payload, Value
 from shoal.federation.operations.monitor import Monitor
@@ -109,6 +110,7 @@ class RemoteCohort(Cohort):
             raise ConfigError("noise_seed needs federation.seeded = true: without it no random number is seeded")
         if section.seeded and config.random == "secure":
             raise ConfigError("federation.seeded and random=secure contradict each other: remove one of them")
+        canary_clients.refuse_unfit(config.algorithm, section.canaries)
         self.algorithm, self.streams, self.setting = config.algorithm, streams_of(config), setting
         self._population, self._layout, self._dataset = population, layout, dataset
         self._seed, self._frozen = self.streams.seed if section.seeded else None, frozen
@@ -147,6 +149,8 @@ class RemoteCohort(Cohort):
         self._terms = self.terms(run.resolve().name, config)
         self._roster = Roster(run, self.population.clients, self.section.strikes)
         self._monitor.begin(run)
+        count = self.section.canaries
+        self._canaries = canary_clients.CanaryClients(self, run, count) if count else None
         self._commands = SiteCommands(
             self._roster, self._names, self._transport, self._monitor, lambda: (self._done, self._wanted(*self._now))
         )
@@ -204,7 +208,11 @@ class RemoteCohort(Cohort):
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Ask the connected sites among these clients to train, and return the sum of their updates."""
         replies, asked, self._done, self._doing = Replies(), self._present(clients), index.t, f"round {index.t + 1}"
+        if self._canaries is not None:
+            self._canaries.note(params, index)
         total = self._gather(replies, asked, params, state, index)
+        if self._canaries is not None:
+            self._canaries.take_part(total, index)
         self._log_respondents(replies, len(asked))
         total.metrics = {
             "asked": len(asked),
@@ -364,6 +372,11 @@ class RemoteCohort(Cohort):
         )
 
     @property
+    def ledger_heads(self) -> list[tuple[str, str]]:
+        """The sites' names, and the heads of their ledgers, of those that sent theirs."""
+        return [(each.name, each.head) for each in self._roster.members.values() if each.head]
+
+    @property
     def over(self) -> str:
         """`sites` where an operator let the run end because too few sites are left."""
         return self._over
@@ -474,11 +487,15 @@ class RemoteCohort(Cohort):
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
             connected = self._transport.connected()
+            self._identities |= connected
             messages = {node: Payload(values) for node in connected if node not in notified | self._dismissed}
             notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():
-                waiting.pop(reply.message_id, None)
+                node, payload = waiting.pop(reply.message_id, None), reply.payload
+                if node is not None and payload is not None and payload.values.keys() == {"name", "head"}:
+                    # a site leaves as soon as it has answered
+                    self._roster.keep_head(self._identities[node], str(payload.values["head"]))
             waiting = {message: node for message, node in waiting.items() if node in connected}
             self._monitor.publish(self._status(connected))
             if not waiting and len(notified) >= self._roster.taken:

@@ -43,6 +43,7 @@ class Bounds:
         cohort: Sites that are expected to take part in a round.
         parameters: Parameters of the model.
         weight: The largest absolute value of a parameter.
+        canaries: Canary clients, whose random updates measure privacy: nobody's data, but they change the model.
         methods: The algorithms that may be used; None accepts any.
         hours: When the site trains, by its own clock; empty: at any time.
         sources: Where the owner set each of these, for refusals.
@@ -57,6 +58,7 @@ class Bounds:
     cohort: Range = (0, 1_000_000)
     parameters: Range = (1, 500_000_000)
     weight: Range = (0, 1e9)
+    canaries: Range = (0, 0)
     methods: tuple[str, ...] | None = None
     hours: tuple[Period, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -106,6 +108,7 @@ class Bounds:
         if terms.setting.rounds > MOST_ROUNDS:  # schedules of so many are not evaluated
             return
         algorithm, setting = terms.settings.algorithm, terms.setting
+        yield from self._outside("canaries", "federation.canaries", terms.settings.federation.canaries)
         if self.methods is not None and algorithm.name not in self.methods:
             accepted = ", ".join(self.methods) or "none"
             yield f"the method is {algorithm.name}, this site accepts {accepted} ({self.sources['methods']})"

@@ -7,6 +7,7 @@ identified by its key. Sites that agree before the first round are numbered by n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ FILE = "sites.json"
 class Member:
     """A site that has agreed at least once, or that an operator has dropped.
 
-    `node` is its current Flower node, None while disconnected.
+    `node` is its current Flower node, None while disconnected. `head` is the head of its own ledger at the run's end.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Member:
     node: int | None = None
     agreed: bool = False
     dropped: bool = False
+    head: str = ""
 
 
 class Roster:
@@ -124,6 +126,13 @@ class Roster:
         """Record a bad answer of a site."""
         member.strikes += 1
         self.save()
+
+    def keep_head(self, identity: str, head: str) -> None:
+        """Keep the head of a site's ledger; what is no SHA-256, or from a stranger, is passed over."""
+        member = self.members.get(identity)
+        if member is not None and re.fullmatch(r"[0-9a-f]{64}", head):
+            member.head = head
+            self.save()
 
     def excluded(self, member: Member) -> bool:
         """Whether a site has sent too many bad answers."""

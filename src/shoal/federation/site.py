@@ -154,6 +154,8 @@ class Site:
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
             self._log(f"agreed to run {terms.run}: {words}")
+            if count := terms.settings.federation.canaries:
+                self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
         return Payload({"agreed": terms.digest, "name": self.owner.name})
@@ -331,7 +333,7 @@ class Site:
             self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
         self._keep_progress(terms, first, last_turn, ended=True)
-        return Payload({"name": self.owner.name})
+        return Payload({"name": self.owner.name, "head": self._site_ledger.head})
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""

@@ -24,7 +24,7 @@ from shoal.accounting import checker
 from shoal.accounting.chain import COMPOSED, explained
 from shoal.accounting.claims import PUBLIC_K
 from shoal.accounting.events import leaves, without_sampler
-from shoal.accounting.ledger import FILE, Record
+from shoal.accounting.ledger import FILE, Record, verify
 from shoal.accounting.rounding import up
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.bibliography import cited
@@ -38,13 +38,14 @@ from shoal.report.run_page import write_page
 from shoal.report.run_reader import read_config, read_result, read_run, state_of
 
 JSON, PAGE = "certificate.json", "certificate.html"
+MOST_NAMES = 12  # of sites, in a line
 _SOURCES = (".py", ".c", ".html", ".css", ".js", ".toml")
 _ASSUMED = (
     "the ledger lists every round that drew noise: whoever could write to it is trusted",
-    "the model is the one that the run wrote: the ledger binds checkpoints, of which the model is a part",
     "the program did what its source says; `shoal audit` tests that, no certificate proves it",
     "configuration, model architecture and number of rounds were not chosen by looking at these records",
 )
+_UNBOUND = "the model is the one that the run wrote: this ledger binds checkpoints, of which the model is a part"
 _ROUNDING = {
     True: "what rounding costs is counted in the noise of the events (secure mode)",
     False: "float32's rounding of the noise is not counted (research mode)",
@@ -88,9 +89,10 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certific
     algorithm = _algorithm(path)
     boundaries = [] if algorithm is None else _boundaries(algorithm, int(read_config(path).get("rounds", 1)))
     claims = [{**claim, "chain": _chain(record, claim)} for claim in proven]
+    bound = _sites(path, sites or {}, str(opened.get("run")))
     held: dict[str, Any] = {
         "format": checker.FORMAT,
-        release.KEY: release.CERTIFICATE,
+        release.KEY: release.CERTIFICATE_OF_SITES if bound else release.CERTIFICATE,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": opened.get("run"),
         "algorithm": opened.get("algorithm"),
@@ -103,10 +105,10 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certific
         "hashes": {
             "config": config,
             "ledger": {"head": record.head, "lines": record.lines},
-            "model": _model(path),
+            "model": _model(path, record),
             "code": {"run_by": _run_by(path), "certified_by": f"shoal {__version__}", "sources": sources()},
         },
-        "sites": [_site(name, file, str(opened.get("run"))) for name, file in sorted((sites or {}).items())],
+        "sites": bound,
         "references": [str(each) for each in cited(json.dumps([claims, boundaries], ensure_ascii=False))],
     }
     held = json.loads(json.dumps(held, default=str))
@@ -243,6 +245,8 @@ def _assumptions(record: Record, claims: list[dict[str, Any]], boundaries: list[
     found += [words for boundary in boundaries for words in boundary["assumes"]]
     if opened.get("random") == "secure":
         found.append("the operating system's random numbers cannot be predicted")
+    if "model" not in (record.closed or {}):
+        found.append(_UNBOUND)
     return list(dict.fromkeys([*found, *_ASSUMED]))
 
 
@@ -253,22 +257,38 @@ def _not_covered(path: Path, claims: list[dict[str, Any]], sites: Mapping[str, P
         if not row["epsilon"]
     ]
     if (members := _members(path)) is not None:
-        found.append(
-            f"the ledgers of {max(0, members - len(sites))} of {members} sites: sites do not send their heads to the "
-            f"coordinator, so each must hand over its ledger (--site NAME=FILE) to be bound"
-        )
+        unbound = sorted(name for name, head in members if not head and name not in sites)
+        if unbound:
+            found.append(
+                f"the ledgers of {len(unbound)} of {len(members)} sites, which did not send their heads when the run "
+                f"ended: {', '.join(unbound[:MOST_NAMES])}; each can hand over its ledger (--site NAME=FILE)"
+            )
     if not (path / WEIGHTS).is_file():
         found.append("a model: none has been written yet")
     return [*found, *_OPEN]
 
 
-def _members(path: Path) -> int | None:
-    """How many sites agreed to take part; None of a simulation."""
+def _members(path: Path) -> list[tuple[str, str]] | None:
+    """The names of sites with a place in the run, and the ledger heads they sent; None of a simulation."""
     try:
         kept = json.loads((path / "sites.json").read_text(encoding="utf-8"))
-        return sum(bool(member["agreed"]) for key, member in kept.items() if key != release.KEY)
+        members = [member for key, member in kept.items() if key != release.KEY and member["number"] is not None]
+        return sorted((str(member["name"]), str(member.get("head", ""))) for member in members)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _sites(path: Path, ledgers: Mapping[str, Path], run: str) -> list[dict[str, Any]]:
+    """The heads that sites sent, and those of ledgers that were handed over, which must have the ones sent."""
+    heads = [(name, head) for name, head in _members(path) or [] if head]
+    found = [{"name": name, "head": head, "sent": True} for name, head in heads]
+    for name, file in ledgers.items():
+        handed = _site(name, file, run)
+        if name not in dict(heads):
+            found.append(handed)
+        elif not verify(file, dict(heads)[name]).whole:
+            raise ConfigError(f"--site {name}={file}: this ledger lacks the head that the site sent; give its own")
+    return sorted(found, key=lambda site: site["name"])
 
 
 def _site(name: str, file: Path, run: str) -> dict[str, Any]:
@@ -284,11 +304,12 @@ def _site(name: str, file: Path, run: str) -> dict[str, Any]:
     return {"name": name, "head": found.head, "lines": found.lines, "rounds": rounds}
 
 
-def _model(path: Path) -> str | None:
-    """The SHA-256 of the model, where it has been written; it must be the one that the run described."""
+def _model(path: Path, record: Record) -> str | None:
+    """The SHA-256 of the model, where it has been written; it must be the one that run and ledger described."""
     if not (path / WEIGHTS).is_file():
         return None
-    if (own := _sha256(path / WEIGHTS)) != read_bundle(path).weights:
+    own = _sha256(path / WEIGHTS)
+    if {own} != {read_bundle(path).weights, (record.closed or {}).get("model", own)}:
         raise RunError(f"{path / WEIGHTS} is not the model that this run wrote; put it back")
     return own
 

@@ -151,6 +151,11 @@ class Cohort(ABC):
         return True
 
     @property
+    def ledger_heads(self) -> list[tuple[str, str]]:
+        """The names of clients that keep ledgers of their own, and the heads they sent at the end of the run."""
+        return []
+
+    @property
     def over(self) -> str:
         """Why no further round can be run, though more are planned; empty where that is not so."""
         return ""

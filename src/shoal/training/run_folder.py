@@ -79,8 +79,7 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
         """Write tensors and notes as one safetensors file, atomically."""
-        arrays = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        write_whole(self.path / name, save(arrays, metadata=dict(notes)))
+        write_whole(self.path / name, packed(tensors, notes))
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Tensors and notes of a file, or None where there is no such file."""
@@ -147,6 +146,12 @@ class RunFolder:
         """Drop the metrics of rounds that will be run again."""
         lines = [line for line in self.metrics() if line["round"] <= rounds]
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def packed(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> bytes:
+    """Tensors and notes as the content of a safetensors file; the same ones may give other bytes another time."""
+    arrays = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    return save(arrays, metadata=dict(notes))
 
 
 def write_whole(path: Path, content: bytes) -> None:
