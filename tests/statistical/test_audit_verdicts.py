@@ -25,7 +25,7 @@ from shoal.config import configure
 from shoal.random.streams import Streams
 from shoal.report.claim_rows import at_least
 
-LITTLE = Effort(step_trials=1000, round_trials=150, canaries=2000, pairs=60, round_pairs=6)
+LITTLE = Effort(step_trials=1000, round_trials=150, canaries=2000, pairs=60, round_pairs=2)
 FEW = replace(LITTLE, canaries=200)
 CASES = {(name, case.unit): case for name in algorithms() for case in cases(algorithm(name))}
 PROVEN_STEPS = [key for key, case in CASES.items() if case.kind == "proven" and case.where == "steps"]
