@@ -63,7 +63,10 @@ def test_every_kind_of_event_has_a_function() -> None:
     assert set(checker.EVENTS) == set(_KINDS)
 
 
-@pytest.mark.parametrize("name", GRID)
+SLOW = {"client in name only": pytest.mark.slow}  # next to no noise: millions of points
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in GRID])
 def test_it_agrees_with_the_accountant(name: str) -> None:
     for adjacency in ("zero-out", "replace-one"):
         if (name, adjacency) == ("poisson of sampled", "replace-one"):
