@@ -122,6 +122,7 @@ def test_no_finite_figure_stands_for_an_infinite_one() -> None:
     assert checker._claim(claim).verdict != "yes"
 
 
+@pytest.mark.slow
 def test_a_block_with_next_to_no_noise_has_a_figure() -> None:
     noise = 0.0375  # e^(1 / noise^2) is more than a float holds
     found = recomputed(Allocated(((noise, 10),)), "zero-out", 1e-5, 500.0).epsilon

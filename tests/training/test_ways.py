@@ -202,6 +202,7 @@ def test_random_numbers_of_the_models_own_code_follow_the_seed_too(config, each_
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_records_is_never_vmapped():
     assert trainer_of(CLIENT_LEVEL | {"algorithm": "fedavg"} | NO_PRIVACY, Mixes(), "auto").cohort.network.way == (
         "sequential"
