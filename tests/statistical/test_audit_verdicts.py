@@ -120,6 +120,7 @@ def test_checks_flag_nothing_that_is_right_and_every_broken_form(key):
         assert broken is None or next(flagged(broken), None), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", COLLUDING, ids=" ".join)
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=1e-7)
