@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: run test test-fast test-browser docs docs-serve dist setup setup-dev lint clean
+.PHONY: run test all-tests test-fast test-browser docs docs-serve dist setup setup-dev lint clean
 
 run: setup
 	$(PY) -m shoal run
@@ -15,7 +15,11 @@ run: setup
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 EACH_CORE := --ignore=tests/browser --numprocesses auto --maxprocesses 4 --dist worksteal
 
-test: setup-dev lint
+# Side by side: mypy takes one core for more than a minute.
+test: setup-dev
+	$(MAKE) --jobs 2 lint all-tests
+
+all-tests: setup-dev
 	$(PYTEST) $(EACH_CORE)
 
 test-fast: setup-dev

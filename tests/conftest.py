@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 RARELY = 1e-7  # how often the game and each check of an audit flag what is right, in tests that ask for it
@@ -16,6 +20,9 @@ SLOW_IS_FINE = [HealthCheck.too_slow]  # a check by the clock, which a busy mach
 settings.register_profile("same", derandomize=True, deadline=None, database=None, suppress_health_check=SLOW_IS_FINE)
 settings.load_profile("same")
 
+os.fsync = os.fstat  # type: ignore[assignment]  # the file is open, all that a test without a power cut can see
+# The tree of all commands, which else is made again for each command.
+typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
 gc.disable()  # until all tests are collected: what is imported stays
 
 

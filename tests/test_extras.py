@@ -39,7 +39,12 @@ for number, words in enumerate(json.loads(sys.argv[1])):
         for stream in (1, 2):
             os.dup2(os.open(f"{{number}}.{{stream}}", os.O_WRONLY | os.O_CREAT), stream)
         sys.argv = ["shoal", *words]
-        main()
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        sys.stdout.flush(), sys.stderr.flush(), os._exit(code)  # what a fork tears down it must copy first
     print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 NEEDS = [

@@ -303,6 +303,20 @@ def test_a_schedule_of_noise_is_bounded_from_above_and_closely() -> None:
     assert epsilon(few) == pytest.approx(nearly, rel=0.01)
 
 
+def test_a_figure_that_is_kept_is_that_of_its_events_adjacency_and_delta() -> None:
+    asked = [
+        ({Sampled("poisson", 0.1, Gaussian(noise)): count}, adjacency, delta)
+        for noise in (2.0, 3.0)
+        for count in (5, 6)
+        for adjacency in ("add-or-remove", "replace-one")
+        for delta in (1e-5, 1e-6)
+    ]
+    first, again = ([pld.epsilon(*each) for each in asked] for _ in range(2))  # type: ignore[arg-type]
+    true = [pld.profile(counts, adjacency).epsilon(delta) for counts, adjacency, delta in asked]  # type: ignore[arg-type]
+    assert first == again == true
+    assert len(set(true)) == len(asked)
+
+
 def test_order_does_not_matter_and_repetition_is_composition() -> None:
     one, other = poisson(0.1, 2, 5), Gaussian(9)
     assert epsilon(Compose((one, other, one))) == pytest.approx(epsilon(Compose((other, poisson(0.1, 2, 10)))))

@@ -154,12 +154,14 @@ def test_more_rounds_cost_less_and_one_round_is_a_gaussian() -> None:
     assert costs[0] == pytest.approx(accountants.epsilon(Gaussian(1.0), 1e-5).epsilon)
 
 
+@pytest.mark.slow
 def test_noise_that_is_too_little_for_the_grid_is_not_amplified() -> None:
     tiny = Allocated(((0.02, 5),))
     assert allocation.pair(tiny).forward(np.ones(1))[0] <= 1
     assert np.isfinite(allocation.divergence(tiny, (2.0, 30.0))).all()
 
 
+@pytest.mark.slow
 def test_many_noises_in_a_block_are_rounded_down() -> None:
     noises = np.linspace(1.0, 2.0, 30)
     many, least, most = (

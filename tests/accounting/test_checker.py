@@ -65,7 +65,10 @@ def test_every_kind_of_event_has_a_function() -> None:
     assert set(checker.EVENTS) == set(_KINDS)
 
 
-@pytest.mark.parametrize("name", GRID)
+SLOW = {"client in name only": pytest.mark.slow}  # next to no noise: millions of points
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in GRID])
 def test_it_agrees_with_the_accountant(name: str) -> None:
     for adjacency in ("zero-out", "replace-one"):
         if (name, adjacency) == ("poisson of sampled", "replace-one"):
@@ -147,6 +150,7 @@ def test_a_charge_for_several_rounds_is_of_as_many_events(rounds: list[Event]) -
         assert counted(rounds[0], 1).verdict == "yes"
 
 
+@pytest.mark.slow
 def test_a_block_with_next_to_no_noise_has_a_figure() -> None:
     noise = 0.0375  # e^(1 / noise^2) is more than a float holds
     found = recomputed(Allocated(((noise, 10),)), "zero-out", 1e-5, 500.0).epsilon

@@ -436,7 +436,7 @@ def test_what_is_proven_is_put_in_words():
     ],
 )
 def test_calibration_scales_the_noise_that_protects_the_unit(record, unit, observer, boundary):
-    budget = Budget(3.0, 1e-5, adjacency=ADJACENCIES[unit])
+    budget = Budget(3.0, 1e-5, "rdp", ADJACENCIES[unit])  # PLD takes seconds for a schedule
     found = calibrated(record, SETTING, budget, unit, observer)
     cost = budget.cost(whole_run(found, SETTING, SETTING.rounds, unit, observer)).epsilon
     assert 2.97 < cost <= 3.0

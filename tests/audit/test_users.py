@@ -27,6 +27,7 @@ def test_capped_contributions_are_consistent_with_the_claim():
     assert outcome.verdict == "consistent", outcome.flagged
 
 
+@pytest.mark.slow
 def test_contributions_are_flagged_where_they_are_not_capped():
     (case,) = cases(capped(), "user")
     right, broken = whole(case, Streams(0)), VARIANTS["users uncapped"](case, Streams(0))

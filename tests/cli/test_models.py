@@ -64,6 +64,7 @@ def test_of_each_level_it_tells_the_way_and_the_layer_that_forces_it():
     assert checked("linear")["record"] == {"way": "rules", "because": ""}
 
 
+@pytest.mark.slow
 def test_where_records_cannot_have_privacy_it_says_why():
     found = checked("nets_to_check:Mixes")
     assert found["client"]["way"] == "sequential"

@@ -139,6 +139,7 @@ def test_unless_its_owner_says_so_a_site_does_not_take_part_in_that(tmp_path):
     assert (update, charged, code) == (None, 0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tiny",
     [{"per_update.clip_norm": 1e-30, "local.lr": 1e-24}, {"per_update.clip_norm": 1e-12, "local.lr": 1e-10}],

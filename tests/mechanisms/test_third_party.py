@@ -125,7 +125,7 @@ def test_an_audit_finds_nothing_in_it_and_flags_its_unclipped_twin(record):
     assert case.kind == "proven"
 
     def flagged(broken):
-        checks = [*noise_checks(broken, 24 if record is UPDATES else 150), sensitivity_check(broken, 6)]
+        checks = [*noise_checks(broken, 24 if record is UPDATES else 150), sensitivity_check(broken, 4)]
         return {check.name for check in checks if check.flagged}
 
     streams = Streams(5)

@@ -13,6 +13,7 @@ PAGE = (ROOT / "docs" / "results" / "pfl-benchmark.md").read_text(encoding="utf-
 COMMANDS = re.findall(r"^    shoal account (.+?) +# ([\d.]+)$", PAGE, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "figure"), COMMANDS)
 def test_a_reader_who_repeats_a_command_finds_its_figure(command, figure):
     words = shlex.split(command)

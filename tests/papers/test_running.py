@@ -204,6 +204,21 @@ def test_where_a_process_is_killed_the_lines_say_so(tmp_path):
     assert list((tmp_path / "unfinished").iterdir())  # they go on from their checkpoints
 
 
+def test_processes_are_no_forks(tmp_path, monkeypatch):
+    """A fork of a process with threads has the locks that these hold, and nobody who opens them."""
+    seen = []
+
+    def pool(jobs, context, **more):
+        seen.append((jobs, context.get_start_method()))
+        raise RunError("no pool")
+
+    monkeypatch.setattr(running, "ProcessPoolExecutor", pool)
+    cells = tuple(Cell(row, "x", Killer(row)) for row in ("one", "two"))
+    with pytest.raises(RunError, match="no pool"):
+        play(plan(cells, 1, True, []), Table("pfl-table2", (), 1, cells), tmp_path / "x", "cpu", True, nobody, jobs=2)
+    assert seen == [(2, "spawn")]
+
+
 def test_a_line_that_lacks_a_measure_of_a_cell_does_not_count_for_it():
     (cell,) = chosen(table("alphacdp-table9"), "^non-private/Cancer")
     line = {"key": cell.work.key(False), "seed": 0, "accuracy": 0.9, "rounds": 3}

@@ -80,6 +80,7 @@ def test_padding_alone_costs_nothing():
     assert TOKENS.losses(numbers(2, 5, 7), padding).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), min_size=2, max_size=30))
 def test_rankings_with_ties_and_f1_are_scikit_learns(records):
     """A class that no record has, or every one, is not ranked."""

@@ -64,11 +64,11 @@ def assert_same(found, wanted, **close):
 
 
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
-@pytest.mark.parametrize("micro_batch", [1, 2, 5])
 @pytest.mark.parametrize("name", METHODS)
-def test_pieces_of_a_batch_give_the_step_of_the_batch(name, micro_batch, way):
+def test_pieces_of_a_batch_give_the_step_of_the_batch(name, way):
     wanted = trained(METHODS[name], None, way=way)
-    assert_same(trained(METHODS[name], micro_batch, way=way), wanted, rtol=1e-5, atol=1e-6)
+    for micro_batch in (1, 2, 5):
+        assert_same(trained(METHODS[name], micro_batch, way=way), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)

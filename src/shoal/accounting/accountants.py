@@ -197,8 +197,11 @@ def at_least(event: Event, delta: float, adjacency: Adjacency = "add-or-remove")
 
 
 def _pld(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
-    profile = pld.profile(counts, adjacency)
-    return Figures(profile.epsilon, profile.delta, lambda _: None)
+    return Figures(
+        lambda delta: pld.epsilon(counts, adjacency, delta),
+        lambda epsilon: pld.profile(counts, adjacency).delta(epsilon),
+        lambda _: None,
+    )
 
 
 def _rdp(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:

@@ -80,6 +80,16 @@ def profile(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Profile:
     return _profile(tuple(counts.items()), adjacency)
 
 
+def epsilon(counts: Mapping[Leaf, int], adjacency: Adjacency, delta: float) -> float:
+    """The epsilon of a multiset of events; figures are kept longer than profiles, which may be of megabytes."""
+    return _epsilon(tuple(counts.items()), adjacency, delta)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(counts: Counts, adjacency: Adjacency, delta: float) -> float:
+    return _profile(counts, adjacency).epsilon(delta)
+
+
 @lru_cache(maxsize=6)
 def _profile(counts: Counts, adjacency: Adjacency) -> Profile:
     sensitivity = 2 if adjacency == "replace-one" else 1

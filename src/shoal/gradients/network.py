@@ -342,7 +342,10 @@ class _Trial:
             before = torch.get_rng_state()
             found = self._found(self._ways.functional("sequential", places=places))
             failed = bool(places) and found is None
-            return failed or not torch.equal(torch.get_rng_state(), before)
+            draws = failed or not torch.equal(torch.get_rng_state(), before)
+        if not draws:
+            self._plain = found  # with these places, which are then those of the model
+        return draws
 
     @cached_property
     def shapes(self) -> Shapes | None:
