@@ -31,24 +31,33 @@ from shoal.random.streams import Streams
 
 Verdict = Literal["consistent", "VIOLATED", "too weak to tell", "no claim"]
 QUARTER = "noise x 1/4"
-ROUNDS = 5  # of a run with client canaries
+ROUNDS = 5  # of a run with client canaries, of which there are at most
+CLIENTS = 4000
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: trials of each kind of a game, canaries, pairs of neighbours (0: no checks at all)."""
+    """How much is tried: trials of each kind of a game, canaries, pairs of neighbours (0: no checks at all).
+
+    `repeats`: of the runs with canaries, whose guesses are pooled.
+    """
 
     step_trials: int = 4000
     round_trials: int = 1200
-    canaries: int = 4000
+    canaries: int = 10_000
     pairs: int = 500
     round_pairs: int = 60
+    repeats: int = 1
 
     def trials(self, case: Case) -> int:
         """Where a claim is far from true the bound is as large as the trials allow, so there are more of them."""
         trials = self.step_trials if case.where == "steps" else self.round_trials
         return trials * (3 if case.kind == "published" else 1)
+
+    def canaries_of(self, case: Case) -> int:
+        """Clients that are canaries take as much memory as the square of their number."""
+        return self.canaries if case.where == "steps" else min(self.canaries, CLIENTS)
 
     def for_broken(self) -> Effort:
         """What is broken shows in fewer rounds, which are what takes time."""
@@ -102,6 +111,7 @@ class Outcome:
             "trials": self.game.trials,
             "verdict": self.verdict,
             "flagged": self.flagged,
+            "game": self.game.epsilon(DELTA),
             "one_run": vars(self.guesses) if self.guesses else None,
             "checks": [vars(check) for check in self.checks],
             "would_catch": self.power,
@@ -194,12 +204,11 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
     case, claim = broken.case, broken.case.claim
     found = _Played()
     if many is not None:
-        found.guesses = one_run.guess(many, effort.canaries)
-        assert many.case.claim is not None
-        claimed = many.case.claim.epsilon
-        if found.guesses.epsilon > claimed:
-            second = one_run.guess(_anew(many), effort.canaries, one_run.AGAIN)
-            found.flagged += ["canaries"] if second.epsilon > claimed else []
+        canaries, runs = effort.canaries_of(case), effort.repeats
+        found.guesses = one_run.guess(many, canaries, runs)
+        if found.guesses.p_value <= one_run.FLAG:
+            second = one_run.guess(one_run.anew(many, runs), canaries, runs)
+            found.flagged += ["canaries"] if second.p_value <= one_run.AGAIN else []
     if not (hurry and found.flagged and case.where == "sum"):
         found.game = game.play(case, broken.played, effort.trials(case), broken.streams)
         if claim and bounds.passes(found.game.points, bounds.tradeoff(claim.event, claim.adjacency)):
@@ -211,11 +220,6 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
     found.checks.append(sensitivity_check(broken, effort.pairs if steps else effort.round_pairs))
     found.flagged += [check.name for check in found.checks if check.flagged]
     return found
-
-
-def _anew(broken: Broken) -> Broken:
-    """The same with other random numbers."""
-    return replace(broken, streams=type(broken.streams)(broken.streams.number("again")))
 
 
 def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams) -> Broken | None:
