@@ -1,9 +1,8 @@
 """The audit tells right from wrong: what is proven is consistent; what is broken, or claimed too boldly, is caught.
 
 All 20 seeds of every method are in benchmarks/audit.py, docs/results/audit.md; here one seed, and fewer trials.
-With the fixture `rarely` the game and each of two checks flag what is right with 1e-7. Canaries doubt it where their
-p-value is 0.01 at most, and that needs, of 200 of them, 80 right guesses of 100 at 0.58 each (1e-5), or, of 2,000, 153
-of 200 at 0.61 each (1e-6), and flag it where a second run is not much less lucky: 1e-7 in all.
+With the fixture `rarely` the game and each of two checks flag what is right with 1e-7, and canaries, which must doubt it
+at 1e-3 and again at 1e-2, with 1e-10 (82 and then 76 right guesses of 100 at 0.58 each; 160 and 152 of 200 at 0.64).
 """
 
 import json
@@ -207,7 +206,7 @@ def test_canaries_alone_flag_only_what_they_see_twice(monkeypatch, lucky_runs, f
 
     def lucky(broken, canaries, runs):
         seen.append((broken.streams.number("coins"), runs))
-        p_value = 0.005 if len(seen) <= lucky_runs else 0.5
+        p_value = 0.0005 if len(seen) <= lucky_runs else 0.5
         return Guesses(canaries, runs, 2.0, p_value, 10, 10, 2.0, 2.0, p_value, 2.0)
 
     monkeypatch.setattr(one_run, "guess", lucky)

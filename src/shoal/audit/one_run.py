@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.accounting.events import Gaussian, Sampled, leaves
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, one_run_bounds
 from shoal.audit.bounds import Array
 from shoal.audit.broken import Broken
 from shoal.audit.cases import DELTA, Case, Claim
+from shoal.audit.checks import charged_noise
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.one_run_bounds import Count, guesses_of
 from shoal.audit.testbed import Holder, Row, federation, one_thread, steps_of, without
@@ -136,7 +136,7 @@ def _count(scores: Array, coins: np.ndarray, guesses: int) -> Count:
 
 
 def _of_records(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
-    """Clients hold all canaries, in one step; the coin turns a canary round. There is nothing before the final model."""
+    """Clients hold all canaries, for one step; the coin turns a canary round. The final model is all there is."""
     clients = math.ceil(len(coins) / OF_A_CLIENT)
     held = coins.reshape(clients, -1)
     count = held.shape[1]
@@ -178,7 +178,8 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
         played = without(played, *np.flatnonzero(coins < 0).tolist())
     sim = federation(played, clients, count, broken.streams, rounds=rounds)
     params, scores = torch.zeros_like(sim.params), np.zeros(count)
-    log_ratio = _log_ratio(broken.case, swaps)
+    rate = 1.0 if played.sums_gradients else played.clients.rate(0, rounds, count)
+    log_ratio = _log_ratio(broken.case, rate, swaps)
     state: dict[str, Tensor] = {}
     cohort = replace(sim.cohort, algorithm=played)
     with one_thread():
@@ -192,15 +193,15 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
     return scores, end[:count] - end[count:]
 
 
-def _log_ratio(case: Case, swaps: bool) -> Callable[[Array], Array]:
-    """Of a round's move in units of one canary's, where it is there, or pulls one way, to where it is not, or other."""
-    leaf = next(iter(leaves(case.claim.event)), None) if case.claim is not None else None
-    if not (isinstance(leaf, Sampled) and isinstance(leaf.event, Gaussian)):
-        return lambda moved: moved  # all come: a line
-    rate, variance = leaf.rate, leaf.event.noise**2
+def _log_ratio(case: Case, rate: float, swaps: bool) -> Callable[[Array], Array]:
+    """The log likelihood ratio of a canary's coin, given how far a round moved its way, in units of its own pull."""
+    noise = charged_noise(case.claim.event) if case.claim is not None else None
+    if rate >= 1 or noise is None:
+        return lambda moved: moved  # the ratio is a line
 
     def there(moved: Array) -> Array:
-        return np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + (moved - 0.5) / variance)
+        found: Array = np.logaddexp(math.log1p(-rate), math.log(rate) + (moved - 0.5) / noise**2)
+        return found
 
     return lambda moved: there(moved) - (there(-moved) if swaps else 0.0)
 
