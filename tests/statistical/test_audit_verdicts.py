@@ -1,8 +1,8 @@
 """The audit tells right from wrong: what is proven is consistent; what is broken, or claimed too boldly, is caught.
 
 All 20 seeds of every method are in benchmarks/audit.py, docs/results/audit.md; here one seed, and fewer trials.
-With the fixture `rarely` the game and each of two checks flag what is right with 1e-7, and canaries, which must doubt it
-at 1e-3 and again at 1e-2, with 1e-10 (82 and then 76 right guesses of 100 at 0.58 each; 160 and 152 of 200 at 0.64).
+With the fixture `rarely` the game and each of two checks flag what is right with 1e-7. Canaries must doubt it at 1e-3
+and again at 1e-2, which has 1e-10 (82 and then 76 right guesses of 100 at 0.58 each; 160 and 152 of 200 at 0.64).
 """
 
 import json
@@ -14,6 +14,7 @@ import pytest
 
 from shoal.algorithms import algorithm, algorithms
 from shoal.audit import bounds, one_run
+from shoal.audit.audit_plot import picture
 from shoal.audit.audit_report import cells, html, new_folder, place, words, write
 from shoal.audit.auditing import Effort, audit
 from shoal.audit.broken import VARIANTS, whole
@@ -167,8 +168,8 @@ def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_
     assert row["claimed"] == pytest.approx(1, abs=0.01)
     assert row["adjacency"] in ("zero-out", "replace-one", "add-or-remove")
     assert 1.5 < row["measured"] < row["estimate"] < row["true_bound"]
-    assert f"the true bound for this setting is {math.ceil(row['true_bound'])}" in words(outcome)
-    assert float(cells(outcome)[2].removeprefix("published ")) >= row["claimed"]
+    assert f"the true bound for this setting is {math.ceil(row['true_bound'])}" in words(row)
+    assert float(cells(row)[2].removeprefix("published ")) >= row["claimed"]
 
 
 @pytest.mark.slow
@@ -283,7 +284,8 @@ def test_secure_mode_is_audited_too():
 def test_a_page_holds_table_picture_and_how(tmp_path):
     outcomes = list(audit(algorithm("dp-sgd"), effort=Effort(step_trials=200, canaries=100, pairs=10), seed=1))
     with place(new_folder(tmp_path, "dp-sgd")) as folder:
-        write(folder, "dp-sgd", outcomes, "shoal audit --algorithm dp-sgd")
+        rows = [outcome.row() for outcome in outcomes]
+        write(folder, "dp-sgd", rows, picture(outcomes), "shoal audit --algorithm dp-sgd")
     assert sorted(path.name for path in folder.iterdir()) == ["audit.json", "audit.png", "report.html"]
     told = json.loads((folder / "audit.json").read_text())
     assert told["rows"][0]["setting"].startswith("one local step on 4 records, noise 7.4")
@@ -291,7 +293,7 @@ def test_a_page_holds_table_picture_and_how(tmp_path):
     assert "data:image/png;base64," in page
     assert "<script" not in page
     assert "one local step on 4 records" in page
-    assert "a &lt;b&gt;" in html("a <b>", outcomes, b"", "")
+    assert "a &lt;b&gt;" in html("a <b>", rows, b"", "")
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ Verdict = Literal["consistent", "VIOLATED", "too weak to tell", "no claim"]
 QUARTER = "noise x 1/4"
 ROUNDS = 5  # of a run with client canaries, of which there are at most
 CLIENTS = 4000
+SAMPLED_ROUNDS, SAMPLED = 8, 2000  # of the same where clients are sampled as the method does
 Progress = Callable[[str], None]
 
 
@@ -76,6 +77,7 @@ class Outcome:
     case: Case
     game: Game
     guesses: Guesses | None
+    sampled: Guesses | None
     checks: list[Check]
     verdict: Verdict
     flagged: list[str]
@@ -113,6 +115,7 @@ class Outcome:
             "flagged": self.flagged,
             "game": self.game.epsilon(DELTA),
             "one_run": vars(self.guesses) if self.guesses else None,
+            "final_model": vars(self.sampled) if self.sampled else None,
             "checks": [vars(check) for check in self.checks],
             "would_catch": self.power,
             "setting": case.note,
@@ -146,7 +149,7 @@ def audit_case(
     record: Algorithm, case: Case, epsilon: float, effort: Effort, streams: Streams, power: bool, progress: Progress
 ) -> Outcome:
     started = time.perf_counter()
-    many = _many_rounds(record, case, epsilon, streams)
+    many = many_rounds(record, case, epsilon, streams)
     progress(f"{record.name}, {case.unit} level")
     played = _play(whole(case, streams), many, effort)
     caught: dict[str, list[str]] = {}
@@ -162,6 +165,7 @@ def audit_case(
         tails = _tails(streams.mode, streams.seed)
         played.checks += tails
         played.flagged += [check.name for check in tails if check.flagged]
+    sampled = _final_model(record, case, epsilon, streams, effort)
     verdict: Verdict = "consistent"
     if case.claim is None:
         verdict = "no claim"
@@ -170,7 +174,7 @@ def audit_case(
     elif not _strong_enough(case, caught):
         verdict = "too weak to tell"
     return Outcome(
-        record.name, case, played.game, played.guesses, played.checks, verdict,
+        record.name, case, played.game, played.guesses, sampled, played.checks, verdict,
         played.flagged if case.claim else [], caught, time.perf_counter() - started,
     )  # fmt: skip
 
@@ -222,7 +226,7 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
     return found
 
 
-def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams) -> Broken | None:
+def many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams) -> Broken | None:
     """The case that canaries are played on: one step for records, several rounds for clients."""
     if case.kind != "proven":
         return None
@@ -230,6 +234,14 @@ def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams
         return whole(case, streams)
     record = replace(record, clients=record.clients.for_canaries())
     return whole(next(cases(record, case.unit, epsilon, ROUNDS)), streams)
+
+
+def _final_model(record: Algorithm, case: Case, epsilon: float, streams: Streams, effort: Effort) -> Guesses | None:
+    """Canaries of several rounds with the method's own sampling of clients, which the final model hides best."""
+    if case.kind != "proven" or case.where == "steps":
+        return None
+    own = whole(next(cases(record, case.unit, epsilon, SAMPLED_ROUNDS)), streams)
+    return one_run.guess(own, min(effort.canaries, SAMPLED), effort.repeats)
 
 
 def _broken_alike(name: str, many: Broken | None, streams: Streams) -> Broken | None:
