@@ -1,6 +1,6 @@
 """Canaries: right claims pass, half of the noise is found, and who sees only the final model finds less.
 
-At a true claim of 4 a p-value of 0.05 needs 191 of 200 guesses about 1,000 records to be right, at 0.83 each: 1e-8.
+At a true claim of 4 a p-value of 0.01 needs 196 of 200 guesses about 1,000 records to be right, at 0.85 each: 5e-10.
 """
 
 from dataclasses import replace
@@ -26,18 +26,18 @@ def records():
 def clients():
     """Each of them comes once in eight rounds, and nobody knows when."""
     method = replace(algorithm("trusted-curator"), clients=Clients("random-allocation", 2))
-    return next(cases(method, "client", epsilon=8.0, rounds=8))
+    return next(cases(method, "client", epsilon=4.0, rounds=8))
 
 
 def guessed(case, share=1.0, seed=0, canaries=FEW, runs=1):
     return one_run.guess(Broken(case, with_noise(case.record, share), Streams(seed)), canaries, runs)
 
 
-@pytest.mark.statistical(false_alarm=1e-7)
+@pytest.mark.statistical(false_alarm=1e-8)
 def test_a_claim_that_is_true_is_not_doubted_and_the_bound_stays_below_it(records):
-    for seed in range(5):
+    for seed in range(3):
         found = guessed(records, seed=seed)
-        assert found.p_value > 0.05
+        assert found.p_value > one_run.FLAG
         assert 0.5 < found.epsilon < 4
         assert found.epsilon < found.independent
 
@@ -49,6 +49,7 @@ def test_less_noise_is_found(records, share):
     assert found.epsilon > 4
 
 
+@pytest.mark.slow
 def test_runs_are_pooled_with_other_coins(records):
     one, three = guessed(records), guessed(records, runs=3)
     assert (one.runs, three.runs, three.guesses) == (1, 3, 3 * one.guesses)
@@ -62,17 +63,16 @@ def test_many_records_are_canaries_of_several_clients_as_few_are_of_one(records)
     assert run.everyone.right / run.everyone.guesses == pytest.approx(0.678, abs=0.05), "Phi(mu/2)"
 
 
-@pytest.mark.statistical(false_alarm=1e-7)
+@pytest.mark.statistical(false_alarm=1e-8)
 def test_the_final_model_shows_less_than_every_round_of_clients_that_come_rarely(clients):
-    found = [guessed(clients, seed=seed) for seed in range(3)]
-    assert all(0.5 < each.final < each.epsilon < 8 for each in found)
-    assert all(min(each.p_value, each.final_p_value) > 0.05 for each in found)
+    found = guessed(clients)
+    assert 0.2 < found.final < found.epsilon < 4
+    assert min(found.p_value, found.final_p_value) > one_run.FLAG
 
 
-def test_the_final_model_shows_a_tenth_of_the_noise(clients):
-    """Half of it hides in who came when; every round shows a quarter."""
-    assert guessed(clients, 0.25).p_value < one_run.FLAG
-    assert guessed(clients, 0.1).final_p_value < one_run.FLAG
+def test_the_final_model_shows_a_quarter_of_the_noise_too(clients):
+    found = guessed(clients, 0.25)
+    assert found.p_value < found.final_p_value < one_run.FLAG
 
 
 def test_where_all_come_in_every_round_the_final_model_shows_the_same():

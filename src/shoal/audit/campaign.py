@@ -49,7 +49,7 @@ class Standing:
             self.counts = [Count(*(first[key] for key in ("canaries", "guesses", "right")))] if first else []
         else:
             self.counts.append(Count(*line["count"]))
-            self.seconds = line["seconds"]
+            self.seconds = max(line["seconds"], 1e-3)
         self._pool()
 
     def _pool(self) -> None:
@@ -204,6 +204,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in whole.splitlines()]
     except ValueError as error:
         raise RunError(f"{path} is malformed: {error}; begin anew without --resume") from None
-    if not lines or not isinstance(lines[0].get("settings"), dict):
+    if not all(isinstance(line, dict) for line in lines) or not lines or "settings" not in lines[0]:
         raise RunError(f"{path} does not begin with its settings; begin anew without --resume")
     return lines
