@@ -108,7 +108,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path):
         campaign.newest(tmp_path)
     begun(tmp_path / "audit-1-all")
     assert campaign.newest(tmp_path) == tmp_path / "audit-1-all"
-    with pytest.raises(ConfigError, match="--epsilon is 1.0, and .* was begun with 4.0"):
+    with pytest.raises(ConfigError, match=r"--epsilon is 1\.0, and .* was begun with 4\.0"):
         begun(tmp_path / "audit-1-all", resume=True, epsilon=1.0)
     for text in ("", "7\n{", json.dumps({"claim": 1}) + "\n", "{]\n"):
         (tmp_path / "audit-1-all" / campaign.LINES).write_text(text)

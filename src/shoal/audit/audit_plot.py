@@ -40,8 +40,9 @@ def picture(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def gaps(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A PNG with a line a claim: what is claimed, what was measured, and the gap, widest first."""
-    rows = sorted(rows, key=lambda row: (row["claimed"] or 0.0) - row["measured"])
+    """A PNG with a line a claim, the proven ones first: what is claimed, what was measured, and the gap."""
+    kinds = ("none", "published", "proven")  # from below
+    rows = sorted(rows, key=lambda row: (kinds.index(row["kind"]), (row["claimed"] or 0.0) - row["measured"]))
     figure = figures.Figure(figsize=(9.5, 1.4 + 0.27 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for y, row in enumerate(rows):
@@ -49,7 +50,7 @@ def gaps(rows: Sequence[Mapping[str, Any]]) -> bytes:
         axes.barh(y, measured, height=0.62, color=colour)
         words = f"{at_least(measured)}, nothing claimed"
         if claimed is not None:
-            axes.plot([measured, claimed], [y, y], color="#9aa3ab", linewidth=1.2, zorder=3)
+            axes.plot([min(measured, claimed), claimed], [y, y], color="#9aa3ab", linewidth=1.2, zorder=3)
             axes.plot(claimed, y, "D" if row["kind"] == "proven" else "x", color="#1a1d21", markersize=4, zorder=4)
             by = "gap" if measured <= claimed else "above by"
             words = f"{at_least(measured)} of {up(claimed, 2)}, {by} {abs(claimed - measured):.2f}"
