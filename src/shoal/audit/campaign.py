@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shoal import release
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, one_run, one_run_bounds
 from shoal.audit.auditing import Effort, audit_case, many_rounds
+from shoal.audit.broken import Broken
 from shoal.audit.cases import Case, cases
 from shoal.audit.one_run_bounds import Count
 from shoal.errors import ConfigError, RunError
@@ -36,10 +38,17 @@ class Standing:
 
     record: Algorithm
     case: Case
+    epsilon: float
+    streams: Streams
     row: dict[str, Any] | None = None
     counts: list[Count] = field(default_factory=list)
     seconds: float = 1.0
     """That the last run with canaries took."""
+
+    @cached_property
+    def many(self) -> Broken | None:
+        """What canaries are played on, and the claim that they are held against."""
+        return many_rounds(self.record, self.case, self.epsilon, self.streams)
 
     def take(self, line: Mapping[str, Any]) -> None:
         """One line of the file: the first audit, or one more run with canaries."""
@@ -55,9 +64,10 @@ class Standing:
     def _pool(self) -> None:
         """Pool the runs whenever their number has doubled."""
         runs = len(self.counts)
-        if self.row is None or self.case.claim is None or runs == 0 or runs & (runs - 1):
+        claim = self.many.case.claim if self.many is not None else None
+        if self.row is None or claim is None or runs == 0 or runs & (runs - 1):
             return
-        share, claim = 1 / (2 * runs), self.case.claim  # 2^-(j+1)
+        share = 1 / (2 * runs)  # 2^-(j+1)
         epsilon = one_run_bounds.epsilon(self.counts, claim.delta, share * one_run.ALPHA)
         first = self.row["game"] if runs == 1 else self.row["measured"]
         found = dict(self.row["one_run"])
@@ -87,9 +97,7 @@ class Campaign:
 
     path: Path
     standings: dict[str, Standing]
-    epsilon: float
     effort: Effort
-    seed: int
     power: bool
 
     def spend(self, seconds: float, say: Say) -> None:
@@ -104,16 +112,16 @@ class Campaign:
             best.take(line)
 
     def _first(self, standing: Standing, say: Say) -> dict[str, Any]:
-        streams, case = Streams(self.seed), standing.case
-        outcome = audit_case(standing.record, case, self.epsilon, self.effort, streams, self.power, say)
+        outcome = audit_case(
+            standing.record, standing.case, standing.epsilon, self.effort, standing.streams, self.power, say
+        )
         return {"row": outcome.row()}
 
     def _one_more(self, standing: Standing, say: Say) -> dict[str, Any]:
         started, number = time.perf_counter(), len(standing.counts)
         say(f"{standing.record.name}, {standing.case.unit} level, canaries, run {number + 1}")
-        many = many_rounds(standing.record, standing.case, self.epsilon, Streams(self.seed))
-        assert many is not None
-        run = one_run.play(one_run.anew(many, number), self.effort.canaries_of(standing.case))
+        assert standing.many is not None
+        run = one_run.play(one_run.anew(standing.many, number), self.effort.canaries_of(standing.case))
         return {"count": list(astuple(run.every_round)), "seconds": round(time.perf_counter() - started, 3)}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -147,7 +155,7 @@ def start(
         RunError: Where its file cannot be read.
     """
     found = dict(_claims(records, settings))
-    campaign = Campaign(folder / LINES, found, settings["epsilon"], effort, settings["seed"], settings["power"])
+    campaign = Campaign(folder / LINES, found, effort, settings["power"])
     if not resume:
         _append(campaign.path, {release.KEY: release.AUDIT, "settings": dict(settings)})
         return campaign
@@ -176,7 +184,7 @@ def newest(runs: Path) -> Path:
 def _claims(records: Sequence[Algorithm], settings: Mapping[str, Any]) -> Iterator[tuple[str, Standing]]:
     """What is proven first, and what takes little time first."""
     found = [
-        Standing(record, case)
+        Standing(record, case, settings["epsilon"], Streams(settings["seed"]))
         for record in records
         for case in cases(record, settings["level"], settings["epsilon"])
         if settings["claim"] in (None, case.kind)
