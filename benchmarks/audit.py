@@ -141,8 +141,8 @@ def one_run_table(rows: list[dict[str, Any]]) -> list[str]:
     """A line a cell: medians over the seeds, and how often the claim was flagged."""
     lines = [
         "| canaries | claimed | noise | runs | seeds | at least | least, greatest | final model alone "
-        "| independence assumed | one (epsilon, delta) | flagged | seconds |",
-        "|---" * 12 + "|",
+        "| independence assumed | by one (epsilon, delta) | flagged |",
+        "|---" * 11 + "|",
     ]
     for cell in CELLS:
         found = [row for row in rows if all(row[key] == value for key, value in vars(cell).items())]
@@ -158,7 +158,7 @@ def one_run_table(rows: list[dict[str, Any]]) -> list[str]:
             f"| {len(found)} | {middle('epsilon')} | {at_least(values[0])}, {at_least(values[-1])} "
             f"| {'–' if cell.where == 'records' else middle('final')} | {middle('independent')} "
             f"| {middle('steinke')} "
-            f"| {sum(row['flagged'] for row in found)} | {median(row['seconds'] for row in found):.1f} |"
+            f"| {sum(row['flagged'] for row in found)} of {len(found)} |"
         )
     return lines
 
