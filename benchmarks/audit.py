@@ -4,22 +4,32 @@ python benchmarks/audit.py --seeds 20 --out all.jsonl                        eve
 python benchmarks/audit.py --power --kind proven --seeds 3 --out all.jsonl   their broken forms
 python benchmarks/audit.py --show all.jsonl --out docs/results/audit.jsonl   the tables, and the figures in short
 python benchmarks/audit.py --picture docs/results/audit.png                  the curves of some of them
+python benchmarks/audit.py --one-run --out docs/results/audit-one-run.jsonl  how tight canaries are; resumes
+python benchmarks/audit.py --show-one-run docs/results/audit-one-run.jsonl   their table
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from shoal.accounting.claims import Unit
 from shoal.algorithms import algorithms
+from shoal.audit import one_run, one_run_bounds
 from shoal.audit.audit_plot import picture
 from shoal.audit.auditing import QUICK, THOROUGH, Effort, Outcome, audit
+from shoal.audit.broken import Broken, with_noise
+from shoal.audit.cases import DELTA, cases
+from shoal.audit.one_run_bounds import Count
+from shoal.mechanisms.sampling import Clients
+from shoal.random.streams import Streams
 from shoal.report.claim_rows import at_least
 
 
@@ -33,6 +43,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path, nargs="+", help="print the tables of these files")
+    parser.add_argument("--one-run", action="store_true", help="canaries alone, over many seeds")
+    parser.add_argument("--show-one-run", type=Path, help="print the table of this file")
     parser.add_argument("--picture", type=Path, help="draw the curves of a few methods")
     given = parser.parse_args()
     if given.show:
@@ -44,6 +56,12 @@ def main() -> None:
     if given.picture:
         given.picture.write_bytes(picture(list(_shown())))
         return
+    if given.one_run:
+        one_run_cells(given.out)
+        return
+    if given.show_one_run:
+        print("\n".join(one_run_table(read(given.show_one_run))))
+        return
     effort = THOROUGH if given.thorough else QUICK
     for seed in range(given.first, given.first + given.seeds):
         for name in given.only or algorithms():
@@ -53,6 +71,84 @@ def main() -> None:
                 if given.out:
                     with given.out.open("a", encoding="utf-8") as file:
                         file.write(line + "\n")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A claim, the share of its noise that is played, the runs that are pooled, and how many seeds."""
+
+    claimed: float
+    noise: float = 1.0
+    runs: int = 1
+    seeds: int = 20
+    where: str = "records"
+    """`records`: 10,000 in one step of dp-sgd; else 2,000 clients of 8 rounds that are sampled so."""
+
+    def broken(self, seed: int) -> Broken:
+        """What is charged, and what is played."""
+        if self.where == "records":
+            case = next(cases(algorithms()["dp-sgd"], "record", self.claimed))
+        else:
+            method = replace(algorithms()["trusted-curator"], clients=Clients(self.where, 2))
+            case = next(cases(method, "client", self.claimed, 8))
+        return Broken(case, with_noise(case.record, self.noise), Streams(seed))
+
+
+CELLS = (
+    Cell(4, seeds=100), Cell(8), Cell(4, 0.5), Cell(4, 0.25), Cell(4, runs=10, seeds=10),
+    *(Cell(claimed, noise, seeds=10, where=where) for claimed, noise in ((4, 1.0), (8, 1.0), (4, 0.25))
+      for where in ("random-allocation", "poisson")),
+    Cell(1), Cell(1, 0.5), Cell(1, 0.25), Cell(8, 0.25),
+)  # fmt: skip
+
+
+def one_run_cells(out: Path) -> None:
+    """Play each cell and seed that the file does not have yet; a line each."""
+    keys = (*Cell.__dataclass_fields__, "seed")
+    done = {tuple(row[key] for key in keys) for row in (read(out) if out.exists() else [])}
+    for seed in range(max(cell.seeds for cell in CELLS)):
+        for cell in CELLS:
+            if seed >= cell.seeds or (*vars(cell).values(), seed) in done:
+                continue
+            started, broken = time.perf_counter(), cell.broken(seed)
+            canaries = 10_000 if cell.where == "records" else 2000
+            found = one_run.guess(broken, canaries, cell.runs)
+            doubted = found.p_value <= one_run.FLAG
+            again = one_run.anew(broken, cell.runs)
+            flagged = doubted and one_run.guess(again, canaries, cell.runs).p_value <= one_run.AGAIN
+            row = vars(cell) | {"seed": seed} | vars(found) | {"flagged": flagged}
+            if cell.runs == 1:
+                count = Count(found.canaries, found.guesses, found.right)
+                row["steinke"] = one_run_bounds.epsilon_at(count, DELTA, one_run.ALPHA)
+            row["seconds"] = round(time.perf_counter() - started, 2)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def one_run_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A line a cell: medians over the seeds, and how often the claim was flagged."""
+    lines = [
+        "| canaries | claimed | noise | runs | seeds | at least | least, greatest | final model alone "
+        "| independence assumed | by one (epsilon, delta) | flagged |",
+        "|---" * 11 + "|",
+    ]
+    for cell in CELLS:
+        found = [row for row in rows if all(row[key] == value for key, value in vars(cell).items())]
+        if not found:
+            continue
+
+        def middle(key: str, found: list[dict[str, Any]] = found) -> str:
+            return at_least(median(row[key] for row in found)) if key in found[0] else "–"
+
+        values = sorted(row["epsilon"] for row in found)
+        lines.append(
+            f"| {found[0]['canaries']:,} {cell.where} | {cell.claimed:g} | {cell.noise:g} | {cell.runs} "
+            f"| {len(found)} | {middle('epsilon')} | {at_least(values[0])}, {at_least(values[-1])} "
+            f"| {'–' if cell.where == 'records' else middle('final')} | {middle('independent')} "
+            f"| {middle('steinke')} "
+            f"| {sum(row['flagged'] for row in found)} of {len(found)} |"
+        )
+    return lines
 
 
 def _shown() -> Iterator[Outcome]:

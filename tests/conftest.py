@@ -43,9 +43,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An audit whose game and checks flag what is right with RARELY at most, not with their own 1e-4."""
-    from shoal.audit import bounds, checks
+    """An audit whose game, checks and canaries flag what is right with RARELY at most, not with their own 1e-4."""
+    from shoal.audit import bounds, checks, one_run
 
     monkeypatch.setattr(bounds, "ALPHA", RARELY)
     monkeypatch.setattr(checks, "ALPHA", RARELY)
+    monkeypatch.setattr(one_run, "FLAG", 1e-3)
+    monkeypatch.setattr(one_run, "AGAIN", 1e-2)
     monkeypatch.setattr(bounds.points, "__defaults__", (RARELY,))

@@ -74,14 +74,3 @@ def test_scores_that_are_no_numbers_show_nothing():
 def test_a_test_that_is_no_better_than_guessing_shows_nothing():
     assert Point(0.5, 0.5, 0.55, 0.55).epsilon(1e-5) == 0
     assert bounds.epsilon_of_shift(-0.2, 1e-5) == 0
-    assert bounds.one_run_epsilon(1000, 100, 50, 1e-5, 0.01) == 0
-    assert bounds.one_run_epsilon(1000, 100, 0, 1e-5, 0.01) == 0
-
-
-def test_guesses_about_one_run_show_as_much_as_randomised_response_has():
-    """Each guess right with e/(1 + e): the bound stays below 1, and comes near it with many guesses."""
-    for guesses, least in ((100, 0.2), (10_000, 0.9)):
-        right = int(guesses * math.e / (1 + math.e))
-        assert least < bounds.one_run_epsilon(guesses, guesses, right, 0.0, 0.01) < 1
-    assert bounds.one_run_epsilon(100, 100, 100, 0.0, 0.01) > 3
-    assert bounds.one_run_epsilon(100, 100, 100, 1e-3, 0.01) < bounds.one_run_epsilon(100, 100, 100, 0.0, 0.01)

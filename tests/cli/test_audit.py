@@ -6,8 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
+from shoal.algorithms import algorithms
 from shoal.audit import auditing
 from shoal.audit.auditing import Effort
+from shoal.audit.campaign import Campaign
 from shoal.cli.main import app
 from shoal.errors import ConfigError, RunError
 from shoal.report.run_page import run_page
@@ -80,6 +82,39 @@ def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path, monke
     assert "&lt;b&gt;odd" in run_page(read_run(run))
 
 
+@pytest.mark.slow
+def test_repeats_are_pooled(tmp_path, monkeypatch):
+    monkeypatch.setattr(auditing, "QUICK", Effort(20, 20, 100, 0, 0))
+    done = invoke("--algorithm", "dp-sgd", "--quick", "--repeats", "2", "--runs", str(tmp_path))
+    assert "of 100 guesses correct, 100 canaries, 2 runs" in " ".join(done.output.split())
+
+
+@pytest.mark.slow
+def test_a_budget_is_spent_stopped_and_resumed_and_ends_in_a_picture(tmp_path, monkeypatch):
+    kept = {name: algorithms()[name] for name in ("dp-sgd", "fed-alpha-cdp")}
+    monkeypatch.setattr("shoal.algorithms.algorithms", lambda: kept)
+    monkeypatch.setattr(auditing, "QUICK", Effort(400, 20, 100, 0, 0))
+    spend, words = Campaign.spend, ("--all", "--quick", "--runs", str(tmp_path), "--level", "record")
+
+    def stopped(self, seconds, say):
+        spend(self, 0.001, say)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(Campaign, "spend", stopped)
+        done = invoke(*words, "--budget", "1m")
+    assert isinstance(done.exception, RunError)
+    assert done.exception.exit_code == 130
+    (folder,) = tmp_path.iterdir()
+    assert [path.name for path in folder.iterdir()] == ["audit.jsonl"]
+    assert '"claim": "dp-sgd record"' in (folder / "audit.jsonl").read_text()
+    done = invoke(*words, "--budget", "1s", "--resume", "--json")
+    assert done.exit_code == 3, done.output
+    rows = {row["algorithm"]: row for row in json.loads(done.stdout)["rows"]}
+    assert rows["fed-alpha-cdp"]["verdict"] == "VIOLATED"
+    assert {path.name for path in folder.iterdir()} == {"audit.jsonl", "audit.json", "audit.png", "report.html"}
+
+
 def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(auditing, "audit", lambda *_, **__: pytest.fail("the work was begun"))
     (tmp_path / "file").write_text("")
@@ -99,6 +134,13 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),
         (("--all", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfl", "--claim", "published", "--quick"), "there is no published claim"),
+        (("--algorithm", "pfl", "--repeats", "0"), "--repeats must be between 1 and 1000, got 0"),
+        (("--algorithm", "pfl", "--budget", "10m"), "--budget 10m needs --all"),
+        (("--all", "--budget", "10m", "--repeats", "2"), "chooses --repeats itself"),
+        (("--all", "--budget", "10"), "--budget must be a time such as 90s, 10m or 2h, got 10"),
+        (("--all", "--budget", "0s"), "--budget must be a time"),
+        (("--all", "--resume"), "--resume needs --budget"),
+        (("--all", "--budget", "1s", "--resume"), "there is no audit with a budget"),
     ],
 )
 def test_what_cannot_be_audited_is_said_so_and_nothing_is_written(words, said, tmp_path):

@@ -1,11 +1,11 @@
-"""The picture of an audit: false negatives against false positives, and the curve that the claim allows."""
+"""The pictures of an audit: the curve that a claim allows and what was reached; of many claims the gaps."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from shoal.accounting.rounding import up
 from shoal.audit import bounds
 from shoal.audit.auditing import Outcome
 from shoal.extras import optional
+from shoal.report.claim_rows import at_least
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 figures = optional("matplotlib.figure", "the picture of an audit")
 
@@ -34,6 +36,47 @@ def picture(outcomes: Sequence[Outcome]) -> bytes:
         _panel(place, outcome)
     for place in axes[len(outcomes) :]:
         place.set_visible(False)
+    return _png(figure)
+
+
+def gaps(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A PNG with a line a claim, the proven ones first: what is claimed, what was measured, and the gap."""
+    kinds = ("none", "published", "proven")  # from below
+    rows = sorted(rows, key=lambda row: (kinds.index(row["kind"]), (row["claimed"] or 0.0) - row["measured"]))
+    figure = figures.Figure(figsize=(9.5, 1.4 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for y, row in enumerate(rows):
+        claimed, measured, colour = row["claimed"], row["measured"], COLOURS[row["verdict"]]
+        axes.barh(y, measured, height=0.62, color=colour)
+        words = f"{at_least(measured)}, nothing claimed"
+        if claimed is not None:
+            axes.plot([min(measured, claimed), claimed], [y, y], color="#9aa3ab", linewidth=1.2, zorder=3)
+            axes.plot(claimed, y, "D" if row["kind"] == "proven" else "x", color="#1a1d21", markersize=4, zorder=4)
+            by = "gap" if measured <= claimed else "above by"
+            words = f"{at_least(measured)} of {up(claimed, 2)}, {by} {abs(claimed - measured):.2f}"
+        end = max(measured, claimed or 0.0)
+        axes.annotate(words, (end, y), (7, 0), textcoords="offset points", va="center", fontsize=7, color="#5b6470")
+    names = [f"{row['algorithm']}, {row['unit']}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set(ylim=(-0.7, len(rows) - 0.3), xlabel="epsilon")
+    axes.margins(x=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    _explain(axes, {row["verdict"] for row in rows}, {row["kind"] for row in rows})
+    return _png(figure)
+
+
+def _explain(axes: Axes, verdicts: set[str], kinds: set[str]) -> None:
+    """A legend above the picture: the colours of the verdicts there are, and the marks of the claims."""
+    for verdict, colour in COLOURS.items():
+        if verdict in verdicts:
+            axes.barh(0, 0, color=colour, label=f"measured, at least: {verdict}")
+    for kind, mark in (("proven", "D"), ("published", "x")):
+        if kind in kinds:
+            axes.plot([], [], mark, color="#1a1d21", markersize=4, label=kind)
+    axes.legend(frameon=False, fontsize=7.5, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def _png(figure: Figure) -> bytes:
     held = io.BytesIO()
     figure.savefig(held, format="png", dpi=110, facecolor="white", metadata={release.KEY: release.AUDIT})
     return held.getvalue()

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from shoal import release
 from shoal.accounting.rounding import up
-from shoal.audit.audit_plot import COLOURS, picture
-from shoal.audit.auditing import Outcome
+from shoal.audit.audit_plot import COLOURS
 from shoal.audit.bounds import CONFIDENCE
-from shoal.audit.cases import DELTA
 from shoal.errors import RunError
 from shoal.report.claim_rows import at_least
 from shoal.report.small_page import render
 
 _BODY = """
 <p>A claim is an upper bound on epsilon; an audit attacks the code that runs and measures a lower bound. “At least”
-holds with confidence {{ confidence }} (99% where canaries are used too) for any mechanism. The audit runs in a small
+holds with confidence {{ confidence }}, and 95% where canaries are used too. The audit runs in a small
 setting of its own, in which this epsilon is claimed: it checks whether the code keeps its claims, not how large the
 epsilon of a run is.</p>
 <div class="scroll"><table><thead><tr>
@@ -32,7 +31,7 @@ epsilon of a run is.</p>
 {% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
 <td class="{{ row.tone }}">{{ row.verdict }}</td></tr>
 {% endfor %}</tbody></table></div>
-<figure><img alt="False negatives against false positives, and the curve that each claim allows"
+<figure><img alt="What is claimed and what was measured"
  src="data:image/png;base64,{{ picture }}"></figure>
 <h2>Details</h2>
 {% for row in rows %}<h3>{{ row.name }}: <span class="{{ row.tone }}">{{ row.verdict }}</span></h3>
@@ -43,45 +42,56 @@ epsilon of a run is.</p>
 HEAD = ("method", "unit", "claim", "at least", "verdict")
 
 
-def cells(outcome: Outcome) -> list[str]:
+Row = Mapping[str, Any]
+"""An `Outcome.row()`, or the same from a file."""
+
+
+def cells(row: Row) -> list[str]:
     """One claim as a row of a table, without the verdict."""
-    row = outcome.row()
     claimed = row["kind"] if row["claimed"] is None else f"{row['kind']} {up(row['claimed'], 3)}"
-    return [outcome.algorithm, row["unit"], claimed, at_least(row["measured"])]
+    return [row["algorithm"], row["unit"], claimed, at_least(row["measured"])]
 
 
-def words(outcome: Outcome) -> list[str]:
+def words(row: Row) -> list[str]:
     """What each part of the audit found, and which broken variants it would catch."""
-    game = outcome.game
-    lines = [f"game: {game.trials:,} trials of each kind, epsilon at least {at_least(game.epsilon(DELTA))}"]
-    lines += [f"{check.name}: {check.words}" for check in outcome.checks]
-    if outcome.guesses is not None:
-        found = outcome.guesses
-        least = at_least(found.epsilon)
-        lines.append(f"canaries: {found.right} of {found.guesses} guesses correct, epsilon at least {least}")
-    if outcome.case.true is not None:
-        lines.append(f"the shift suggests an epsilon of {outcome.row()['estimate']:.0f}")
-        lines.append(f"the true bound for this setting is {math.ceil(outcome.case.true)}")
-    if outcome.flagged:
-        lines.append(f"flagged by: {', '.join(outcome.flagged)}")
+    lines = [f"game: {row['trials']:,} trials of each kind, epsilon at least {at_least(row['game'])}"]
+    lines += [f"{check['name']}: {check['words']}" for check in row["checks"]]
+    if (found := row["one_run"]) is not None:
+        runs = f"{found['runs']} runs" if found["runs"] > 1 else "one run"
+        lines.append(
+            f"canaries: {found['right']:,} of {found['guesses']:,} guesses correct, {found['canaries']:,} canaries, "
+            f"{runs}, epsilon at least {at_least(found['epsilon'])}"
+        )
+        lines.append(f"canaries, if their scores are assumed independent: {at_least(found['independent'])}")
+    if (found := row["final_model"]) is not None:
+        lines.append(
+            f"final model only: epsilon at least {at_least(found['final'])}, where every round shows "
+            f"{at_least(found['epsilon'])} ({found['canaries']:,} canaries, clients sampled as the method does)"
+        )
+    if row["true_bound"] is not None:
+        lines.append(f"the shift suggests an epsilon of {row['estimate']:.0f}")
+        lines.append(f"the true bound for this setting is {math.ceil(row['true_bound'])}")
+    if row["flagged"]:
+        lines.append(f"flagged by: {', '.join(row['flagged'])}")
     lines += [
-        f"{name}: caught by {', '.join(by)}" if by else f"{name}: NOT caught" for name, by in outcome.power.items()
+        f"{name}: caught by {', '.join(by)}" if by else f"{name}: NOT caught"
+        for name, by in row["would_catch"].items()
     ]
     return lines
 
 
-def html(title: str, outcomes: Sequence[Outcome], png: bytes, command: str) -> str:
+def html(title: str, found: Sequence[Row], png: bytes, command: str) -> str:
     """The page as one self-contained HTML file."""
     rows = [
         {
-            "cells": cells(outcome),
-            "tone": outcome.verdict if outcome.verdict in COLOURS and " " not in outcome.verdict else "",
-            "verdict": outcome.verdict,
-            "name": f"{outcome.algorithm}, {outcome.case.unit} level",
-            "setting": outcome.case.note,
-            "words": words(outcome),
+            "cells": cells(row),
+            "tone": row["verdict"] if row["verdict"] in COLOURS and " " not in row["verdict"] else "",
+            "verdict": row["verdict"],
+            "name": f"{row['algorithm']}, {row['unit']} level",
+            "setting": row["setting"],
+            "words": words(row),
         }
-        for outcome in outcomes
+        for row in found
     ]
     return render(
         _BODY,
@@ -118,20 +128,18 @@ def place(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def write(folder: Path, name: str, outcomes: Sequence[Outcome], command: str = "") -> Path:
+def write(folder: Path, name: str, rows: Sequence[Row], png: bytes, command: str = "") -> Path:
     """Write figures, picture and page; return the page's path.
 
     Raises:
         RunError: Where they cannot be written.
     """
-    png = picture(outcomes)
-    results = {release.KEY: release.AUDIT, "command": command, "confidence": CONFIDENCE}
-    results["rows"] = [outcome.row() for outcome in outcomes]
+    results = {release.KEY: release.AUDIT, "command": command, "confidence": CONFIDENCE, "rows": list(rows)}
     try:
         (folder / "audit.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (folder / "audit.png").write_bytes(png)
         page = folder / "report.html"
-        page.write_text(html(f"Audit of {name}", outcomes, png, command), encoding="utf-8")
+        page.write_text(html(f"Audit of {name}", rows, png, command), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another path") from None
     return page

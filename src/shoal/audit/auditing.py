@@ -31,19 +31,25 @@ from shoal.random.streams import Streams
 
 Verdict = Literal["consistent", "VIOLATED", "too weak to tell", "no claim"]
 QUARTER = "noise x 1/4"
-ROUNDS = 5  # of a run with client canaries
+ROUNDS = 5  # of a run with client canaries, of which there are at most
+CLIENTS = 4000
+SAMPLED_ROUNDS, SAMPLED = 8, 2000  # of the same where clients are sampled as the method does
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried: trials of each kind of a game, canaries, pairs of neighbours (0: no checks at all)."""
+    """How much is tried: trials of each kind of a game, canaries, pairs of neighbours (0: no checks at all).
+
+    `repeats`: of the runs with canaries, whose guesses are pooled.
+    """
 
     step_trials: int = 4000
     round_trials: int = 1200
-    canaries: int = 4000
+    canaries: int = 10_000
     pairs: int = 500
     round_pairs: int = 60
+    repeats: int = 1
 
     def trials(self, case: Case) -> int:
         """Where a claim is far from true the bound is as large as the trials allow, so there are more of them.
@@ -53,6 +59,10 @@ class Effort:
         trials = self.step_trials if case.where == "steps" else self.round_trials
         many = case.where == "steps" and case.record.local.steps != 1
         return trials * (3 if case.kind == "published" and not many else 1)
+
+    def canaries_of(self, case: Case) -> int:
+        """Clients that are canaries take as much memory as the square of their number."""
+        return self.canaries if case.where == "steps" else min(self.canaries, CLIENTS)
 
     def for_broken(self) -> Effort:
         """What is broken shows in fewer rounds, which are what takes time."""
@@ -71,6 +81,7 @@ class Outcome:
     case: Case
     game: Game
     guesses: Guesses | None
+    sampled: Guesses | None
     checks: list[Check]
     verdict: Verdict
     flagged: list[str]
@@ -106,7 +117,9 @@ class Outcome:
             "trials": self.game.trials,
             "verdict": self.verdict,
             "flagged": self.flagged,
+            "game": self.game.epsilon(DELTA),
             "one_run": vars(self.guesses) if self.guesses else None,
+            "final_model": vars(self.sampled) if self.sampled else None,
             "checks": [vars(check) for check in self.checks],
             "would_catch": self.power,
             "setting": case.note,
@@ -140,7 +153,7 @@ def audit_case(
     record: Algorithm, case: Case, epsilon: float, effort: Effort, streams: Streams, power: bool, progress: Progress
 ) -> Outcome:
     started = time.perf_counter()
-    many = _many_rounds(record, case, epsilon, streams)
+    many = many_rounds(record, case, epsilon, streams)
     progress(f"{record.name}, {case.unit} level")
     played = _play(whole(case, streams), many, effort)
     caught: dict[str, list[str]] = {}
@@ -156,6 +169,7 @@ def audit_case(
         tails = _tails(streams.mode, streams.seed)
         played.checks += tails
         played.flagged += [check.name for check in tails if check.flagged]
+    sampled = _final_model(record, case, epsilon, streams, effort)
     verdict: Verdict = "consistent"
     if case.claim is None:
         verdict = "no claim"
@@ -164,7 +178,7 @@ def audit_case(
     elif not _strong_enough(case, caught):
         verdict = "too weak to tell"
     return Outcome(
-        record.name, case, played.game, played.guesses, played.checks, verdict,
+        record.name, case, played.game, played.guesses, sampled, played.checks, verdict,
         played.flagged if case.claim else [], caught, time.perf_counter() - started,
     )  # fmt: skip
 
@@ -198,12 +212,11 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
     case, claim = broken.case, broken.case.claim
     found = _Played()
     if many is not None:
-        found.guesses = one_run.guess(many, effort.canaries)
-        assert many.case.claim is not None
-        claimed = many.case.claim.epsilon
-        if found.guesses.epsilon > claimed:
-            second = one_run.guess(_anew(many), effort.canaries, one_run.AGAIN)
-            found.flagged += ["canaries"] if second.epsilon > claimed else []
+        canaries, runs = effort.canaries_of(case), effort.repeats
+        found.guesses = one_run.guess(many, canaries, runs)
+        if found.guesses.p_value <= one_run.FLAG:
+            second = one_run.guess(one_run.anew(many, runs), canaries, runs)
+            found.flagged += ["canaries"] if second.p_value <= one_run.AGAIN else []
     if not (hurry and found.flagged and case.where == "sum"):
         found.game = game.play(case, broken.played, effort.trials(case), broken.streams)
         if claim and bounds.passes(found.game.points, claim.tradeoff):
@@ -217,12 +230,7 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
     return found
 
 
-def _anew(broken: Broken) -> Broken:
-    """The same with other random numbers."""
-    return replace(broken, streams=type(broken.streams)(broken.streams.number("again")))
-
-
-def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams) -> Broken | None:
+def many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams) -> Broken | None:
     """The case that canaries are played on: one step for records, several rounds for clients."""
     if case.kind != "proven":
         return None
@@ -230,6 +238,14 @@ def _many_rounds(record: Algorithm, case: Case, epsilon: float, streams: Streams
         return whole(case, streams)
     record = replace(record, clients=record.clients.for_canaries())
     return whole(next(cases(record, case.unit, epsilon, ROUNDS)), streams)
+
+
+def _final_model(record: Algorithm, case: Case, epsilon: float, streams: Streams, effort: Effort) -> Guesses | None:
+    """Canaries of several rounds with the method's own sampling of clients, which the final model hides best."""
+    if case.kind != "proven" or case.where == "steps":
+        return None
+    own = whole(next(cases(record, case.unit, epsilon, SAMPLED_ROUNDS)), streams)
+    return one_run.guess(own, min(effort.canaries, SAMPLED), effort.repeats)
 
 
 def _broken_alike(name: str, many: Broken | None, streams: Streams) -> Broken | None:

@@ -3,7 +3,7 @@
 Two distributions are (epsilon, delta)-close exactly where no test beats the trade-off curve between its false
 positives and its false negatives (Dong, Roth & Su 2022). So a test whose error rates lie below the claimed curve,
 with the confidence of Clopper & Pearson, refutes the claim, whatever the mechanism (Jagielski et al. 2020; Nasr et
-al. 2023). `one_run_epsilon` is the bound of Steinke, Nasr & Jagielski 2023, from many guesses about one run.
+al. 2023). Bounds from many guesses about one run are in `one_run_bounds`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +88,7 @@ def epsilon_of_shift(shift: float, delta: float) -> float:
     return float(get_epsilon_gaussian(1 / shift, delta))
 
 
+@cache
 def tradeoff(event: Event, adjacency: Adjacency) -> Tradeoff:
     """The curve that no test may pass if the event is what was done: the envelope of its (epsilon, delta) lines."""
     profiles = [pld.profile(without_sampler(counts)[0], adjacency) for counts in counted(event, adjacency).values()]
@@ -123,31 +125,3 @@ def passes(found: list[Point], curve: Tradeoff) -> bool:
     rates = np.array([point.most_false_positives for point in found])
     missed = np.array([point.most_false_negatives for point in found])
     return bool((missed < curve(rates)).any())
-
-
-def one_run_epsilon(canaries: int, guesses: int, right: int, delta: float, alpha: float) -> float:
-    """Steinke et al. 2023: the least epsilon that allows so many right guesses about so many canaries of one run."""
-    low, high = 0.0, 1.0
-    if _chance(canaries, guesses, right, 0.0, delta) >= alpha:
-        return 0.0
-    while _chance(canaries, guesses, right, high, delta) < alpha:
-        low, high = high, 2 * high
-        if high > 64:
-            return low
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _chance(canaries, guesses, right, middle, delta) < alpha else (low, middle)
-    return low
-
-
-def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are at most (their Theorem 5.2, as in Appendix D)."""
-    from scipy.stats import binom
-
-    if right == 0:
-        return 1.0
-    share = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, guesses, share))
-    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, share))
-    slack = float((below / np.arange(1, right + 1)).max(initial=0.0))
-    return min(1.0, tail + slack * delta * 2 * canaries)

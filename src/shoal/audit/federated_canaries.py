@@ -5,8 +5,8 @@ Two figures, for whoever sees the final model alone and for whoever sees the mod
 - `estimate` (Andrew et al. 2023): the epsilon of two Gaussians with the means of seen and unseen canaries' scores and
   their common spread. It is no bound: it assumes that scores are normal and independent, as they are for the Gaussian
   mechanism in many dimensions. `estimate_least` is the lower end of its confidence interval, by the same assumptions.
-- `least` (Steinke, Nasr & Jagielski 2023): a lower bound, whatever the mechanism, from guesses who was in the run. A
-  fair coin had decided that for each canary.
+- `least` (Mahloujifar, Melis & Chaudhuri 2024): a lower bound, whatever the mechanism, from guesses who was in the
+  run. A fair coin had decided that for each canary.
 
 A canary's score for the final model is how far the model moved along its direction, which is the cosine times the
 length of the move, the same for all canaries. For every round it is the log-likelihood ratio of those moves, each in
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.audit import bounds
+from shoal.audit.one_run_bounds import Count, epsilon_at, guesses_of
 from shoal.errors import RunError
 from shoal.report.proof import proof_of
 from shoal.report.run_reader import read_result
@@ -33,7 +34,6 @@ Array = npt.NDArray[np.float64]
 Verdict = Literal["consistent", "above the claim, if scores are normal", "VIOLATED", "no claim"]
 ALPHA = 0.01  # how often a lower bound may be wrong: with few canaries a smaller one has no power
 NORMAL_ALPHA = 1e-3  # how often the lower end of an estimate may be too high
-SHARES = (0.05, 0.1, 0.25, 0.5)  # of all canaries, guessed at each end
 LARGEST_SHIFT = 1e3
 
 
@@ -111,13 +111,11 @@ def ratios(noted: Noted) -> Array:
 def _seen(observer: str, scores: Array, coins: npt.NDArray[np.bool_], delta: float) -> Seen:
     shift, error = _shift(scores[coins], scores[~coins])
     estimate, low = (_epsilon(each, delta) for each in (shift, shift - _quantile(NORMAL_ALPHA / 2) * error))
-    best, order = (0.0, 0, 0), np.argsort(scores)
-    for share in SHARES:
-        k = max(1, int(share * len(scores)))
-        right = int(coins[order[-k:]].sum() + (~coins[order[:k]]).sum())
-        least = bounds.one_run_epsilon(len(scores), 2 * k, right, delta, ALPHA / 2 / len(SHARES))
-        best = max(best, (least, 2 * k, right))
-    return Seen(observer, shift, estimate, low, *best)
+    guesses, order = guesses_of(len(scores)), np.argsort(scores)
+    highest, lowest = order[-(guesses // 2) :], order[: guesses // 2]
+    right = int(coins[highest].sum() + (~coins[lowest]).sum())
+    least = epsilon_at(Count(len(scores), guesses, right), delta, ALPHA / 2)
+    return Seen(observer, shift, estimate, low, least, guesses, right)
 
 
 def _shift(seen: Array, unseen: Array) -> tuple[float, float]:

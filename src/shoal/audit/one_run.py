@@ -2,12 +2,14 @@
 
 Every canary is a record, or a client, that pulls in a direction of its own. A coin decides for each whether it is
 there (or which way it pulls); the adversary looks at all rounds of one run, scores each canary by how far the
-released sums moved its way, and guesses on those of which it is surest.
+released sums moved its way, and guesses on those of which it is surest. What the guesses prove is in
+`one_run_bounds` (Mahloujifar et al. 2024). A second adversary sees the same run, and of it only the final model.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,57 +17,135 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.audit import bounds
+from shoal.audit import bounds, one_run_bounds
+from shoal.audit.bounds import Array
 from shoal.audit.broken import Broken
-from shoal.audit.cases import Case
+from shoal.audit.cases import DELTA, Case, Claim
+from shoal.audit.checks import charged_noise
 from shoal.audit.game import FAR, step_radius, update_radius
+from shoal.audit.one_run_bounds import Count, guesses_of
 from shoal.audit.testbed import Holder, Row, federation, one_thread, steps_of, without
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 
-ALPHA = 0.01  # with the canaries of one run a smaller one has no power
-AGAIN = 0.1  # of a second run, which must say the same before anything is flagged: by chance once in a thousand times
-SHARES = (0.02, 0.05, 0.1, 0.25)  # of all canaries, guessed at each end
+ALPHA = 0.05  # of the bound on epsilon: the confidence of the literature
+FLAG = 0.01  # a claim is doubted where so many right guesses are no likelier than this; and flagged where
+AGAIN = 0.1  # other runs say the same at this: by chance once in a thousand times
+OF_A_CLIENT = 1000  # records that are canaries; with more of them there are more clients
+
+
+@dataclass(frozen=True)
+class Run:
+    """The guesses about one run: by who saw every round, by who saw the final model, and all of them guessed."""
+
+    every_round: Count
+    final: Count
+    everyone: Count
+    estimate: float
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What the guesses prove, and what the scores suggest."""
+    """What the guesses about one run, or several together, prove, and what they suggest.
+
+    Attributes:
+        canaries: Of each run.
+        runs: How many there were.
+        epsilon: The bound on epsilon, whatever the mechanism does within the Gaussian family.
+        p_value: How likely so many right guesses are at most, if the claim is true, whatever the mechanism.
+        guesses: About all runs.
+        right: How many of them were.
+        independent: The bound if the scores of canaries were independent, which is *assumed*.
+        final: The bound from the final model alone.
+        final_p_value: The p-value of the guesses from the final model alone.
+        estimate: The epsilon of two Gaussians fitted to the scores (Andrew et al. 2023): no bound.
+    """
 
     canaries: int
+    runs: int
     epsilon: float
+    p_value: float
     guesses: int
     right: int
+    independent: float
+    final: float
+    final_p_value: float
     estimate: float
 
 
-def guess(broken: Broken, canaries: int, alpha: float = ALPHA) -> Guesses:
-    """Play one run with so many canaries, and guess; the bound is wrong with a probability of alpha at most."""
+def guess(broken: Broken, canaries: int, runs: int = 1, alpha: float = ALPHA) -> Guesses:
+    """Play so many runs with so many canaries each; a bound is wrong with a probability of alpha at most."""
+    return together([play(anew(broken, number), canaries) for number in range(runs)], broken.case.claim, alpha)
+
+
+def anew(broken: Broken, number: int) -> Broken:
+    """The same with other random numbers; run 0 has the given ones."""
+    seed = broken.streams.number("again", number)
+    return replace(broken, streams=type(broken.streams)(seed)) if number else broken
+
+
+def together(played: Sequence[Run], claim: Claim | None, alpha: float = ALPHA) -> Guesses:
+    """What the guesses about these runs say together."""
+    delta = claim.delta if claim is not None else DELTA
+    counts, final = [run.every_round for run in played], [run.final for run in played]
+    same = counts == final
+    p_value = _p_value(counts, claim)
+    epsilon = one_run_bounds.epsilon(counts, delta, alpha)
+    return Guesses(
+        canaries=counts[0].canaries,
+        runs=len(played),
+        epsilon=epsilon,
+        p_value=p_value,
+        guesses=sum(count.guesses for count in counts),
+        right=sum(count.right for count in counts),
+        independent=one_run_bounds.independent_epsilon([run.everyone for run in played], delta, alpha),
+        final=epsilon if same else one_run_bounds.epsilon(final, delta, alpha),
+        final_p_value=p_value if same else _p_value(final, claim),
+        estimate=float(np.median([run.estimate for run in played])),
+    )
+
+
+def _p_value(counts: Sequence[Count], claim: Claim | None) -> float:
+    return one_run_bounds.p_value_of(bounds.tradeoff(claim.event, claim.adjacency), counts) if claim else 1.0
+
+
+def play(broken: Broken, canaries: int) -> Run:
+    """Play one run with so many canaries, and guess their coins."""
     case = broken.case
+    if case.where == "steps":  # so many that all clients have as many
+        clients = math.ceil(canaries / OF_A_CLIENT)
+        canaries = clients * math.ceil(canaries / clients)
     coins = broken.streams.generator("coins").integers(2, size=canaries) * 2 - 1
-    scores = (_of_records if case.where == "steps" else _of_clients)(broken, coins)
-    order = np.argsort(scores)
-    delta = case.claim.delta if case.claim is not None else 1e-5
-    best = Guesses(canaries, 0.0, 0, 0, _estimate(scores, coins, delta))
-    for share in SHARES:
-        k = max(1, int(share * canaries))
-        right = int((coins[order[-k:]] > 0).sum() + (coins[order[:k]] < 0).sum())
-        epsilon = bounds.one_run_epsilon(canaries, 2 * k, right, delta, alpha / len(SHARES))
-        if epsilon >= best.epsilon:
-            best = replace(best, epsilon=epsilon, guesses=2 * k, right=right)
-    return best
+    every_round, final = (_of_records if case.where == "steps" else _of_clients)(broken, coins)
+    delta = case.claim.delta if case.claim is not None else DELTA
+    few, most = guesses_of(canaries), 2 * (canaries // 2)
+    return Run(
+        _count(every_round, coins, few),
+        _count(final, coins, few),
+        _count(every_round, coins, most),
+        _estimate(every_round, coins, delta),
+    )
 
 
-def _of_records(broken: Broken, coins: np.ndarray) -> np.ndarray:
-    """One client holds all canaries; the coin turns a canary round."""
-    count = len(coins)
+def _count(scores: Array, coins: np.ndarray, guesses: int) -> Count:
+    """Half of the guesses are for the highest scores, half for the lowest."""
+    order, k = np.argsort(scores), guesses // 2
+    right = int((coins[order[-k:]] > 0).sum() + (coins[order[:k]] < 0).sum())
+    return Count(len(coins), guesses, right)
+
+
+def _of_records(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
+    """Clients hold all canaries, for one step; the coin turns a canary round. The final model is all there is."""
+    clients = math.ceil(len(coins) / OF_A_CLIENT)
+    held = coins.reshape(clients, -1)
+    count = held.shape[1]
     charged, played = (_wider_batch(record, count) for record in (broken.case.record, broken.played))
     clip = step_radius(charged, broken.streams, count)
-    rows = [Row(FAR * clip, place, int(coin)) for place, coin in enumerate(coins)]
-    seen = steps_of(federation(played, [rows], count, broken.streams), played)
-    found: np.ndarray = seen.vectors[0, :count] - seen.vectors[0, count:]
-    return found
+    holders = [[Row(FAR * clip, place, int(coin)) for place, coin in enumerate(each)] for each in held]
+    seen = steps_of(federation(played, holders, count, broken.streams), played)
+    found: Array = (seen.vectors[:, :count] - seen.vectors[:, count:]).ravel()
+    return found, found
 
 
 def _wider_batch(record: Algorithm, batch: int) -> Algorithm:
@@ -81,7 +161,7 @@ def _wider_batch(record: Algorithm, batch: int) -> Algorithm:
     return record
 
 
-def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
+def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
     """A canary a client; the coin says whether it is there, or, where another takes its place, which way it pulls."""
     count, rounds = len(coins), broken.case.setting.rounds
     played = _more_clients(broken.case, broken.played, count)
@@ -98,6 +178,8 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
         played = without(played, *np.flatnonzero(coins < 0).tolist())
     sim = federation(played, clients, count, broken.streams, rounds=rounds)
     params, scores = torch.zeros_like(sim.params), np.zeros(count)
+    rate = 1.0 if played.sums_gradients else played.clients.rate(0, rounds, count)
+    log_ratio = _log_ratio(broken.case, rate, swaps)
     state: dict[str, Tensor] = {}
     cohort = replace(sim.cohort, algorithm=played)
     with one_thread():
@@ -105,8 +187,23 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> np.ndarray:
             before = params
             params, state, metrics = run_round(cohort, params, state, RoundIndex(t, rounds))
             moved = (params - before).double().numpy() / (metrics.get("clip") or 1.0)
-            scores += moved[:count] - moved[count:]
-    return scores
+            one_unit = math.sqrt(2) / metrics["expected_clients"]  # how far a canary pulls
+            scores += log_ratio((moved[:count] - moved[count:]) / one_unit)
+    end = params.double().numpy()
+    return scores, end[:count] - end[count:]
+
+
+def _log_ratio(case: Case, rate: float, swaps: bool) -> Callable[[Array], Array]:
+    """The log likelihood ratio of a canary's coin, given how far a round moved its way, in units of its own pull."""
+    noise = charged_noise(case.claim.event) if case.claim is not None else None
+    if rate >= 1 or noise is None:
+        return lambda moved: moved  # the ratio is a line
+
+    def there(moved: Array) -> Array:
+        found: Array = np.logaddexp(math.log1p(-rate), math.log(rate) + (moved - 0.5) / noise**2)
+        return found
+
+    return lambda moved: there(moved) - (there(-moved) if swaps else 0.0)
 
 
 def _more_clients(case: Case, record: Algorithm, count: int) -> Algorithm:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cli.exit_codes import REFUTED
+from shoal.cli.exit_codes import REFUTED, STOPPED
 from shoal.cli.options import Change, Json, OutputFolder, command_line, print_json
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from shoal.algorithms.base import Algorithm
     from shoal.audit.auditing import Outcome
-
-"""Exit code where a claim was refuted."""
 
 
 def command(
@@ -42,6 +42,20 @@ def command(
     power: Annotated[
         bool, typer.Option("--power", help="Also audit broken variants of the method: which are caught?")
     ] = False,
+    repeats: Annotated[
+        int, typer.Option(help="Runs with canaries, whose guesses are pooled: tighter bounds for more time.")
+    ] = 1,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="With --all: every claim once, then more runs with canaries where the gap between proven and "
+            "measured is widest, for so long (90s, 10m, 2h); what is under way then is finished.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --budget: go on with the newest such audit in --runs.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The audit's seed.")] = 0,
     change: Change = None,
     runs: OutputFolder = Path("runs"),
@@ -56,12 +70,23 @@ def command(
         )
         return report(federation, as_json)
     from shoal.audit import audit_report
+    from shoal.audit.audit_plot import gaps, picture
     from shoal.audit.auditing import QUICK, THOROUGH, audit
 
     records, secure = _records(algorithm, run, every, change or [])
     if not 0 < epsilon <= 20:
         raise ConfigError(f"--epsilon must be > 0 and at most 20, got {epsilon:g}")
+    if not 1 <= repeats <= 1000:
+        raise ConfigError(f"--repeats must be between 1 and 1000, got {repeats}")
     console = Console(stderr=as_json)
+    if budget is not None:
+        if not every or repeats != 1:
+            raise ConfigError(f"--budget {budget} needs --all, and chooses --repeats itself: omit the latter")
+        settings = {"epsilon": epsilon, "seed": seed, "power": power, "level": level, "claim": claim, "quick": quick}
+        _with_budget(records, settings, _seconds(budget), runs, resume, console, as_json)
+        return
+    if resume:
+        raise ConfigError("--resume needs --budget: only such an audit can be resumed")
     outcomes: list[Outcome] = []
     name = "all" if every else records[0].name
     with audit_report.place(run / "audit" if run else audit_report.new_folder(runs, name)) as folder:
@@ -72,19 +97,19 @@ def command(
                     level=level,
                     kind=claim,
                     epsilon=epsilon,
-                    effort=QUICK if quick else THOROUGH,
+                    effort=replace(QUICK if quick else THOROUGH, repeats=repeats),
                     seed=seed,
                     power=power,
                     secure=secure,
                     progress=status.update,
                 )
-        _refuse_none(outcomes, claim, level)
-        written = audit_report.write(folder, "all methods" if every else name, outcomes, command_line())
+        rows = [outcome.row() for outcome in outcomes]
+        _refuse_none(rows, claim, level)
+        png = gaps(rows) if every else picture(outcomes)
+        written = audit_report.write(folder, "all methods" if every else name, rows, png, command_line())
     if run:
         _update_page(run)
-    _report(outcomes, written, run, console, as_json)
-    if any(outcome.verdict == "VIOLATED" for outcome in outcomes):
-        raise typer.Exit(REFUTED)
+    _report(rows, written, run, console, as_json)
 
 
 def _refuse_beside(others: dict[str, object]) -> None:
@@ -92,19 +117,64 @@ def _refuse_beside(others: dict[str, object]) -> None:
         raise ConfigError(f"--federation audits a run by its own canaries: leave out {given[0]}")
 
 
-def _refuse_none(outcomes: list[Outcome], claim: str | None, level: str | None) -> None:
-    if not outcomes:
+def _with_budget(
+    records: list[Algorithm],
+    settings: dict[str, Any],
+    seconds: float,
+    runs: Path,
+    resume: bool,
+    console: Console,
+    as_json: bool,
+) -> None:
+    """Spend the time; a later call resumes what Ctrl-C stopped, or adds to it."""
+    from shoal.audit import audit_report, campaign
+    from shoal.audit.audit_plot import gaps
+    from shoal.audit.auditing import QUICK, THOROUGH
+
+    with audit_report.place(campaign.newest(runs) if resume else audit_report.new_folder(runs, "all")) as folder:
+        found = campaign.start(folder, records, settings, QUICK if settings["quick"] else THOROUGH, resume)
+        _refuse_none(list(found.standings), settings["claim"], settings["level"])
+        try:
+            with console.status("starting") as status:
+                found.spend(seconds, status.update)
+        except KeyboardInterrupt:
+            raise Stopped(f"the audit was stopped; {folder / campaign.LINES} has what was done: --resume") from None
+        if not found.rows():
+            raise ConfigError("no claim was audited in this time; give a longer --budget")
+        written = audit_report.write(folder, "all methods", found.rows(), gaps(found.rows()), command_line())
+    if found.left:
+        console.print(f"{found.left} of {len(found.standings)} claims were not reached: --resume goes on")
+    _report(found.rows(), written, None, console, as_json)
+
+
+class Stopped(RunError):
+    """The user interrupted; what was measured is kept."""
+
+    exit_code = STOPPED
+
+
+def _seconds(budget: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"--budget must be a time such as 90s, 10m or 2h, got {budget}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _refuse_none(found: list[Any], claim: str | None, level: str | None) -> None:
+    if not found:
         what, where = f"{claim} claim" if claim else "claim", f" at {level} level" if level else ""
         raise ConfigError(f"there is no {what}{where} to audit; omit --claim and --level")
 
 
-def _report(outcomes: list[Outcome], page: Path, run: Path | None, console: Console, as_json: bool) -> None:
+def _report(rows: list[dict[str, Any]], page: Path, run: Path | None, console: Console, as_json: bool) -> None:
     if as_json:
-        print_json({"run": str(page.parent), "rows": [outcome.row() for outcome in outcomes]})
-        return
-    show(outcomes, console)
-    also = f", and {run / 'report.html'}" if run else ""
-    console.print(f"\npage: {page}{also}", highlight=False, soft_wrap=True)
+        print_json({"run": str(page.parent), "rows": rows})
+    else:
+        show(rows, console)
+        also = f", and {run / 'report.html'}" if run else ""
+        console.print(f"\npage: {page}{also}", highlight=False, soft_wrap=True)
+    if any(row["verdict"] == "VIOLATED" for row in rows):
+        raise typer.Exit(REFUTED)
 
 
 def _records(name: str | None, run: Path | None, every: bool, changes: list[str]) -> tuple[list[Algorithm], bool]:
@@ -133,19 +203,19 @@ def _update_page(run: Path) -> None:
         write_report(run)
 
 
-def show(outcomes: list[Outcome], console: Console) -> None:
+def show(rows: list[dict[str, Any]], console: Console) -> None:
     """Print a table and, for one method, how each claim was audited."""
     from shoal.audit.audit_plot import COLOURS
     from shoal.audit.audit_report import HEAD, cells, words
 
     table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.columns[0].min_width = max(len(outcome.algorithm) for outcome in outcomes)  # names are never cut short
-    for outcome in outcomes:
-        colour = COLOURS[outcome.verdict]
-        table.add_row(*cells(outcome), f"[bold {colour}]{outcome.verdict}[/]")
+    table.columns[0].min_width = max(len(row["algorithm"]) for row in rows)  # names are never cut short
+    for row in rows:
+        colour = COLOURS[row["verdict"]]
+        table.add_row(*cells(row), f"[bold {colour}]{row['verdict']}[/]")
     console.print(table)
-    if len({outcome.algorithm for outcome in outcomes}) == 1:
-        for outcome in outcomes:
-            console.print(f"\n[bold]{outcome.case.unit} level[/]: {outcome.case.note}", highlight=False)
-            for line in words(outcome):
+    if len({row["algorithm"] for row in rows}) == 1:
+        for row in rows:
+            console.print(f"\n[bold]{row['unit']} level[/]: {row['setting']}", highlight=False)
+            for line in words(row):
                 console.print(f"  {line}", highlight=False)
