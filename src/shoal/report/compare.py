@@ -153,7 +153,7 @@ def _frontier(group: Sequence[tuple[Entry, Run]], place: int, unit: str, observe
     scores = group[0][1].scores
     points = [_point(entry, run, unit, observer) for entry, run in group]
     whom = f"{UNITS.get(unit, unit)}; observer: {OBSERVERS.get(observer, observer)}"
-    note = f"One point a run. The line is the best {scores.name} at each epsilon"
+    note = f"One point per run. The line is the best {scores.name} at each epsilon"
     unlearnt = any(not point["learnt"] for point in points)
     return {
         "id": f"frontier-{place}" if place else "frontier",
