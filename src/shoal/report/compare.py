@@ -46,9 +46,10 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """Its choice in a few words; empty where that takes too many."""
-        words = ", ".join(f"{key.rpartition('.')[2]} {word(value)}" for key, value in self.choice.items())
-        return words if len(words) < 30 else ""
+        """Its choice in a few words: the first settings that fit."""
+        words = [f"{key.rpartition('.')[2]} {word(value)}" for key, value in self.choice.items()]
+        fitting = [", ".join(words[:count]) for count in range(1, len(words) + 1)]
+        return max((text for text in fitting if len(text) < 30), key=len, default="")
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,8 @@ def _over_rounds(group: Sequence[tuple[Entry, Run]], place: int) -> dict[str, An
         return None
     by_method = len({run.algorithm for _, run in shown}) == len(shown)
     names = [entry.label or (run.algorithm if by_method else entry.name) for entry, run in shown]
+    if len(set(names)) < len(names):
+        names = [entry.name for entry, _ in shown]
     columns = [
         (names[place], column(run.metrics, scores.headline), place + 1, False) for place, (_, run) in enumerate(shown)
     ]
