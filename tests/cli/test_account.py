@@ -162,7 +162,7 @@ def test_for_people_there_is_a_table() -> None:
     words = ["epsilon", "--noise", "6", "--sampling-rate", ".1", "--delta", "1e-5", "--accountant", "zcdp"]
     ran = CliRunner().invoke(account.app, words)
     assert "epsilon" in ran.stdout
-    assert re.search(r"sampling +poisson\n sampling rate +0.1", ran.stdout), "it can be read without the command"
+    assert re.search(r"sampling +poisson\s+sampling rate +0.1", ran.stdout), "it can be read without the command"
     assert "Not a bound: zCDP" in ran.stdout
 
 
