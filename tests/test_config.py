@@ -292,4 +292,9 @@ def test_keys_in_python_go_over_those_of_a_file(tmp_path):
     file.write_text('algorithm = "dp-sgd"\nrounds = 9\n[budget]\nunit = "record"\nepsilon = 4.0\n')
     keys = {"rounds": 3, "budget": {"epsilon": 2.0}}
     found = settings_of(file, None, None, ["local.lr=0.5"], keys, resume=None, no_guarantee=False)
-    assert (found.rounds, found.budget.epsilon, found.budget.unit, found.local.lr) == (3, 2.0, "record", 0.5)
+    assert (found.rounds, found.budget.epsilon, found.budget.unit, found.algorithm.local.lr) == (
+        3,
+        2.0,
+        "record",
+        0.5,
+    )
