@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shoal.accounting.claims import large_delta
 from shoal.algorithms import algorithms
 from shoal.algorithms.base import BOUNDARIES
+from shoal.api import settings_of
 from shoal.cli.main import main
 from shoal.config import configure, to_dict, to_toml
 from shoal.data import load
@@ -284,3 +285,16 @@ def test_no_override_makes_the_reader_fail_otherwise(scratch, word):
 def test_no_file_makes_the_reader_fail_otherwise(scratch, content):
     scratch.write_bytes(content)
     accepted_or_refused(scratch, (), scratch.with_name("written.toml"))
+
+
+def test_keys_in_python_go_over_those_of_a_file(tmp_path):
+    file = tmp_path / "experiment.toml"
+    file.write_text('algorithm = "dp-sgd"\nrounds = 9\n[budget]\nunit = "record"\nepsilon = 4.0\n')
+    keys = {"rounds": 3, "budget": {"epsilon": 2.0}}
+    found = settings_of(file, None, None, ["local.lr=0.5"], keys, resume=None, no_guarantee=False)
+    assert (found.rounds, found.budget.epsilon, found.budget.unit, found.algorithm.local.lr) == (
+        3,
+        2.0,
+        "record",
+        0.5,
+    )

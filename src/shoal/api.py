@@ -167,7 +167,7 @@ def run(
             whoever stops a run by them spends privacy that no claim counts (the section `stop` does not).
         on_end: Called once with the result, after all files are written; not where the run was stopped or has failed.
         progress: Show a progress bar in a notebook; by default where there is one.
-        **keys: Keys of the configuration, where no `config` is given; `algorithm` may be an `Algorithm`.
+        **keys: Keys of the configuration, over those of `config`; `algorithm` may be an `Algorithm`.
 
     Returns:
         How the run ended.
@@ -583,13 +583,11 @@ def _settings(
 ) -> Config:
     from shoal.data import Dataset
 
-    if config is not None and keys:
-        raise ConfigError(f"keys ({', '.join(keys)}) go into the mapping, or into overrides, with a config")
     given: Any = config if config is not None or (not keys and data is None and model is None) else dict(keys)
     words = list(overrides)
     if given is None:
         return configure(None, words)
-    given = dict(given) if isinstance(given, Mapping) else read_toml(Path(given))
+    given = (flat(given) if isinstance(given, Mapping) else read_toml(Path(given))) | flat(keys)
     if isinstance(data, str):
         given["data.name"] = data
     elif isinstance(data, Mapping):

@@ -50,4 +50,5 @@ def _reason(error: ValidationError, value: Any) -> str:
         words = [word.strip().strip("'") for word in choices.replace(" or ", ",").split(",")]
         return f"it is one of {', '.join(words)}{nearest(str(value), words) if str(value) else ''}"
     reasons = [item["msg"].removeprefix("Input should be ") for item in error.errors()]
+    reasons = ["a list in brackets" if reason == "a valid tuple" else reason for reason in reasons]
     return f"it should be {' or '.join(dict.fromkeys(reasons))}"

@@ -4,18 +4,17 @@ import base64
 import re
 
 import pytest
+from matplotlib.figure import Figure
 
+from shoal.attacks import attack_report
+from shoal.attacks.attack_plots import _png
+from shoal.audit import audit_report
 from shoal.report import certificate
 from shoal.report.compare import write_comparison
 from shoal.report.run_reader import read_run
 from support import chromium
-from support.paths import ROOT
+from support.axe import AXE, FOUND
 from support.tiny import FEDAVG, PRIVATE, play, play_numbers
-
-AXE = ROOT / "build/axe/node_modules/axe-core/axe.min.js"
-FOUND = """axe.run(document, {resultTypes: ["violations"]}).then((result) => result.violations
-    .filter((each) => ["serious", "critical"].includes(each.impact))
-    .map((each) => each.id + ": " + each.nodes.map((node) => node.target).join(" ")))"""
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no Chromium here: apt-get install chromium")
 
@@ -29,7 +28,17 @@ def pages(tmp_path_factory):
     numbers = play_numbers(folder, FEDAVG).run
     _, shown = certificate.write(runs[0], certificate.certificate(runs[0]))
     compared = write_comparison(folder / "comparison.html", [read_run(run) for run in (*runs, numbers)])
+    command = (
+        "shoal attack --membership --models 16 --records 200 -c rounds=30 -c model=digits-mlp -c data.clients=10"
+    )
+    audit, attack = folder / "audit.html", folder / "attack.html"
+    audit.write_text(audit_report.html("Audit of a method", [], PICTURE, command), encoding="utf-8")
+    attack.write_text(
+        attack_report.html("An attack", ["Words."], [ROW], PICTURE, "A picture", command), encoding="utf-8"
+    )
     return {
+        "audit": audit,
+        "attack": attack,
         "run": runs[0] / "report.html",
         "regression": numbers / "report.html",
         "certificate": shown,
@@ -37,14 +46,18 @@ def pages(tmp_path_factory):
     }
 
 
-KINDS = ["run", "regression", "certificate", "comparison"]
+KINDS = ["run", "regression", "certificate", "comparison", "audit", "attack"]
+PICTURE = _png(Figure())
+ROW = dict.fromkeys(attack_report.COLUMNS, 0.5) | {"algorithm": "fed-sdp", "model": "attack-cnn", "success": 1.0}
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: npm install --prefix build/axe axe-core@4")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (390, False)], ids=["light", "dark", "narrow"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_axe_has_no_serious_finding(browser, pages, kind, dark):
-    page = browser.open(1280, 900, dark)
+def test_axe_has_no_serious_finding(browser, pages, kind, width, dark):
+    page = browser.open(width, 900, dark)
     page.go(pages[kind])
     page.do(AXE.read_text(encoding="utf-8") + "; true")
     assert page.do(FOUND) == []

@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.federation.operations.http_server import OperationsServer
 from support import chromium
+from support.axe import AXE, FOUND
 from support.operations import CLAIM, SITES, STATUS, monitored
 from support.pages import HOSTILE
 
@@ -72,6 +73,16 @@ def test_it_says_who_is_there_and_what_is_spent(browser, federation, width, dark
     assert page.do("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert page.do((Path(__file__).parent / "contrast.js").read_text()) == [], "at least 4.5 to 1"
     assert page.complaints() == []
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: npm install --prefix build/axe axe-core@4")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_has_no_serious_finding(browser, federation, width):
+    _, server = federation
+    page = opened(browser, server, width)
+    until(page, text("#round"), "4 of 40")
+    page.do(AXE.read_text(encoding="utf-8") + "; true")
+    assert page.do(FOUND) == []
 
 
 def test_it_refreshes_itself_and_asks_nobody_else(browser, federation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def test_for_people_there_is_a_table() -> None:
     words = ["epsilon", "--noise", "6", "--sampling-rate", ".1", "--delta", "1e-5", "--accountant", "zcdp"]
     ran = CliRunner().invoke(account.app, words)
     assert "epsilon" in ran.stdout
+    assert re.search(r"sampling +poisson\s+sampling rate +0.1", ran.stdout), "it can be read without the command"
     assert "Not a bound: zCDP" in ran.stdout
 
 
@@ -206,7 +208,7 @@ def test_a_ledger_that_was_cut_off_shows_against_its_head(run: Path) -> None:
 
 def test_a_ledger_can_be_shown(run: Path) -> None:
     ran = CliRunner().invoke(ledger.app, ["show", str(run)])
-    assert [kind in ran.stdout for kind in ("open", "intent", "commit", '"noise": 2')] == [True] * 4
+    assert [kind in ran.stdout for kind in ("open", "intent", "commit", "[gaussian, noise 2]")] == [True] * 4
     found = json.loads(CliRunner().invoke(ledger.app, ["show", str(run), "--json"]).stdout)
     assert [entry["kind"] for entry in found["entries"]] == ["open", "intent", "commit"]
 

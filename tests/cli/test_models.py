@@ -71,6 +71,18 @@ def test_where_records_cannot_have_privacy_it_says_why():
     assert "mixes the records of a batch" in found["record"]["refused"]
 
 
+def test_it_takes_data_schema_and_task_of_a_configuration(tmp_path):
+    (tmp_path / "own.csv").write_text("age,died\n" + "".join(f"{20 + n},{n % 2}\n" for n in range(40)))
+    columns = (
+        '[schema]\nlabel = "died"\nclasses = ["0", "1"]\n[schema.columns]\nage = {kind = "number", range = [0, 99]}\n'
+    )
+    own = f'algorithm = "dp-sgd"\n[data]\nname = "own.csv"\n[per_record]\nclip_norm = 1.0\n{columns}'
+    (tmp_path / "own.toml").write_text(own)
+    ran = CliRunner().invoke(app, ["models", "check", "linear", "own.toml", "--json", "-c", "data.clients=2"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["parameters"] == 2 * (1 + 1)
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("nets_to_check:Statistics", "is BatchNorm1d"), ("nets_to_check:No", "nets_to_check")]
 )

@@ -80,7 +80,7 @@ def test_figures_stand_beside_where_the_label_is_there(shell, run, tmp_path):
     code, out, _ = shell("predict", run, table(tmp_path / "new.csv"))
     assert code == 0
     assert "24 records in all" in out
-    assert "trivial prediction" in out
+    assert "constant answer" in out
     code, out, _ = shell("predict", run, table(tmp_path / "new.csv"), "--json")
     found = json.loads(out)
     assert code == 0

@@ -1,6 +1,7 @@
 """The site builds, with no broken link, no page that is left out and no snippet that is missing."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -32,3 +33,13 @@ def test_the_site_builds(tmp_path):
     everything = "".join(page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html"))
     assert "<!-- generated" not in everything
     assert "fonts.googleapis" not in everything, "nothing is loaded from elsewhere"
+
+
+def test_files_that_pages_include_exist():
+    """A formatter of Python once wrote `--8 < --`, which is shown as it stands, without an error."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    lines = [line.strip() for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    marks = [line for line in lines if "--8" in line]
+    found = [re.fullmatch(r'--8<-- "([^"]+)"', mark) for mark in marks]
+    assert found
+    assert all(match and (ROOT / match[1]).is_file() for match in found), marks

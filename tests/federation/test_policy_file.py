@@ -140,7 +140,7 @@ def test_a_check_tells_all_that_is_forbidden(tmp_path):
     ("line", "words"),
     [
         ("epsilon_per_day = 1", "line 2: epsilon_per_day = 1: there is no key 'epsilon_per_day'; did you mean"),
-        ("rounds = 9", "rounds cannot be 9: it should be a valid tuple"),
+        ("rounds = 9", "rounds cannot be 9: it should be a list in brackets"),
         ("rounds = [9, 1]", "line 2: rounds = [9, 1]: it must be LOW:HIGH with 0 <= LOW <= HIGH, got 9:1"),
         ("epsilon_total = 0", "line 2: epsilon_total = 0 must be > 0, got 0"),
         ("delta = 1.0", "line 2: delta = 1.0 must be in (0, 1), got 1.0"),

@@ -527,7 +527,24 @@ def test_a_stopped_run_is_shown_with_what_it_has_spent(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     shown = CliRunner().invoke(runs_app, ["show", str(run)])
     assert shown.exit_code == 0, shown.output
-    assert "a client (zero-out)" in " ".join(shown.stdout.split())
+    said = " ".join(shown.stdout.split())
+    assert "a client (zero-out)" in said
+    assert "stopped; to continue: shoal run --resume" in said
+    listed = CliRunner().invoke(runs_app, ["list", "--runs", str(run.parent)]).stdout
+    assert "(client)" in listed, "the unit that the epsilon is for"
+
+
+def test_a_share_of_delta_that_is_too_small_to_matter_is_left_out_of_tables():
+    faint, strong = (claim("client", "release", 4.0) | {"sampler_delta": each} for each in (1e-15, 1e-9))
+    assert "noise sampler" not in proven_rows([faint])[0]["note"]
+    assert "1e-9 of delta is for the noise sampler" in proven_rows([strong])[0]["note"]
+
+
+def test_epsilon_by_client_is_shown_only_where_clients_differ():
+    rows = [{"client": name, "records": 9, "epsilon": value} for name, value in (("a", 4.0), ("b", 4.0))]
+    assert page._by_client({"clients": rows}) is None
+    other = page._by_client({"clients": [*rows, {"client": "c", "records": 3, "epsilon": 2.0}]})
+    assert [row["share"] for row in other["rows"]] == [1.0, 1.0, 0.5]
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from shoal.accounting.events import (
     leaves,
     without_sampler,
 )
+from shoal.accounting.rounding import IN_NAME_ONLY, up
 from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError
@@ -116,7 +117,8 @@ def _epsilon(counts: Mapping[Leaf, int], delta: float, accountant: str, adjacenc
     if math.isinf(found):
         ideal = figures.epsilon(delta)
         if math.isfinite(ideal):
-            reason = f"at an epsilon of {ideal:.3g} the sampler's error, a distance of {distance:.1e}, exceeds delta"
+            bound = f"epsilon would be {up(ideal, 2)}{', in name only' if ideal > IN_NAME_ONLY else ''}"
+            reason = f"{bound}; there the error of the noise sampler, a distance of {distance:.1e}, exceeds delta"
             return Answer(None, delta, used, False, reason)
         return Answer(None, delta, accountant, False, f"no finite epsilon is known at delta {delta:g}")
     return Answer(found, delta, used, flaw is None, flaw or said, taken(found, distance))

@@ -20,7 +20,7 @@ from shoal.mechanisms.sampling import Clients, Records
 DP_SGD = Algorithm(
     name="dp-sgd",
     paper="Abadi et al. (2016); Thesis, Algorithm 3",
-    summary="noise in every step on clipped gradients of a Poisson batch, at one client that holds all data",
+    summary="noise in every step, on clipped gradients of a Poisson batch, at every client",
     claims="record level: epsilon 0.5, 2, 8 at delta 1e-5 after 51, 247, 730 epochs",
     clients=Clients("all"),
     records=Records("poisson", batch=600),

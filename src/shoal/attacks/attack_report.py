@@ -42,8 +42,8 @@ PROVES_NOTHING = "A failed attack proves nothing; only an epsilon does."
 
 _BODY = """
 {% for line in words %}<p>{{ line }}</p>{% endfor %}
-<figure><img alt="{{ about }}" src="data:image/png;base64,{{ picture }}"></figure>
-<div class="scroll"><table class="figures">
+<figure tabindex="0"><img alt="{{ about }}" src="data:image/png;base64,{{ picture }}"></figure>
+<div class="scroll" tabindex="0" role="region" aria-label="Figures"><table class="figures">
 <thead><tr>{% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in rows %}<tr class="{{ row.tone }}">{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}</tr>

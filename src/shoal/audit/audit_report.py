@@ -26,12 +26,12 @@ _BODY = """
 holds with confidence {{ confidence }}, and 95% where canaries are used too. The audit runs in a small
 setting of its own, in which this epsilon is claimed: it checks whether the code keeps its claims, not how large the
 epsilon of a run is.</p>
-<div class="scroll"><table><thead><tr>
+<div class="scroll" tabindex="0" role="region" aria-label="Verdicts"><table><thead><tr>
 {% for name in head %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
 <td class="{{ row.tone }}">{{ row.verdict }}</td></tr>
 {% endfor %}</tbody></table></div>
-<figure><img alt="What is claimed and what was measured"
+<figure tabindex="0"><img alt="What is claimed and what was measured"
  src="data:image/png;base64,{{ picture }}"></figure>
 <h2>Details</h2>
 {% for row in rows %}<h3>{{ row.name }}: <span class="{{ row.tone }}">{{ row.verdict }}</span></h3>

@@ -201,7 +201,9 @@ def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool)
 
     large = setting.units and answer.delta and large_delta("unit", answer.delta, setting.units)
     warnings = [large] if large else []
-    written = {**answer.to_json(), "adjacency": setting.adjacency, "warnings": warnings, **more}
+    rate = {} if setting.sampling == "none" else {"sampling_rate": setting.sampling_rate}
+    asked = {"sampling": setting.sampling, **rate, "client_rate": setting.client_rate, "adjacency": setting.adjacency}
+    written = {**answer.to_json(), **asked, "warnings": warnings, **more}
     if as_json:
         print_json(written)
         return
@@ -209,10 +211,11 @@ def _show(answer: Answer, more: dict[str, Any], setting: Setting, as_json: bool)
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
-    keys = ("epsilon", "at_least", "epsilon_if_participation_shows", "delta", "noise", "steps", "accountant")
-    for key in (*keys, "adjacency"):
-        if key in written:
-            table.add_row(key.replace("_", " "), _text(key, written[key]))
+    keys = ("epsilon", "at_least", "epsilon_if_participation_shows", "delta", "noise", "steps", "accountant", *asked)
+    for key in keys:
+        if key in written and not (key == "client_rate" and written[key] is None):
+            label = "lower bound" if key == "at_least" else key.replace("_", " ")
+            table.add_row(label, _text(key, written[key]))
     console = Console()
     console.print(table)
     if answer.because:

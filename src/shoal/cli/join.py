@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
     from shoal.data.schema import Schema
 
+_ENDS = {
+    "rounds": "all rounds are done",
+    "budget": "the privacy budget is spent",
+    "early": "its figure got no better",
+    "sites": "too few sites are left",
+}
+"""Why a run ended, in words."""
+
 
 def command(
     host: Annotated[str, typer.Argument(help="The coordinator: HOST or HOST:PORT (default 8000).")],
@@ -138,7 +146,7 @@ def command(
         ended = run_site(site, endpoint, patience, report)
     finally:
         site.close()
-    report(f"the run has ended ({ended})")
+    report(f"the run has ended: {_ENDS.get(ended, ended)}")
 
 
 def report(words: str) -> None:

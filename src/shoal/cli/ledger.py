@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Verify and print the ledger of a run.", no_args_is_help=True)
 
-"""Exit code where the hash chain is broken."""
-
 Run = Annotated[Path, typer.Argument(help="A run's folder, or its ledger.jsonl.")]
 
 
@@ -96,5 +94,25 @@ def _sentence(line: Line) -> str:
     words = " ".join(f"{key}={json.dumps(value)}" for key, value in body.items())
     text = f"{line.number + 1:>6}  {line.kind:<10.10} {words}"
     for charge in line.body.get("charges", []):
-        text += f"\n{'':>18}{json.dumps(charge)}"
+        text += f"\n{'':>18}{_charge(charge)}"
     return text
+
+
+def _charge(charge: dict[str, Any]) -> str:
+    """`client, release (zero-out): gaussian, noise 4.74`; --json has every digit."""
+    whom = f"{charge.get('unit')}, {charge.get('observer')} ({charge.get('adjacency')})"
+    return json.dumps(f"{whom}: {_event(charge.get('event'))}", ensure_ascii=True)[1:-1].replace('\\"', '"')
+
+
+def _event(event: Any) -> str:
+    """An event in words: its kind, then what it holds."""
+    if isinstance(event, list):
+        return "; ".join(map(_event, event))
+    if not isinstance(event, dict):
+        return f"{event:.4g}" if isinstance(event, float) else str(event)
+    held = [
+        f"[{_event(value)}]" if isinstance(value, dict | list) else f"{key} {_event(value)}"
+        for key, value in event.items()
+        if key != "event" and value is not None
+    ]
+    return ", ".join([str(event.get("event")), *held])

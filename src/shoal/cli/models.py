@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,8 @@ LEVELS = {"client": "trusted-curator", "record": "dp-sgd"}
 """A method that protects clients, and one that protects records."""
 ANY_DATA = ["data.partition=iid", "clients.sampling=all"]
 """So that both methods can be set up on data without owners, or with few."""
+ABOUT_DATA = ("data", "schema", "task")
+"""The sections of a configuration that say what a model is trained on; the others belong to its method."""
 
 
 @app.callback()
@@ -30,26 +33,29 @@ def _models() -> None:
 @app.command("check")
 def check(
     model: Annotated[str, typer.Argument(help="A name, or package.module:Class for your own.")],
+    config: Annotated[Path | None, typer.Argument(help="A TOML file whose data, schema and task to use.")] = None,
     change: Change = None,
     as_json: Json = False,
 ) -> None:
     """Tell how a model would be trained on data (-c data.name=...), with privacy for clients and for records."""
-    found = checked(model, change or [])
+    found = checked(model, change or [], config)
     if as_json:
         print_json(found)
     else:
         _show(found)
 
 
-def checked(model: str, changes: list[str]) -> dict[str, Any]:
+def checked(model: str, changes: list[str], file: Path | None = None) -> dict[str, Any]:
     """The facts about a model; raises the ModelError where it cannot be trained at all."""
-    from shoal.config import configure
+    from shoal.config import configure, read_toml
     from shoal.errors import ModelError
     from shoal.prepare import dataset_of
 
     fixed = [word for word in ANY_DATA if not any(own.startswith(word.partition("=")[0]) for own in changes)]
+    read = {} if file is None else read_toml(file)
+    about = {key: value for key, value in read.items() if key.partition(".")[0] in ABOUT_DATA}
     configs = {
-        level: configure(None, [f"algorithm={name}", *fixed, *changes, f"model={model}"])
+        level: configure(about or None, [f"algorithm={name}", *fixed, *changes, f"model={model}"])
         for level, name in LEVELS.items()
     }
     dataset = dataset_of(configs["client"], None)

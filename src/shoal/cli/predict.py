@@ -73,6 +73,6 @@ def _show(found: Predictions, headline: str, out: Path | None) -> None:
         first = {headline: found.figures.get(headline)} | found.figures
         for name, value in first.items():
             beside = found.trivial.get(name)
-            trivial = "" if beside is None else f" (trivial prediction {beside:.4g})"
+            trivial = "" if beside is None else f" (constant answer: {round(beside, 6):.4g})"
             said = "not finite" if value is None else f"{value:.4g}"
             console.print(f"{name.replace('_', ' ')} {said}{trivial}", highlight=False)

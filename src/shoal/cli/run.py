@@ -106,8 +106,11 @@ class Watch:
 
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
         """Print what is run, and start the bar."""
-        self._console.print(f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}")
-        if found := trainer.cohort.gradients:
+        words = f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}"
+        self._console.print(words, soft_wrap=True)  # a path that is cut in two cannot be copied
+        if trainer.done:
+            self._console.print(f"continues after round {trainer.done} of {trainer.rounds}", highlight=False)
+        if (found := trainer.cohort.gradients) and found["way"] != "rules":
             because = f": {found['because']}" if found["because"] else ""
             self._console.print(f"gradients by {found['way']}{because}", highlight=False, markup=False)
         if said := _about_ranks(trainer.params.device):

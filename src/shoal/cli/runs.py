@@ -41,7 +41,7 @@ def list_command(
     elif not found:
         typer.echo(f"no run in {runs} matches")
     else:
-        names = ("run", "method", "data", "clients", "rounds", "figure", "client level", "state")
+        names = ("run", "method", "data", "clients", "rounds", "figure", "proven", "state")
         table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
         for run in found:
             table.add_row(*map(escape, _row(run)))
@@ -56,9 +56,17 @@ def _row(run: Run) -> list[str]:
         "simulated" if run.simulated else "real",
         f"{run.done}" if run.done == run.rounds else f"{run.done}/{run.rounds}",
         _score(run),
-        bound(run.epsilon("client", "release")),
+        _proven(run),
         run.state,
     ]
+
+
+def _proven(run: Run) -> str:
+    """The headline's claim in a column: `epsilon 4 (record)`."""
+    from shoal.report.claim_rows import main_claim
+
+    claim = main_claim(run)
+    return "none" if claim is None else f"{bound(claim['epsilon'])} ({claim['unit']})"
 
 
 def _score(run: Run) -> str:
@@ -85,7 +93,7 @@ def show_command(run: Annotated[str, typer.Argument(help="A run folder, or the b
         print_json(summary(found) | {"config": found.config, "ledger": ledger, "model": _model(found)})
         return
     console = Console(emoji=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
     for key, value in _facts(found):
         table.add_row(key, escape(value))
     console.print(table)
@@ -154,7 +162,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ledger = f"intact, {run.ledger.lines} lines" if run.ledger.whole else f"broken: {run.ledger.because}"
     return [
         ("run", str(run.path)),
-        ("state", run.state),
+        ("state", run.state if run.state != "stopped" else f"stopped; to continue: shoal run --resume {run.path}"),
         ("method", f"{run.algorithm} on {run.dataset}"),
         *([("clients", "simulated: one data set was split over them")] if run.simulated else []),
         ("rounds", f"{run.done} of {run.rounds}"),

@@ -1,6 +1,6 @@
 """A schema proposed for a table: from the columns' names and types where they say enough, else from the data.
 
-What is proposed from the data, a range rounded outwards or the categories that occur, is no public fact: the schema
+What is proposed from the data, a range of most values or the categories that occur, is no public fact: the schema
 lists it as unconfirmed until its owner has put something public in its place.
 """
 
@@ -150,7 +150,7 @@ def _number(name: str, numbers: np.ndarray, gaps: bool) -> Guess:
             return Guess(Number((low, high), typical if gaps else None), "range known by the column's name")
     bounds = rounded_range(there)
     middle = float(np.clip(float(f"{np.median(there):.1g}"), *bounds))
-    return Guess(Number(bounds, middle if gaps else None), "range rounded outwards", from_data=True)
+    return Guess(Number(bounds, middle if gaps else None), "range of most values, rounded outwards", from_data=True)
 
 
 def _category(known: np.ndarray) -> Guess:

@@ -80,7 +80,7 @@ def columns_read(terms: Terms, dataset: Dataset) -> str:
     schema, label = terms.settings.schema, terms.settings.data.label
     names = list(dataset.features if schema is None else schema.inputs)
     if not names:
-        return "learns from all arrays of the data"
+        return "trains on all arrays of the data"
     if schema is not None:
         label = ", ".join(schema.labels) or names[0]
     shown = ", ".join(names[:MANY]) + (f" and {len(names) - MANY:,} more" if names[MANY:] else "")

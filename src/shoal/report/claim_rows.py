@@ -16,6 +16,8 @@ from shoal.report.series import figure
 HEAD = ("unit", "observer", "epsilon", "delta", "")
 WEAK = 10.0
 """An epsilon above this is proven, but not shown in green."""
+FAINT = 1e-9
+"""A smaller share of delta for the noise sampler is left out of tables; JSON and certificates have it."""
 TESTER = {
     "release": "Someone who sees the released models",
     "server": "The server, who sees every client's message",
@@ -81,7 +83,8 @@ def _note(claim: dict[str, Any]) -> str:
     """The accountant, the sampler's part of delta, and the assumptions."""
     sampler = number(claim.get("sampler_delta"))
     parts = [str(claim.get("accountant") or "rdp").upper()]
-    parts += [f"{up(sampler, 1)} of delta is for the noise sampler"] if sampler else []
+    if sampler and sampler > FAINT * (number(claim.get("delta")) or 0.0):
+        parts += [f"{up(sampler, 1)} of delta is for the noise sampler"]
     parts += [str(claim["because"])] if claim.get("because") else []
     return "; ".join(parts)
 

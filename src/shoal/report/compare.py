@@ -46,9 +46,10 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """Its choice in a few words; empty where that takes too many."""
-        words = ", ".join(f"{key.rpartition('.')[2]} {word(value)}" for key, value in self.choice.items())
-        return words if len(words) < 30 else ""
+        """Its choice in a few words: the first settings that fit."""
+        words = [f"{key.rpartition('.')[2]} {word(value)}" for key, value in self.choice.items()]
+        fitting = [", ".join(words[:count]) for count in range(1, len(words) + 1)]
+        return max((text for text in fitting if len(text) < 30), key=len, default="")
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _frontier(group: Sequence[tuple[Entry, Run]], place: int, unit: str, observe
     scores = group[0][1].scores
     points = [_point(entry, run, unit, observer) for entry, run in group]
     whom = f"{UNITS.get(unit, unit)}; observer: {OBSERVERS.get(observer, observer)}"
-    note = f"One point a run. The line is the best {scores.name} at each epsilon"
+    note = f"One point per run. The line is the best {scores.name} at each epsilon"
     unlearnt = any(not point["learnt"] for point in points)
     return {
         "id": f"frontier-{place}" if place else "frontier",
@@ -205,6 +206,8 @@ def _over_rounds(group: Sequence[tuple[Entry, Run]], place: int) -> dict[str, An
         return None
     by_method = len({run.algorithm for _, run in shown}) == len(shown)
     names = [entry.label or (run.algorithm if by_method else entry.name) for entry, run in shown]
+    if len(set(names)) < len(names):
+        names = [entry.name for entry, _ in shown]
     columns = [
         (names[place], column(run.metrics, scores.headline), place + 1, False) for place, (_, run) in enumerate(shown)
     ]

@@ -329,7 +329,7 @@
     const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
     const key = (row, n) => { const cell = row.cells[n]; return cell.dataset.v !== undefined ? Number(cell.dataset.v) : cell.textContent.trim(); };
     heads.forEach((head, n) => {
-      const button = html("button", { type: "button" }, head.textContent);
+      const button = html("button", { type: "button" }, ...head.childNodes);
       head.replaceChildren(button);
       button.addEventListener("click", () => {
         const up = head.getAttribute("aria-sort") !== "ascending";

@@ -185,8 +185,8 @@ def _gradients(found: Any) -> str | None:
 
 def _by_client(costs: dict[str, Any] | None) -> dict[str, Any] | None:
     """Record-level epsilon by client, the greatest first."""
-    if costs is None or not costs.get("clients"):
-        return None
+    if costs is None or len({row["epsilon"] for row in costs.get("clients") or ()}) < 2:
+        return None  # the bound above says it all
     most = max(number(row["epsilon"]) or 0.0 for row in costs["clients"]) or 1.0
     return {
         "release": costs.get("release", ""),

@@ -149,8 +149,12 @@ class Scores:
             return ""
         found, trivial = ("not finite" if each is None else say(each) for each in (self.score, self.trivial_score))
         said = f"This model is no better than a constant answer ({self.trivial_answer}): {self.name} {found} against "
-        ranked = self.figures.get("auroc")
-        return f"{said}{trivial}." + (f" Its AUROC is {ranked:.3f}; a constant has 0.5." if ranked else "")
+        ranked, balanced = self.figures.get("auroc"), self.figures.get("balanced_accuracy")
+        said = f"{said}{trivial}." + (f" Its AUROC is {ranked:.3f}; a constant has 0.5." if ranked else "")
+        constant = self.trivial.get("balanced_accuracy")
+        if balanced is None or constant is None or balanced < constant + 0.01:
+            return said
+        return f"{said} Its balanced accuracy is {balanced:.3f}; a constant has {constant:.3g}."
 
     @property
     def others(self) -> dict[str, float]:

@@ -29,11 +29,16 @@ th, td { text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var
 thead th { color: var(--soft); } .leaks, .VIOLATED { color: var(--bad); } .consistent { color: var(--good); }
 .figures th, .figures td { white-space: nowrap; }
 pre { overflow-x: auto; border: 1px solid var(--rule); border-radius: 8px; padding: 12px; font-size: 12.5px; }
+@media print {
+  :root { --paper: #fff; --ink: #1a1d21; --soft: #5b6470; --rule: #e4e5e1; --bad: #a63314; --good: #0f6b5c; }
+  img { max-width: 100%; } pre { white-space: pre-wrap; }
+  table.figures { font-size: 7pt; } .figures th, .figures td { white-space: normal; padding-right: 5px; }
+}
 </style></head><body><main>
 <h1>{{ title }}</h1>
 """
 _FOOT = """
-{% if command %}<p>Command</p><pre>{{ command }}</pre>{% endif %}
+{% if command %}<p>Command</p><pre tabindex="0">{{ command }}</pre>{% endif %}
 </main></body></html>
 """
 
