@@ -101,7 +101,7 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"], un
     setting, wider = round.setting, 0.0
     each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # the largest of all widths that are drawn
     if boundary == "per_step":
-        counts = round.per_record is not None and round.per_record.counts
+        counts = int(round.per_record is not None and round.per_record.counts)
         counts += round.per_step is not None and round.per_step.test is not None
         draws = max(setting.multiplicity, setting.holders(unit)) * max((steps for *_, steps in round.uses), default=1)
         wider = draws * round.records.wider() if setting.secure else 0.0

@@ -80,7 +80,7 @@ class Selection:
         padded, width = on_device(np.maximum(records, 0), before.device), self.micro_batch or records.shape[1]
         mask = on_device(records >= 0, before.device)
         total = torch.zeros(len(records), dtype=torch.float64, device=before.device)
-        for rows, real in zip(padded.split(width, 1), mask.split(width, 1), strict=True):
+        for rows, real in zip(*(torch.split(part, width, 1) for part in (padded, mask)), strict=True):
             x, y = self.client_data.rows(rows)
             losses = (self.network.losses(params, x, y).double() for params in (after, before))
             later, earlier = losses
