@@ -130,6 +130,23 @@ def test_a_site_without_a_place_is_not_bound_and_a_new_round_forgets_heads(tmp_p
     assert Roster(tmp_path, 2, 3).heads == []
 
 
+def test_a_head_of_an_earlier_end_is_not_bound(tmp_path, monkeypatch):
+    """As after a run that failed and was resumed, where one site does not answer at the second end."""
+    assign, planted = Roster.assign_numbers, []
+
+    def with_old_heads(roster):
+        assign(roster)
+        if not planted:
+            planted.extend(roster.members)
+            for identity in planted:
+                roster.keep_head(identity, "1" * 64)
+
+    monkeypatch.setattr(Roster, "assign_numbers", with_old_heads)
+    run, ledgers = federation(tmp_path, at_end(name="site-01"))
+    assert len(planted) == 4
+    assert {site["name"] for site in certificate(run)["sites"]} == ledgers.keys() - {"site-01"}
+
+
 def test_a_site_that_leaves_once_it_has_answered_is_bound(tmp_path):
     gone = []
     grid = with_sites(tmp_path, 4)
