@@ -381,11 +381,14 @@ def _end(
     ledger: Ledger, trainer: Trainer[Any], stopped: str, proven: Claims, by_client: Mapping[str, Any], model: bytes
 ) -> None:
     """Close the ledger, before the model that it names is written; an earlier version's closing line names none."""
-    digest, closed = hashlib.sha256(model).hexdigest(), ledger.closed
-    if closed is None or closed.get("model", digest) != digest:
+    from shoal.accounting.ledger import digest_of_heads
+
+    digest, closed, heads = hashlib.sha256(model).hexdigest(), ledger.closed, trainer.cohort.ledger_heads
+    others = bool(heads) and (closed or {}).get("sites") != digest_of_heads(heads)
+    if closed is None or closed.get("model", digest) != digest or others:
         rows = by_client.get("by_client", {}).get("clients", [])
         costs = [(row["records"], row["epsilon"]) for row in rows]
-        ledger.end(stopped, proven, costs, digest, trainer.cohort.ledger_heads)
+        ledger.end(stopped, proven, costs, digest, heads)
 
 
 def _released(

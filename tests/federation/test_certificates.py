@@ -13,6 +13,8 @@ from shoal.accounting.ledger import Record
 from shoal.cli.main import main
 from shoal.errors import ConfigError
 from shoal.federation.messages import Payload
+from shoal.federation.roster import Roster
+from shoal.federation.serve import serve
 from shoal.federation.terms import END
 from shoal.report.certificate import certificate, write
 from support.federations import BAD, full_cohort, served
@@ -89,6 +91,60 @@ def test_a_site_that_sends_no_head_is_named_as_not_covered(tmp_path, answer):
     assert not [line for line in held["not_covered"] if "ledgers of" in line]
     write(run, held)
     assert checker.holds(checked(run, ledgers))
+
+
+def test_a_head_before_the_runs_own_charges_binds_no_complete_ledger(tmp_path):
+    first = []
+
+    def early(kind, answer):
+        if kind != END:
+            return answer
+        first.append(json.loads((tmp_path / "site-1" / "ledger.jsonl").read_text().splitlines()[0])["hash"])
+        return Payload({"name": "site-01", "head": first[0]})
+
+    run, ledgers = federation(tmp_path, early)
+    write(run, certificate(run))
+    ((what, words),) = wrong(checked(run, ledgers))
+    assert what == "site site-01"
+    assert words.endswith("lines after the certified head")
+
+
+def test_heads_that_come_after_the_run_was_closed_are_bound_by_another_closing_line(tmp_path):
+    run, ledgers = federation(tmp_path, at_end(name="site-01"))
+    grid = with_sites(tmp_path, 4)
+    serve(grid, None, resume=run, no_guarantee=True)
+    write(run, certificate(run))
+    assert len(certificate(run)["sites"]) == 4
+    assert checker.holds(checked(run, ledgers))
+
+
+def test_a_site_without_a_place_is_not_bound_and_a_new_round_forgets_heads(tmp_path):
+    roster = Roster(tmp_path, 2, 3)
+    roster.admit("a", "first", 1)
+    roster.assign_numbers()
+    roster.admit("b", "late", 2)
+    for identity in ("a", "b"):
+        roster.keep_head(identity, "0" * 64)
+    assert roster.heads == [("first", "0" * 64)]
+    roster.forget_heads()
+    assert Roster(tmp_path, 2, 3).heads == []
+
+
+def test_a_head_of_an_earlier_end_is_not_bound(tmp_path, monkeypatch):
+    """As after a run that failed and was resumed, where one site does not answer at the second end."""
+    assign, planted = Roster.assign_numbers, []
+
+    def with_old_heads(roster):
+        assign(roster)
+        if not planted:
+            planted.extend(roster.members)
+            for identity in planted:
+                roster.keep_head(identity, "1" * 64)
+
+    monkeypatch.setattr(Roster, "assign_numbers", with_old_heads)
+    run, ledgers = federation(tmp_path, at_end(name="site-01"))
+    assert len(planted) == 4
+    assert {site["name"] for site in certificate(run)["sites"]} == ledgers.keys() - {"site-01"}
 
 
 def test_a_site_that_leaves_once_it_has_answered_is_bound(tmp_path):

@@ -1,6 +1,7 @@
 """Factorisations are as good as the literature's, and the noise drawn from them is theirs."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,15 @@ import torch
 from scipy.linalg import toeplitz
 from scipy.stats import norm
 
+from shoal.accounting.events import Unbounded
+from shoal.algorithms import algorithm as named
+from shoal.algorithms.charges import event
 from shoal.errors import ConfigError
 from shoal.mechanisms import factorisations
 from shoal.mechanisms.correlated import PAST, Correlated
 from shoal.mechanisms.factorisations import errors, factorise, given
 from shoal.mechanisms.participation import Participation
+from shoal.mechanisms.setting import Setting
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from support.small_federation import ALPHA, chi_square_fits
@@ -208,3 +213,20 @@ def test_what_needs_no_optimising_has_no_numbers():
 def test_numbers_of_no_factorisation_are_refused(kind, numbers, words):
     with pytest.raises(ConfigError, match=words):
         Correlated(1.0, bands=3, factorisation=kind, numbers=numbers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("band-inverse", (1.0, 1e308, 1e308)),  # 1/c overflows to inf and nan
+        ("banded", (1.0, 1e200)),  # its square does
+        ("blt", tuple(step * 1e-310 for step in range(6, 0, -1))),  # products underflow: 0/0
+    ],
+)
+def test_a_cost_that_is_no_finite_number_is_not_charged_as_nothing(kind, numbers):
+    noise = Correlated(1.0, bands=3, factorisation=kind, numbers=numbers)
+    algorithm, setting = replace(named("dp-ftrl"), per_round=noise), Setting(100, 9, sizes=(10,))
+    for history in ((), (0,), None):  # a site's charge, and the coordinator's
+        found = event(algorithm, setting, 3, "client", "release", history=history)
+        assert isinstance(found, Unbounded)
+        assert "per_round.numbers" in found.because

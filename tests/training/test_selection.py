@@ -138,3 +138,17 @@ def test_records_without_a_finite_loss_fail_the_tests_of_their_client_alone():
     assert found[0][1:].any()
     assert not found[1][0].any()
     assert torch.equal(found[0][1:], found[1][1:])
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.003, 0.1, 0.7])
+def test_noise_in_float32_is_no_less_than_is_charged(clip):
+    class Scales:
+        def add(self, into, scales, sums):
+            self.least = float(scales.min())
+
+    sim, clients = simulation(with_tests(noise=1.3, test_clip=clip)), np.arange(CLIENTS)
+    params = sim.params.expand(CLIENTS, -1)
+    selection = Selection.of(sim.cohort, params, clients, RoundIndex(0, 2), 1)
+    selection.noise = Scales()
+    selection.passed(params, params, torch.ones(CLIENTS))
+    assert selection.test.scale <= selection.noise.least <= selection.test.scale * (1 + 2.0**-22)

@@ -837,9 +837,22 @@ def _sites(held: Mapping[str, Any], given: Mapping[str, Path]) -> Iterator[Line]
         except ValueError as error:
             yield Line("no", f"site {name}", f"{given[name]}: {error}")
             continue
-        same = any(line["hash"] == site["head"] for line in lines)  # a site's ledger goes on with other runs
-        words = f"{given[name]} {'has' if same else 'lacks'} the certified head"
-        yield Line("yes" if same else "no", f"site {name}", words)
+        yield _site(f"site {name}", given[name], lines, site["head"], str(held["run"]))
+
+
+def _site(what: str, path: Path, lines: list[dict[str, Any]], head: str, run: str) -> Line:
+    """A site's ledger goes on with other runs after the head, but not with this one: all its charges are bound."""
+    place = next((place for place, line in enumerate(lines, 1) if line["hash"] == head), 0)
+    if not place:
+        return Line("no", what, f"{path} lacks the certified head")
+    of_run = [
+        at
+        for at, line in enumerate(lines, 1)
+        if line["kind"] == "intent" and run.startswith(str(line.get("run") or "\0"))
+    ]
+    if later := sum(at > place for at in of_run):
+        return Line("no", what, f"{path} charges this run in {later} lines after the certified head")
+    return Line("yes", what, f"{path} has the certified head, and charges this run in {len(of_run)} lines up to it")
 
 
 def read_chain(path: Path) -> list[dict[str, Any]]:

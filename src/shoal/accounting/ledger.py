@@ -268,7 +268,7 @@ class Ledger(Record):
         """
         said: dict[str, Any] = {"by_client": [list(row) for row in by_client]} if by_client else {}
         said |= {"model": model} if model else {}
-        said |= {"sites": hash_chain.digest(sorted(map(list, heads)))} if heads else {}
+        said |= {"sites": digest_of_heads(heads)} if heads else {}
         self._append("close", {"stopped": stopped, "proven": list(proven), **said})
 
     def select(self, proven: Sequence[dict[str, Any]]) -> None:
@@ -337,6 +337,11 @@ class Ledger(Record):
             f"the ledger {self.path} cannot be written: {error.strerror or error}. "
             f"{done}; {mend}, then resume the run"
         )
+
+
+def digest_of_heads(heads: Sequence[tuple[str, str]]) -> str:
+    """The digest by which a closing line names sites and the heads of their ledgers."""
+    return hash_chain.digest(sorted(map(list, heads)))
 
 
 def _require_rounds(first: object, last: object, attempt: object) -> None:

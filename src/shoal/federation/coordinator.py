@@ -208,6 +208,7 @@ class RemoteCohort(Cohort):
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Ask the connected sites among these clients to train, and return the sum of their updates."""
         replies, asked, self._done, self._doing = Replies(), self._present(clients), index.t, f"round {index.t + 1}"
+        self._roster.forget_heads()
         if self._canaries is not None:
             self._canaries.note(params, index)
         total = self._gather(replies, asked, params, state, index)
@@ -374,7 +375,7 @@ class RemoteCohort(Cohort):
     @property
     def ledger_heads(self) -> list[tuple[str, str]]:
         """The sites' names, and the heads of their ledgers, of those that sent theirs."""
-        return [(each.name, each.head) for each in self._roster.members.values() if each.head]
+        return self._roster.heads
 
     @property
     def over(self) -> str:

@@ -134,6 +134,18 @@ class Roster:
             member.head = head
             self.save()
 
+    def forget_heads(self) -> None:
+        """Forget the heads of an earlier end, because a round begins: sites' ledgers go on with this run."""
+        if any(member.head for member in self.members.values()):
+            for member in self.members.values():
+                member.head = ""
+            self.save()
+
+    @property
+    def heads(self) -> list[tuple[str, str]]:
+        """The names of sites with a place in the run, and the heads of their ledgers, of those that sent theirs."""
+        return [(each.name, each.head) for each in self.members.values() if each.head and each.number is not None]
+
     def excluded(self, member: Member) -> bool:
         """Whether a site has sent too many bad answers."""
         return member.strikes >= self._most_strikes

@@ -49,6 +49,7 @@ WHOSE = Unbounded(
     "with records.max_per_user a record, by whose it is, decides which others are used: only where that is public "
     "(data.public_ownership=true) is something proven for records"
 )
+OVERFLOWED = Unbounded("the cost of its correlated noise is out of range: change per_round.numbers")
 WITH_ITS_NOISE = Unbounded("each client adds its own noise, and a client that drops out takes its noise with it")
 
 
@@ -109,11 +110,14 @@ class Gaussian(RoundNoise):
         copies, plan = round.setting.multiplicity if unit == "record" else 1, round.participation
         if round.clients.separated and round.rate < 1 and copies == 1 and not round.again:
             return self._once_a_cycle(round, rounding)
-        if round.history is None:
-            cost = price(self, plan, round.t, round.again, rounding)
-        else:
-            cost = price_of(self, plan, round.t, round.history, rounding)
+        with np.errstate(all="ignore"):  # numbers that a coordinator sent may overflow
+            if round.history is None:
+                cost = price(self, plan, round.t, round.again, rounding)
+            else:
+                cost = price_of(self, plan, round.t, round.history, rounding)
         cost *= (z / round.counted(z)) ** 2
+        if not math.isfinite(cost):
+            return OVERFLOWED
         return events.Gaussian(1 / math.sqrt(cost) / copies) if cost > 0 else NOTHING
 
     def _once_a_cycle(self, round: Round, rounding: float) -> Event:

@@ -69,7 +69,8 @@ class Selection:
         self._step += 1
         changes = self.test.clipped(self._change(before, after, records).double()).unsqueeze(1)
         noisy = torch.zeros_like(changes)
-        self.noise.add(noisy, torch.full_like(active, self.test.scale), changes)  # all at once is fastest
+        scales = torch.full_like(active, self.test.scale * (1 + 2.0**-23))  # no less than charged, in float32 too
+        self.noise.add(noisy, scales, changes)  # all at once is fastest
         passed = self.test.passed(noisy.squeeze(1)) & (active > 0)
         self.kept += passed
         return passed
