@@ -126,10 +126,11 @@ def test_over_the_network_sites_agree_and_the_run_is_audited(tmp_path):
     """Processes with TLS and keys. A site whose owner has not allowed canaries takes no part."""
     config(tmp_path, rounds=3, seeded="false")
     federation = deployed(tmp_path)
+    words = ("-c", "federation.canaries=100", "-c", "per_round.noise_multiplier=12.0")
+    coordinator = federation.serve("federation.toml", *words, "-c", "federation.min_sites_to_start=2")
+    reluctant = federation.join(2)
+    federation.started.remove(reluctant)  # it refuses, and may end before the coordinator has said so
     try:
-        words = ("-c", "federation.canaries=100", "-c", "per_round.noise_multiplier=12.0")
-        coordinator = federation.serve("federation.toml", *words, "-c", "federation.min_sites_to_start=2")
-        reluctant = federation.join(2)
         federation.until(lambda: "federation.canaries is 100" in coordinator.said, "it refuses")
         sites = [federation.join(number, more=("--bound", "canaries=:1000")) for number in range(2)]
         assert federation.ended(coordinator, *sites) == [0, 0, 0], coordinator.said
@@ -141,8 +142,8 @@ def test_over_the_network_sites_agree_and_the_run_is_audited(tmp_path):
         heads = {site["name"]: site["head"] for site in certificate(federation.run)["sites"]}
         own = {f"site-{n}": Record.read(tmp_path / f"own-{n}" / "ledger.jsonl")[1].head for n in range(2)}
         assert heads == own, "the heads of their ledgers came over the network"
-        reluctant.away()
     finally:
+        reluctant.away()
         federation.away()
 
 

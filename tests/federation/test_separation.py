@@ -97,6 +97,19 @@ def test_a_site_is_charged_by_the_numbers_that_make_the_noise_whatever_it_would_
     assert site.shift() == pytest.approx(columns @ columns / noise**2, rel=1e-3)  # and the grid of secure mode
 
 
+@pytest.mark.parametrize(
+    ("kind", "numbers"), [("banded", (1.0, -3.0)), ("banded", (1.0, 1e200)), ("band-inverse", (1.0, 1e308, 1e308))]
+)
+def test_numbers_that_make_old_noise_grow_are_refused(kind, numbers):
+    """Beside it new noise would be lost in the last digits."""
+    given = spaced(per_round__factorisation=kind, per_round__bands=3, per_round__numbers=numbers)
+    config = configure(given | {"rounds": 12, "federation.seeded": False})
+    digits = load("digits")
+    terms = Terms("run", to_toml(config), Setting(4, 12), digits.classes, digits.input_shape, 650, None)
+    with pytest.raises(InvalidMessage, match=r"per_round\.numbers make old noise grow"):
+        terms.settings  # noqa: B018
+
+
 def test_a_run_keeps_the_numbers_of_its_noise(tmp_path):
     result, grid = served(tmp_path, spaced(per_round__factorisation="blt", per_round__buffers=2) | {"rounds": 1})
     (written,) = {payload.values["terms"] for to, _, kind, payload in grid.wire if (to, kind) == ("to", TERMS)}

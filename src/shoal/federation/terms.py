@@ -73,7 +73,7 @@ class Terms:
         try:
             config = configure(tomllib.loads(self.config), allowed=self.allowed)
             refuse_groups(config.algorithm)
-            refuse_unsettled(config.algorithm)
+            refuse_unsettled(config.algorithm, config.rounds)
             if self.schema != schema_digest(config):
                 raise InvalidMessage("the terms' schema digest is not that of their configuration's schema")
             return config
@@ -223,9 +223,12 @@ def refuse_groups(algorithm: Algorithm) -> None:
         )
 
 
-def refuse_unsettled(algorithm: Algorithm) -> None:
+def refuse_unsettled(algorithm: Algorithm, rounds: int) -> None:
     """Raise a ConfigError where a site would have to find itself what the coordinator's noise is made of."""
-    if algorithm.per_round is not None and algorithm.per_round.unsettled:
+    if algorithm.per_round is None:
+        return
+    algorithm.per_round.refuse_growing(rounds)
+    if algorithm.per_round.unsettled:
         raise ConfigError(
             "the terms name an optimised factorisation without its numbers (per_round.numbers), by which a site is "
             "charged: install the same Shoal everywhere"

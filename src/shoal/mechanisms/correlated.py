@@ -36,6 +36,7 @@ from shoal.random.secure_streams import FINEST, SecureGenerator, charged, grid, 
 PAST = "noise.past"
 """The key of what is kept of the noise so far, in units of the clip. It must stay secret."""
 MOST_BUFFERS = 16
+MOST_GROWTH = 2.0**10  # of old noise, by numbers from others; that of an optimised factorisation never grows
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,17 @@ class Correlated(Gaussian):
     def settled(self, participation: Participation) -> Self:
         """The same with the numbers of its factorisation."""
         return replace(self, numbers=self.factors(participation).numbers) if self.unsettled else self
+
+    def refuse_growing(self, rounds: int) -> None:
+        """Raise a ConfigError where numbers from others make old noise grow until new noise is lost beside it."""
+        if not self.numbers:
+            return
+        with np.errstate(all="ignore"):
+            largest = float(np.abs(given(self.factorisation, self.numbers).inverse(rounds)).max())
+        if not largest <= MOST_GROWTH:
+            raise ConfigError(
+                f"per_round.numbers make old noise grow by {largest:.3g} in {rounds} rounds: no optimum"
+            )
 
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:
         """The sum of clipped updates plus clip w_t; in secure mode on the clip's grid, on which the sum lies."""

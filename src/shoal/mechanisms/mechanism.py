@@ -371,6 +371,9 @@ class RoundNoise(Mechanism, ABC):
         """The same with all that it computes at the start written out: a site charges what its coordinator adds."""
         return self
 
+    def refuse_growing(self, rounds: int) -> None:
+        """Raise a ConfigError where, in so many rounds, old noise would grow until new noise is lost beside it."""
+
     def fitted(self, participation: Participation) -> Self:
         """The same for clients that take part so: correlated noise may be optimised for that."""
         return self
