@@ -4,8 +4,8 @@ python benchmarks/audit.py --seeds 20 --out all.jsonl                        eve
 python benchmarks/audit.py --power --kind proven --seeds 3 --out all.jsonl   their broken forms
 python benchmarks/audit.py --show all.jsonl --out docs/results/audit.jsonl   the tables, and the figures in short
 python benchmarks/audit.py --picture docs/results/audit.png                  the curves of some of them
-python benchmarks/audit.py --one-run --out docs/results/audit-one-run.jsonl  how tight canaries are; resumes
-python benchmarks/audit.py --show-one-run docs/results/audit-one-run.jsonl   their table
+python benchmarks/audit.py --one-run --out docs/results/audit_one_run.jsonl  how tight canaries are; resumes
+python benchmarks/audit.py --show-one-run docs/results/audit_one_run.jsonl   their table
 """
 
 from __future__ import annotations

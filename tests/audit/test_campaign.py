@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.algorithms import algorithm
-from shoal.audit import campaign, one_run, one_run_bounds
+from shoal.audit import campaign, one_run_bounds
 from shoal.audit.auditing import Effort
 from shoal.audit.one_run_bounds import Count
 from shoal.errors import ConfigError, RunError
@@ -75,7 +75,7 @@ def test_an_audit_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 def test_bounds_hold_together_however_often_one_looks():
-    """After 1, 2, 4 runs alpha is a half, a quarter, an eighth of ALPHA; between them nothing is said."""
+    """After 1, 2, 4 runs alpha is a half, a quarter, an eighth of 0.05; between them nothing is said."""
     standing = next(iter(dict(campaign._claims([algorithm("dp-sgd")], SETTINGS)).values()))
     row = {"game": 0.1, "measured": 0.1, "flagged": [], "verdict": "consistent"}
     standing.take({"row": row | {"one_run": {"canaries": 1000, "guesses": 200, "right": 160, "epsilon": 9.0}}})
@@ -85,7 +85,7 @@ def test_bounds_hold_together_however_often_one_looks():
         counts.append(Count(1000, 200, right))
         standing.take({"count": [1000, 200, right], "seconds": 1.0})
     bounds = [
-        one_run_bounds.epsilon(counts[:runs], 1e-5, one_run.ALPHA * share)
+        one_run_bounds.epsilon(counts[:runs], 1e-5, 0.05 * share)
         for runs, share in ((1, 1 / 2), (2, 1 / 4), (4, 1 / 8))
     ]
     assert said == [bounds[0], max(bounds[:2]), max(bounds[:2])]

@@ -123,7 +123,7 @@ def _sides(broken: Broken, trials: int) -> tuple[list[Seen], list[Seen]]:
 
 
 def charged_noise(event: Event) -> float | None:
-    """The noise that each step is charged, where all are alike and Gaussian."""
+    """The least noise that a step is charged, where all is Gaussian: tests of steps are charged beside them."""
     found: set[Event] = set()
     for leaf in leaves(event):
         match leaf:
@@ -133,8 +133,8 @@ def charged_noise(event: Event) -> float | None:
                 found |= {Gaussian(noise) for noise, _ in rounds}
             case _:
                 found.add(leaf)
-    only = next(iter(found)) if len(found) == 1 else None
-    return only.noise if isinstance(only, Gaussian) else None
+    noises = [each.noise for each in found if isinstance(each, Gaussian)]
+    return min(noises) if noises and len(noises) == len(found) else None
 
 
 def sensitivity_check(broken: Broken, pairs: int) -> Check:
