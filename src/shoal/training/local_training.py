@@ -5,7 +5,7 @@ for each client k:      w_k <- w
                                batches larger than memory in pieces (engine.micro_batch)
                         g_k <- g_k + proximal (w_k - w), shortened to max_grad_norm, where the configuration says so
                         w_k <- w_k - lr g_k, or another optimiser's step (training/optimizers), which is undone
-                               where the method tests it and it fails (training/selection)
+                               where the method tests it and it fails (training/step_selection)
     update_k <- w_k - w
 """
 
@@ -38,7 +38,7 @@ from shoal.training.optimizers.gradient_sum import SUM, GradientSum, OnGrid
 from shoal.training.optimizers.optimizer import Pulled, Shortened
 from shoal.training.round_index import RoundIndex
 from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
-from shoal.training.selection import Selection
+from shoal.training.step_selection import Selection
 
 OPTIMIZER_STATE = tuple(f"{name}." for kind in OPTIMIZERS.values() for name in kind.names)
 """The prefixes of the state's keys under which clients keep the state of their optimisers."""

@@ -19,7 +19,7 @@ from shoal.random.streams import Streams
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import planned, train
 from shoal.training.round_index import RoundIndex
-from shoal.training.selection import Selection
+from shoal.training.step_selection import Selection
 from shoal.training.trainer import simulate
 from support.small_federation import digits, parted, small
 
