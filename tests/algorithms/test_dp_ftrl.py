@@ -387,6 +387,12 @@ def test_a_cycle_is_charged_at_its_start_and_a_round_run_again_without_amplifica
     assert isinstance(event(record, SETTING, 0, "client", "server"), Unbounded)
 
 
+def test_a_cycle_whose_cost_overflows_has_no_bound():
+    clients, noise = Clients("cyclic-poisson", 1, separation=3), Correlated(4.0, bands=2, factorisation="banded")
+    record = replace(small(NAME), clients=clients, per_round=replace(noise, numbers=(1.0, 1e200)))
+    assert "out of range" in event(record, SETTING, 0, "client", "release").because
+
+
 def test_groups_take_turns_and_each_client_comes_with_its_probability():
     """1,000 cycles: each of ten clients 300 times of 1,000, to 6 deviations (2e-8 for all)."""
     clients, stream = Clients("cyclic-poisson", 1, separation=3), np.random.default_rng(3)

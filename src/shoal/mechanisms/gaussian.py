@@ -135,7 +135,10 @@ class Gaussian(RoundNoise):
         least = min(self.multiplier(t, plan.rounds) for t in cycle)
         if least == 0:
             return NO_NOISE
-        cost = block_price(self, plan, round.t, rounding) * (least / round.counted(least)) ** 2
+        with np.errstate(all="ignore"):
+            cost = block_price(self, plan, round.t, rounding) * (least / round.counted(least)) ** 2
+        if not math.isfinite(cost):
+            return OVERFLOWED
         return round.clients.amplified(events.Gaussian(1 / math.sqrt(cost)), round.rate, round.remembers)
 
     def coefficients(self, participation: Participation, rounds: int) -> npt.NDArray[np.float64]:
