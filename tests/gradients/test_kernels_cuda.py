@@ -13,7 +13,9 @@ from shoal.gradients import network
 from shoal.gradients.layers import recurrent_cuda
 from shoal.gradients.layers.convolution import Conv2dRule
 from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
+from shoal.gradients.layers.group_norm_cuda import GroupNormRule
 from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
+from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layout import Layout
 from shoal.kernels import triton
 
@@ -57,7 +59,7 @@ def test_a_convolution(conv, library):
     factors = torch.rand(CLIENTS, BATCH, device=DEVICE)
     found = []
     ours = TritonConv2dRule(conv, weight, bias)
-    ours._even &= library
+    ours.even &= library
     for rule in (ours, Conv2dRule(conv, weight, bias)):
         y, saved = rule.forward(x, params)
         assert isinstance(saved, torch.Tensor) == isinstance(rule, TritonConv2dRule)
@@ -153,3 +155,73 @@ def test_its_tanh_is_right_to_the_last_digits(scale):
         recurrent_cuda.BLOCK,
     )
     torch.testing.assert_close(given[0, :, 0, 2], torch.tanh(x * scale), rtol=1e-6, atol=0, equal_nan=True)
+
+
+RECORDS = [
+    nn.Conv2d(3, 16, 3, padding=1, bias=False),
+    nn.Conv2d(16, 40, 3, stride=2, padding=1),
+    nn.Conv2d(5, 7, (1, 3), dilation=2, padding=(0, 1)),
+    nn.Conv2d(130, 20, 1, stride=2),
+]
+SHORT = torch.bfloat16 if GPU else torch.float32  # the interpreter has no products in bfloat16
+
+
+@pytest.mark.parametrize("conv", RECORDS, ids=str)
+def test_gradients_of_the_records_of_one_client_and_of_their_views(conv):
+    conv = copy.deepcopy(conv).to(DEVICE)
+    entries = Layout.of(conv).entries
+    weight, bias = entries[0], entries[1] if conv.bias is not None else None
+    params = conv.weight.detach().new_ones(1, entries[-1].stop)
+    x = torch.randn(6, conv.in_channels, 9, 10, device=DEVICE).to(SHORT)
+    rule, plain = RecordConvolutionRule(conv, weight, bias), Conv2dRule(conv, weight, bias)
+    y, saved = rule.forward(x, params.to(SHORT))
+    grad = torch.sin(y.float()).to(SHORT)
+    _, rows = plain.forward(x.float(), params)
+    for records in (1, 2, 6):
+        ours, theirs = (torch.ones(records, params.shape[1], device=DEVICE) for _ in range(2))
+        rule.accumulate(saved, grad, ours, 0.5)
+        plain.accumulate(rows, grad.float(), theirs, 0.5)
+        assert_alike(ours, theirs)
+    squares, kept = rule.squares(saved, grad)
+    of_each = ours.zero_()
+    rule.accumulate(saved, grad, of_each, 1.0)
+    true = of_each.square().sum(1)
+    assert bool((squares > 0.9999 * true).all()) and bool((squares < 1.002 * true).all())  # products of pairs: above
+    factors, weighted = torch.rand(1, 6, device=DEVICE), torch.zeros_like(params)
+    rule.accumulate_weighted(saved, kept, grad, factors, weighted, -0.5)
+    assert_alike(weighted, -0.5 * factors @ of_each)
+
+
+@pytest.mark.parametrize(("channels", "groups", "side"), [(16, 16, 5), (64, 16, 9), (8, 1, 33)])
+@pytest.mark.parametrize("shift", [True, False])
+def test_group_norm_of_one_client_and_the_gradients_of_its_records(channels, groups, side, shift):
+    norm = nn.GroupNorm(groups, channels).to(DEVICE)
+    entries = Layout.of(norm).entries
+    rule = GroupNormRule(norm, entries[0], entries[1] if shift else None)
+    params = torch.randn(1, entries[-1].stop, device=DEVICE)
+    x = (3 * torch.randn(6, channels, side, side, device=DEVICE) + 5).to(SHORT)
+    y, saved = rule.forward(x, params)
+    leaf = x.float().requires_grad_()
+    normal = nn.functional.group_norm(leaf, groups)
+    weight, bias = (entry.of(params)[0].view(1, -1, 1, 1) for entry in entries)
+    plain = normal * weight + (bias if shift else 0)
+    grad = torch.randn_like(plain).to(SHORT)
+    plain.backward(grad.float())
+    near = {"rtol": 0.01, "atol": 0.02} if GPU else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(y.float(), plain.detach(), **near)
+    squares, kept = rule.squares(saved, grad)  # before anybody asks for the gradient of the input
+    torch.testing.assert_close(rule.input_gradient(saved, grad, params).float(), leaf.grad, **near)
+    of_each = torch.cat([(grad.float() * normal.detach()).sum((2, 3)), grad.float().sum((2, 3))], 1)[
+        :, : rule_size(rule)
+    ]
+    assert_alike(squares.float(), of_each.square().sum(1))
+    into, weighted = torch.ones(3, params.shape[1], device=DEVICE), torch.zeros_like(params)
+    rule.accumulate(saved, grad, into, 0.5)
+    assert_alike(into[:, : rule_size(rule)], 1 + 0.5 * of_each.view(3, 2, -1).sum(1))
+    factors = torch.rand(1, 6, device=DEVICE)
+    rule.accumulate_weighted(saved, kept, grad, factors, weighted, 2.0)
+    assert_alike(weighted[:, : rule_size(rule)], 2 * factors @ of_each)
+
+
+def rule_size(rule):
+    return sum(entry.stop - entry.start for entry in rule.entries)

@@ -42,7 +42,7 @@ class AffineRule(Rule):
         kept = [self._summed(grad * x).flatten(1)]
         if self.bias is not None:
             kept.append(self._summed(grad).flatten(1))
-        return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0])), kept
+        return kept_squares(kept), kept
 
     def accumulate_weighted(
         self, saved: Tensor, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
@@ -66,6 +66,11 @@ class AffineRule(Rule):
     def _summed(self, x: Tensor) -> Tensor:
         first, last = self._span(x.dim())
         return x.sum([d for d in range(1, x.dim()) if not first <= d < last])
+
+
+def kept_squares(kept: list[Tensor]) -> Tensor:
+    """The squared norm of every record's gradient, of the gradients [N, ...] of all its parameters."""
+    return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0]))
 
 
 class BiasRule(Rule):

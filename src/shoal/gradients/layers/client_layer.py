@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -150,3 +151,28 @@ class RuledLayer(ClientLayer):
     def forward(self, x: Tensor) -> Tensor:
         """The output, with each client's own parameters for its records."""
         return self._taped(self.rule, self._before(x))
+
+
+class SpecialRule(Rule, Protocol):
+    """A rule for some inputs alone."""
+
+    def fits(self, x: Tensor, params: Tensor) -> bool:
+        """Can it, for these inputs and the clients' parameters?"""
+
+
+class SpecialLayer(RuledLayer):
+    """A layer by a rule for some inputs where they fit, else by the one for all."""
+
+    def __init__(
+        self, layer: nn.Module, rule: Rule, before: Callable[[Tensor], Tensor], taped: Taped, special: SpecialRule
+    ) -> None:
+        super().__init__(layer, rule, before, taped)
+        self._special = special
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output, with each client's own parameters for its records."""
+        taped = self._taped
+        if taped.rows.get(self.rule) != 1 or not self._special.fits(x, taped.params):
+            return super().forward(x)
+        with nullcontext() if self._special.products else without_autocast(x):
+            return taped(self._special, x)

@@ -72,9 +72,9 @@ class TritonConv2dRule(Conv2dRule):
         left, right, top, bottom = self.padding
         plain = copy.copy(module)
         plain.padding = (top, left)
-        self._even = (left, top) == (right, bottom)
+        self.even = (left, top) == (right, bottom)
         self._library = LibraryConvolutionRule(plain, weight, bias)
-        self._module, self._rows = plain, Conv2dRule(module, weight, bias)
+        self.plain, self._rows = plain, Conv2dRule(module, weight, bias)
         self._windows = (*self.kernel, *self.stride, *self.dilation, top, left)
         self._one = module.weight.new_ones(1)
         self._size = weight.stop - weight.start + (0 if bias is None else bias.stop - bias.start)
@@ -90,7 +90,7 @@ class TritonConv2dRule(Conv2dRule):
             y, rows = self._of_rows((h, w)).forward(x, params)
             return y, ((h, w), *rows)
         x = x.contiguous()
-        if self._even and _precision() == "ieee" and self.stride != (1, 1):
+        if self.even and _precision() == "ieee" and self.stride != (1, 1):
             return self._library.forward(x, params)[0], x
         y = x.new_empty(n, outs, high, wide)
         grid, shares, block = _grid(outs, each * high * wide, len(params), OUTPUT)
@@ -106,7 +106,7 @@ class TritonConv2dRule(Conv2dRule):
         if not isinstance(saved, Tensor):
             size, *rows = saved
             return self._of_rows(size).input_gradient(tuple(rows), grad, params)
-        if self._even and (_precision() == "ieee" or self.stride != (1, 1)):
+        if self.even and (_precision() == "ieee" or self.stride != (1, 1)):
             return self._library.input_gradient((saved, self.weight.of(params)), grad, params)
         (n, channels, h, w), (outs, high, wide) = saved.shape, grad.shape[1:]
         grad, each, before = grad.contiguous(), n // len(params), torch.empty_like(saved)
@@ -123,7 +123,7 @@ class TritonConv2dRule(Conv2dRule):
             size, *rows = saved
             self._of_rows(size)._accumulate(tuple(rows), grad, into, scale)
             return
-        if self._even and _precision() == "ieee" and len(into) < len(grad):
+        if self.even and _precision() == "ieee" and len(into) < len(grad):
             self._library.accumulate((saved, None), grad, into, scale)
             return
         records, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
@@ -136,7 +136,7 @@ class TritonConv2dRule(Conv2dRule):
         if not isinstance(saved, Tensor):
             size, *rows = saved
             return self._of_rows(size).squares(tuple(rows), grad)
-        if self._even and few_positions(grad.shape[2:].numel(), *self._sizes):
+        if self.even and few_positions(grad.shape[2:].numel(), *self._sizes):
             return self._library.squares((saved, None), grad)
         kept, parts = self._gradients(saved, grad, len(grad))
         return parts.sum(1, dtype=torch.float64), kept
@@ -167,12 +167,12 @@ class TritonConv2dRule(Conv2dRule):
 
     def _of_rows(self, size: tuple[int, ...]) -> Conv2dRule:
         """The rule of products for maps of this size."""
-        if not self._even:
+        if not self.even:
             return self._rows
         taps = live_taps(size, self.kernel, self.stride, self._library.padding, self.dilation)
         if taps.kernel == self.kernel:
             return self._rows
-        module = copy.copy(self._module)
+        module = copy.copy(self.plain)
         module.kernel_size, module.padding = taps.kernel, taps.padding
         shape = torch.Size((*self.weight.shape[:2], *taps.kernel))
         weight = self.weight

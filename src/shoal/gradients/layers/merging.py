@@ -19,6 +19,7 @@ from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.parameter import ParameterRule
 from shoal.gradients.layers.rule import Item, Rule, gram, pair_squares, wide
 from shoal.gradients.layout import Entry
+from shoal.precision import widened
 
 
 def merged(items: Sequence[Item]) -> list[Item]:
@@ -141,7 +142,7 @@ def _made(items: list[Item]) -> list[Item]:
     shift, width = {}, 0
     for span in spans:
         shift[span], width = width - span.start, width + span.stop - span.start
-    gradients = items[0][2].new_zeros(len(items[0][2]), width)
+    gradients = widened(items[0][2].new_zeros(())).new_zeros(len(items[0][2]), width)
     for rule, saved, grad in items:
         moved = {
             id(entry): replace(entry, start=entry.start + by, stop=entry.stop + by)

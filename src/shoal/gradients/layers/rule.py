@@ -44,6 +44,10 @@ class Rule(Protocol):
     """Is it mostly matrix products, which autocast computes in fewer digits? Its input and parameters are then given
     in that type; its norms and sums always in float32."""
 
+    def short(self, saved: Any) -> bool:
+        """Does it take what it saved in fewer digits as it is, and sum in float32?"""
+        return False
+
     @property
     def layer(self) -> str:
         """The name of the layer whose parameters these are; a recurrent one has several rules."""
@@ -103,10 +107,13 @@ def in_type(held: Any, dtype: torch.dtype) -> Any:
 
 
 def wide(item: Item) -> Item:
-    """An item of a tape in float32, which holds every number in bfloat16: norms and sums are of the same numbers."""
+    """An item of a tape in float32, which holds every number in bfloat16: norms and sums are of the same numbers.
+
+    Rules that compute both in float32 from numbers in bfloat16 get those.
+    """
     rule, saved, grad = item
     whole = widened(grad)
-    return item if whole is grad else (rule, in_type(saved, whole.dtype), whole)
+    return item if whole is grad or rule.short(saved) else (rule, in_type(saved, whole.dtype), whole)
 
 
 def squared(rows: Tensor) -> Tensor:

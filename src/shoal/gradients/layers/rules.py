@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from shoal.gradients.layers.affine import AffineRule, BiasRule
 from shoal.gradients.layers.attention import attention_layer
-from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
+from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, SpecialLayer, SpecialRule, Taped
 from shoal.gradients.layers.composed import composed_layer, recurrent_cell
+from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.convolutions import CONVOLUTIONS, convolution_rule
 from shoal.gradients.layers.embedding import EmbeddingRule
+from shoal.gradients.layers.group_norm_cuda import GroupNormRule
 from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
+from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layers.recurrent import recurrent_layer
 from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
@@ -40,7 +43,8 @@ def client_layer(
         return attention_layer(module, entries, taped, kernels)
     found = rule_for(module, entries, kernels)
     if found:
-        return RuledLayer(module, *found, taped)
+        special = _special(module, found[0]) if kernels else None
+        return SpecialLayer(module, *found, taped, special) if special else RuledLayer(module, *found, taped)
     for layer in (composed_layer, recurrent_cell, recurrent_layer):
         if made := layer(module, entries, taped, kernels):
             return made
@@ -83,6 +87,15 @@ def rule_for(
     plain = type(module) is nn.Embedding and module.max_norm is None
     if plain and not module.scale_grad_by_freq and not module.sparse:
         return EmbeddingRule(weight, cast(nn.Embedding, module).padding_idx), _same
+    return None
+
+
+def _special(module: nn.Module, rule: Rule) -> SpecialRule | None:
+    """The rule of one client on CUDA, where there is one."""
+    if type(module) is nn.GroupNorm and isinstance(rule, AffineRule):
+        return GroupNormRule(module, rule.weight, rule.bias)
+    if isinstance(rule, TritonConv2dRule) and rule.even:
+        return RecordConvolutionRule(rule.plain, rule.weight, rule.bias)
     return None
 
 
