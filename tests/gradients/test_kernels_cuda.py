@@ -186,7 +186,7 @@ def test_gradients_of_the_records_of_one_client_and_of_their_views(conv):
     of_each = ours.zero_()
     rule.accumulate(saved, grad, of_each, 1.0)
     true = of_each.square().sum(1)
-    assert bool((squares > 0.9999 * true).all()) and bool((squares < 1.002 * true).all())  # products of pairs: above
+    assert bool(((squares > 0.9999 * true) & (squares < 1.002 * true)).all())  # products of pairs are above it
     factors, weighted = torch.rand(1, 6, device=DEVICE), torch.zeros_like(params)
     rule.accumulate_weighted(saved, kept, grad, factors, weighted, -0.5)
     assert_alike(weighted, -0.5 * factors @ of_each)

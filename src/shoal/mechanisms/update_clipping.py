@@ -33,6 +33,8 @@ from shoal.mechanisms.mechanism import (
     only_on_sum,
     refuse_unheld_noise,
 )
+from shoal.mechanisms.row_sums_cuda import can_sum, weighted_sum
+from shoal.mechanisms.row_sums_cuda import norms as norms_of
 from shoal.mechanisms.schedules import (
     LEAST_SCALE,
     MOST_SCALE,
@@ -334,6 +336,8 @@ def row_norms(updates: Tensor) -> Tensor:
     A long sum of squares in float32 falls short, by 0.6% where a million small numbers follow a few large ones, so on
     a CPU only short sums use float32. Rows whose squares underflow or overflow are summed again in float64.
     """
+    if can_sum(updates):
+        return norms_of(updates)
     if updates.is_cuda or not updates.numel():
         return _norms(updates)
     size = updates.shape[1]
@@ -365,6 +369,8 @@ def summed_products(left: Tensor, right: Tensor, positions: int = 1) -> Tensor:
     if left.shape[1] <= PIECE and positions == 1 and left.dtype == right.dtype:
         with all_digits(left):
             return torch.bmm(left.transpose(1, 2), right)
+    if left.shape[2] == 1 and can_sum(right):
+        return weighted_sum(right, left.squeeze(2)).unsqueeze(1)
     total = left.new_zeros(len(left), left.shape[2], right.shape[2], dtype=torch.float64)
     size = 8 * PIECE if left.is_cuda else PIECE  # few kernels there, little memory traffic here
     for some, others in zip(torch.split(left, size, 1), torch.split(right, size, 1), strict=True):

@@ -42,8 +42,11 @@ class RecordConvolutionRule(LibraryConvolutionRule):
         """into[K, P] += scale x gradient."""
         records, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
         parts = max(n for n in range(1, records + 1) if records % n == 0 and (n == 1 or n * programs <= ENOUGH))
-        gradients = self._gradients(saved[0], grad, len(into) * parts)
-        self._add(gradients.view(len(into), parts, -1).sum(1) if parts > 1 else gradients, saved[0], into, scale)
+        if parts == 1:
+            self._add_gradients(saved[0], grad, into, self.weight.start, scale)
+        else:
+            gradients = self._gradients(saved[0], grad, len(into) * parts)
+            self._add(gradients.view(len(into), parts, -1).sum(1), saved[0], into, scale)
         if self.bias is not None:
             self.bias.of(into).add_(_summed(grad).view(len(into), records, -1).sum(1), alpha=scale)
 
@@ -65,16 +68,20 @@ class RecordConvolutionRule(LibraryConvolutionRule):
 
     def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
         """The gradients of the weights of so many groups of records, [rows, size], in float32."""
+        found = torch.zeros(rows, self.weight.shape.numel(), device=x.device)
+        self._add_gradients(x, grad, found, 0, 1.0)
+        return found
+
+    def _add_gradients(self, x: Tensor, grad: Tensor, into: Tensor, first: int, scale: float) -> None:
+        """Add scale x the gradient of each group of records to its row, from its place `first` on."""
         (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
-        (tiles, blocks), taps = self._tiles(), self.weight.shape[2:].numel()
-        found = torch.empty(rows, outs * channels * taps, device=x.device)
+        tiles, blocks = self._tiles()
         x, grad = (pictures.contiguous(memory_format=torch.channels_last) for pictures in (x, grad))
-        _weight_gradient[rows * math.prod(tiles),](
-            x, grad, found, n // rows,
+        _weight_gradient[len(into) * math.prod(tiles),](
+            x, grad, into, first, into.stride(0), scale, n // len(into),
             channels, h, w, outs, high, wide, *self.weight.shape[2:], *self.stride, *self.dilation, *self.padding,
             *blocks, DEPTH, num_warps=8 if min(blocks) == SIDE else 4, num_stages=STAGES,
         )  # fmt: skip
-        return found
 
     def _tiles(self) -> tuple[tuple[int, int, int], tuple[int, int]]:
         """How many tiles a record's gradient has, by outputs, channels and taps, and the sides of one."""
@@ -97,7 +104,7 @@ if triton is not None:
 
     @triton.jit
     def _weight_gradient(
-        x, grad, gradients, each,
+        x, grad, into, first, stride, scale, each,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
         KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
         TOP: tl.constexpr, LEFT: tl.constexpr, UP: tl.constexpr, ACROSS: tl.constexpr, DEPTH: tl.constexpr,
@@ -125,5 +132,6 @@ if triton is not None:
             seen = x + ((place // (HIGH * WIDE) * H + row) * W + column)[:, None] * C + channel[None, :]
             seen = tl.load(seen, mask=inside[:, None] & (channel < C)[None, :], other=0.0)
             total = tl.dot(tl.trans(given), seen, total)
-        made = gradients + group * (OUTS * C * KH * KW) + (out[:, None] * C + channel[None, :]) * (KH * KW) + tap
-        tl.store(made, total, mask=(out < OUTS)[:, None] & (channel < C)[None, :])
+        made = into + group * stride + first + (out[:, None] * C + channel[None, :]) * (KH * KW) + tap
+        mine = (out < OUTS)[:, None] & (channel < C)[None, :]
+        tl.store(made, tl.load(made, mask=mine) + scale * total, mask=mine)
