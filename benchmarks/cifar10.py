@@ -9,8 +9,8 @@ the noise is calibrated for all of them (delta 1e-5, add-or-remove; replace-one 
 the records are dealt out to sites that share the noise (distributed-dp-sgd), against the server and one site.
 
 Settings are those of the paper (clip 1, learning rates 15 for the last layer and 0.4 for 777 steps of the network),
-but for the number of steps and views; with fewer steps the learning rate of the network is larger by as much. None
-was chosen by looking at CIFAR-10.
+but for the number of steps and views; with fewer steps the learning rate of the network is larger by as much. With
+`--rate 2` it is that of De et al. (2022), https://arxiv.org/abs/2204.13650. None was chosen by looking at CIFAR-10.
 
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
 given again. Lines are appended to FOLDER/cifar10.jsonl.
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=1)
     parser.add_argument("--head-steps", type=int, default=100)
     parser.add_argument("--steps", type=int, default=200, help="of the whole network; 0: the last layer alone")
+    parser.add_argument("--rate", type=float, help="learning rate of the whole network; else that of Tang et al.")
     parser.add_argument("--batch", type=int, default=4096, help="expected records in a step, of all sites")
     parser.add_argument("--views", type=int, default=4, help="views of each record, averaged before the clip")
     parser.add_argument("--frozen", type=int, default=0, help="how many of the first 7 blocks stay as they are")
@@ -145,6 +146,7 @@ def main() -> None:
         each[: given.records] for each in (pictures.train_x, pictures.train_y, pictures.test_x, pictures.test_y)
     )
     records, steps = len(train_y), given.head_steps + given.steps
+    network_rate = given.rate or NETWORK_RATE * NETWORK_STEPS / max(1, given.steps)
     rate = given.batch / records
     noise = noise_for(given.epsilon, rate, steps)
     network = PictureNetwork()
@@ -158,6 +160,7 @@ def main() -> None:
             "cell": cell, "phase": phase, "accuracy": result.accuracy, "delta": DELTA,
             "epsilon": spent(noise, rate, done),
             "noise_multiplier": noise, "rate": rate, "steps": done, "views": given.views, "frozen": given.frozen,
+            "rate_of_network": network_rate,
             "clip_norm": 1.0, "sites": given.sites, "seed": given.seed, "device": device, "records": records,
             "seconds": round(time.perf_counter() - started, 1), "stopped": result.stopped,
         }  # fmt: skip
@@ -184,7 +187,7 @@ def main() -> None:
         network.head.load_state_dict(result.model)
         for block in network.blocks[: given.frozen]:
             block.requires_grad_(False)
-        wanted = settings(given, noise, records, given.steps, NETWORK_RATE * NETWORK_STEPS / given.steps) | {
+        wanted = settings(given, noise, records, given.steps, network_rate) | {
             "noise_seed": 2 * given.seed + 1,  # what is drawn must be independent of the first phase
             "records.augmentations": given.views,
             "engine.micro_batch": max(1, given.micro_views // given.views),

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from shoal.kernels import tl, triton
 
-BLOCK = 1024  # numbers of a row that a program takes at a time
+BLOCK = 1024  # numbers that a program takes of a row at a time
+ROWS = 8  # rows of which it sums as many at a time
 PARTS = 64  # programs for a row, at most
-MOST = 2**31  # the most numbers between the first of one row and the next
 
 
 def can_sum(rows: Tensor) -> bool:
@@ -20,7 +20,6 @@ def can_sum(rows: Tensor) -> bool:
         and rows.dtype == torch.float32
         and rows.numel() > 0
         and rows.stride(-1) == 1
-        and max(rows.stride()) < MOST
     )
 
 
@@ -37,8 +36,8 @@ def weighted_sum(rows: Tensor, factors: Tensor) -> Tensor:
     """sum_b factors[k, b] rows[k, b], [K, size] in float64, for rows [K, B, size]."""
     clients, records, size = rows.shape
     found = rows.new_empty(clients, size, dtype=torch.float64)
-    _weighted[(triton.cdiv(size, BLOCK), clients)](
-        rows, factors.double().contiguous(), found, rows.stride(0), rows.stride(1), records, size, BLOCK
+    _weighted[(triton.cdiv(size, BLOCK // 2), clients)](
+        rows, factors.double().contiguous(), found, rows.stride(0), rows.stride(1), records, size, BLOCK // 2, ROWS
     )
     return found
 
@@ -56,13 +55,15 @@ if triton is not None:
         tl.store(found + row * parts + part, tl.sum(total, 0))
 
     @triton.jit
-    def _weighted(rows, factors, found, apart, stride, records, size, BLOCK: tl.constexpr):
+    def _weighted(
+        rows, factors, found, apart, stride, records, size, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    ):  # fmt: skip
         client, place = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        there = place < size
-        rows, factors = rows + client * apart + place, factors + client * records
-        total = tl.zeros((BLOCK,), tl.float64)
-        for _ in range(records):
-            total += tl.load(factors) * tl.load(rows, mask=there, other=0.0).to(tl.float64)
-            rows += stride
-            factors += 1
-        tl.store(found + client * size + place, total, mask=there)
+        rows, factors = rows + client * apart + place[None, :], factors + client * records
+        total = tl.zeros((ROWS, BLOCK), tl.float64)
+        for start in range(0, records, ROWS):
+            row = (start + tl.arange(0, ROWS)).to(tl.int64)
+            by = tl.load(factors + row, mask=row < records, other=0.0)
+            there = (row < records)[:, None] & (place < size)[None, :]
+            total += by[:, None] * tl.load(rows + row[:, None] * stride, mask=there, other=0.0).to(tl.float64)
+        tl.store(found + client * size + place, tl.sum(total, 0), mask=place < size)

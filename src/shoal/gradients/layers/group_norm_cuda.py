@@ -102,15 +102,15 @@ if triton is not None:
         record, channel = tl.program_id(0).to(tl.int64), tl.arange(0, C)
         x, y = x + record * (T * C), y + record * (T * C)
         near = tl.load(x + channel).to(tl.float32)
-        once, squared = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32)
+        once, squared = tl.zeros((PLACES, C), tl.float32), tl.zeros((PLACES, C), tl.float32)
         for start in range(0, T, PLACES):
             place = start + tl.arange(0, PLACES)
             there = (place < T)[:, None]
             seen = tl.load(x + place[:, None] * C + channel[None, :], mask=there, other=0.0).to(tl.float32)
             seen = tl.where(there, seen - near[None, :], 0.0)
-            once += tl.sum(seen, 0)
-            squared += tl.sum(seen * seen, 0)
-        many = T * (C // G)
+            once += seen
+            squared += seen * seen
+        once, squared, many = tl.sum(once, 0), tl.sum(squared, 0), T * (C // G)
         mean = _of_groups(once + T * near, C, G) / many
         off = near - mean
         variance = _of_groups(squared + 2 * off * once + T * off * off, C, G) / many
@@ -139,15 +139,16 @@ if triton is not None:
         x, grad, before = x + record * (T * C), grad + record * (T * C), before + record * (T * C)
         mine = statistics + record * G + channel // (C // G)
         mean, inverse = tl.load(mine), tl.load(mine + records * G)
-        scales, shifts = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32)
+        scales, shifts = tl.zeros((PLACES, C), tl.float32), tl.zeros((PLACES, C), tl.float32)
         for start in range(0, T, PLACES):
             place = start + tl.arange(0, PLACES)
             there = (place < T)[:, None]
             places = place[:, None] * C + channel[None, :]
             seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
             given = tl.load(grad + places, mask=there, other=0.0).to(tl.float32)
-            scales += tl.sum(given * ((seen - mean[None, :]) * inverse[None, :]), 0)
-            shifts += tl.sum(given, 0)
+            scales += given * ((seen - mean[None, :]) * inverse[None, :])
+            shifts += given
+        scales, shifts = tl.sum(scales, 0), tl.sum(shifts, 0)
         tl.store(sums + record * C + channel, scales)
         tl.store(sums + (records + record) * C + channel, shifts)
         if not ALONE:

@@ -16,7 +16,7 @@ from shoal.gradients.layers.convolution_library import Kept, LibraryConvolutionR
 from shoal.gradients.layers.rule import few_positions, in_type, squared
 from shoal.kernels import tl, triton
 
-DEPTH, STAGES = 64, 3  # positions that are summed at a time
+DEPTH, STAGES, WARPS = 32, 3, 4  # positions that are summed at a time, and how
 SIDE = 128  # of the largest tile of weights
 ENOUGH = 4096  # programs that surely keep a GPU busy
 MOST = 2**31  # the most numbers that can be indexed
@@ -80,7 +80,7 @@ class RecordConvolutionRule(LibraryConvolutionRule):
         _weight_gradient[len(into) * math.prod(tiles),](
             x, grad, into, first, into.stride(0), scale, n // len(into),
             channels, h, w, outs, high, wide, *self.weight.shape[2:], *self.stride, *self.dilation, *self.padding,
-            *blocks, DEPTH, num_warps=8 if min(blocks) == SIDE else 4, num_stages=STAGES,
+            *blocks, DEPTH, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
 
     def _tiles(self) -> tuple[tuple[int, int, int], tuple[int, int]]:

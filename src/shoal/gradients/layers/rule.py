@@ -112,8 +112,8 @@ def wide(item: Item) -> Item:
     Rules that compute both in float32 from numbers in bfloat16 get those.
     """
     rule, saved, grad = item
-    whole = widened(grad)
-    return item if whole is grad or rule.short(saved) else (rule, in_type(saved, whole.dtype), whole)
+    whole = grad if rule.short(saved) else widened(grad)
+    return item if whole is grad else (rule, in_type(saved, whole.dtype), whole)
 
 
 def squared(rows: Tensor) -> Tensor:
