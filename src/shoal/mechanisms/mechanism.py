@@ -529,7 +529,7 @@ def count_is_free(clip: GradientClip | UpdateMechanism, noise: float, units: flo
         scale, other = clip.count_scale(units), clip.update_noise(noise, units)
     except ConfigError:  # no round is run with such settings (Algorithm.refuse_unfit)
         return False
-    return scale <= 0 or other <= 0 or other**-2 + (2 * scale) ** -2 > noise**-2 * (1 + 1e-9)
+    return not (scale > 0 and other > 0 and other**-2 + (2 * scale) ** -2 <= noise**-2 * (1 + 1e-9))
 
 
 def only_on_sum(clients: Clients) -> Unbounded:
