@@ -33,7 +33,7 @@ PUBLIC_K = "the number of clients, "
 """How claims for clients begin to say that it is public."""
 
 CLASSES = "the names of the classes, which were read from the labels, are public"
-"""Added to all claims of a run for which nobody gave them: whose label is the only one of its class is seen in them."""
+"""Added to all claims of a run for which nobody gave them: the only record of a class shows in them."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""

@@ -113,7 +113,7 @@ class Correlated(Gaussian):
             )
         if not cancelled <= MOST_CANCELLED:
             raise ConfigError(
-                f"per_round.numbers add up old noise, {cancelled:.3g} times as large as new noise, of which nearly all "
+                f"per_round.numbers add up old noise, {cancelled:.3g} times as large as new noise, and nearly all "
                 f"cancels: rounding would move a sum further than is charged"
             )
 
