@@ -25,6 +25,7 @@ from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
+from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
 from support.federations import asked, curator, served, settings
@@ -191,6 +192,13 @@ def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(replie
     site.answer(END, Payload(said))
     site.close()
     assert charged(tmp_path / "new")[0] == 3
+
+
+def test_the_least_noise_is_that_of_the_round_that_costs_most():
+    """c = 1, 1 and noise that falls from 10 to 1.9: the last round but one costs as much as noise of 1.57."""
+    noise = Correlated("linear:10:1", bands=2, factorisation="banded", numbers=(1.0, 1.0))
+    found = least_noise(replace(algorithm("dp-ftrl"), per_round=noise), Setting(100, 10), "client")
+    assert found == pytest.approx((2.8**-2 + 1.9**-2) ** -0.5)
 
 
 @pytest.mark.slow

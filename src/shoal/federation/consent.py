@@ -130,6 +130,10 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
         least = min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / moved
         return least if per_step.test is None else min(least, per_step.test.noise_multiplier)
     if algorithm.priced and observer == "release":
+        if algorithm.per_round is not None:
+            rounds.append(
+                algorithm.per_round.dearest(algorithm.clients.participation(setting.rounds, setting.clients))
+            )
         alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
         return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)
     if algorithm.per_round is not None and (observer == "release" or algorithm.per_round.at == "shared"):

@@ -371,6 +371,10 @@ class RoundNoise(Mechanism, ABC):
         """The same with all that it computes at the start written out: a site charges what its coordinator adds."""
         return self
 
+    def dearest(self, participation: Participation) -> int:
+        """The round in which taking part once costs a client most, where that depends on later rounds."""
+        return 0
+
     def refuse_growing(self, rounds: int) -> None:
         """Raise a ConfigError where, in so many rounds, old noise would grow until new noise is lost beside it."""
 
