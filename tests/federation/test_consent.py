@@ -21,6 +21,7 @@ from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _repeats
 from shoal.federation.messages import Payload
+from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
@@ -228,6 +229,29 @@ def test_a_number_of_repeats_that_cannot_be_is_refused(replies, repeats):
         "repeats"
         in site.answer(ROUND, Payload(message.values | {"repeats": repeats}, message.vectors)).values["refused"]
     )
+
+
+@pytest.mark.slow
+def test_every_site_is_charged_every_draw_of_a_coordinator_that_was_killed(tmp_path):
+    """Three rounds, and the second one twice: whoever is drawn, four draws."""
+
+    def killed(line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    given = curator(3) | {"clients.sampling": "poisson", "clients.cohort": 2}
+    grid = with_sites(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    grid = with_sites(tmp_path, 4)
+    serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+        rounds, event = charged(site.owner.folder)
+        assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
 
 
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
