@@ -414,7 +414,7 @@ class RemoteCohort(Cohort):
             if self._commands.is_dropped(identity):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
-                messages[node] = Payload({"terms": self._terms.text, "round": self._done} | self._repeated)
+                messages[node] = Payload({"terms": self._terms.text, "round": self._done, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
 
     def _dismiss(self, connected: dict[int, str]) -> None:
@@ -425,7 +425,7 @@ class RemoteCohort(Cohort):
         self._dismissed = dropped
 
     def _ended(self, why: str, done: int) -> dict[str, Value]:
-        return {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done} | self._repeated
+        return {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done, **self._repeated}
 
     def _greet_later(self, node: int, least: float = 0.0) -> None:
         """Send a site that refused the terms again: its disk may have been full, or its folder may be new.
