@@ -437,6 +437,7 @@ def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, A
 
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
+    about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about
     return about | {"data": digest(dataset, parts, folder.data_key(new=opened is None))}

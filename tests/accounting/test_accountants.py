@@ -28,6 +28,7 @@ from shoal.accounting.events import (
     Unbounded,
     leaves,
 )
+from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
 DELTA = 1e-5
@@ -56,10 +57,6 @@ def test_rdp_is_turned_into_epsilon_as_dp_accounting_does_it(found: list[float],
         for orders in (rdp.DEFAULT, (1.005, *rdp.DEFAULT[1:])):
             ours, theirs = rdp.epsilon(orders, spent, 10**power), compute_epsilon(orders, spent, 10**power)[0]
             assert ours == pytest.approx(theirs, rel=1e-12)
-
-
-def test_what_no_number_says_is_not_taken_for_nothing() -> None:
-    assert math.isnan(rdp.epsilon(rdp.DEFAULT, np.full(len(rdp.DEFAULT), math.nan), DELTA))
 
 
 def poisson(rate: float, noise: float, count: int) -> Event:
@@ -497,3 +494,40 @@ def test_the_running_accountant_never_proves_anything_again_after_an_unbounded_e
 def test_hardly_any_noise_costs_a_huge_epsilon_and_no_crash() -> None:
     for noise in (1e-6, 1e-12, 1e-30):
         assert epsilon(poisson(0.01, noise, 100)) > 1 / noise
+
+
+FAINT = TwoLevel(0.7, 1.0, 5, 1e-160, local="none", participation="hidden")  # squares of such noise underflow
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp-classic"])
+@pytest.mark.parametrize(
+    ("event", "adjacency"),
+    [
+        (FAINT, "zero-out"),
+        (TwoLevel(0.7, 1.0, 5, 1e-280, local="none"), "zero-out"),
+        (Sampled("poisson", 0.7, Gaussian(1e-160)), "replace-one"),
+        (Sampled("fixed-size", 0.7, Gaussian(1e-160)), "zero-out"),
+        (Gaussian(1e-200), "add-or-remove"),
+    ],
+)
+def test_what_overflows_is_never_taken_for_nothing(event: Event, adjacency: Adjacency, accountant: str) -> None:
+    try:
+        epsilon = accountants.epsilon(event, 1e-5, accountant, adjacency).epsilon
+        delta = accountants.delta(event, 1.0, accountant, adjacency).delta
+    except ConfigError:  # not understood
+        return
+    assert epsilon is None or 1e12 < epsilon < math.inf
+    assert delta is not None
+    assert delta >= 0.69
+
+
+def test_an_order_that_is_no_number_says_nothing() -> None:
+    spent = np.full(len(rdp.DEFAULT), np.nan)
+    assert rdp.epsilon(rdp.DEFAULT, spent, DELTA) == math.inf
+    assert rdp.delta(rdp.DEFAULT, spent, 1.0) == 1.0
+    spent[rdp.DEFAULT.index(8)] = 0.5  # a bound, whatever the others are
+    assert 0.5 < rdp.epsilon(rdp.DEFAULT, spent, DELTA) < 3
+    running = rdp.Running("zero-out")
+    with np.errstate(all="ignore"):
+        running.add(FAINT)
+    assert running.epsilon(DELTA) == math.inf

@@ -124,6 +124,27 @@ def test_no_finite_figure_stands_for_an_infinite_one() -> None:
     assert checker._claim(claim).verdict != "yes"
 
 
+def test_a_curve_that_is_no_number_gives_no_epsilon() -> None:
+    assert checker.least_epsilon(lambda _: math.nan, 1e-5) == math.inf
+    assert checker.least_epsilon(lambda epsilon: 0.5 if epsilon < 1 else math.nan, 1e-5) == math.inf
+    assert checker.least_epsilon(lambda _: 0.0, math.nan) == math.inf
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "repeat", "of": {"event": "gaussian", "noise": 0.1}, "count": 0.9},
+        {"event": "on-clients", "of": {"event": "gaussian", "noise": 1.0}, "clients": 1.9},
+        {**OnClients(1, VISIBLE).to_json()["of"], "local_steps": 1.9},
+        {"event": "allocated", "rounds": [[1.0, 1], [1.0, -3]]},
+        {"event": "allocated", "rounds": [[1.0, 7.9]]},
+    ],
+)
+def test_counts_that_are_not_whole_are_unknown(event: dict[str, object]) -> None:
+    with pytest.raises(checker.Unknown):
+        checker.recompute([(event, 1)], "zero-out", 1e-5, 1.0)
+
+
 ROUND, OTHER = Compose((Gaussian(2.0), SamplerError(1e-12))), TwoLevel(0.1, 0.1, 10, 3.0)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import shoal
 from shoal.accounting import claims, theorems
-from shoal.accounting.claims import Proven, Published
+from shoal.accounting.claims import CLASSES, Proven, Published
 from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel, Unbounded
+from shoal.data import from_arrays
 from shoal.errors import ConfigError
+from shoal.report.certificate import certificate
 
 
 @pytest.mark.slow
@@ -142,3 +146,16 @@ def test_a_claim_against_the_server_says_that_it_draws_the_cohorts(rate, observe
     found = claims.prove("record", observer, TwoLevel(rate, 0.1, 3, 2.0), 1e-5, adjacency="replace-one")
     assert found.epsilon is not None
     assert (claims.COHORTS in (found.because or "")) == said
+
+
+@pytest.mark.parametrize(("classes", "said"), [(None, True), (["0", "1"], False)])
+def test_a_claim_says_that_class_names_were_read_from_the_labels(tmp_path, classes, said):
+    """Whoever is the only one of a class is named by it: claims, ledger and certificate say that these are public."""
+    x, y = np.linspace(-1, 1, 120, dtype=np.float32).reshape(60, 2), np.tile([0, 1], 30)
+    data = from_arrays(x, y, client=np.repeat(np.arange(6), 10), classes=classes)
+    changes = {"model": "linear", "rounds": 1, "algorithm": "trusted-curator", "clients.cohort": 3}
+    result = shoal.run(changes, data=data, runs=tmp_path)
+    claims = [claim for claim in result.proven if claim["epsilon"] is not None]
+    assert claims
+    assert all((CLASSES in claim["because"]) == said for claim in claims)
+    assert (CLASSES in certificate(result.run)["assumptions"]) == said

@@ -19,11 +19,14 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
+from shoal.federation.coordinator import _repeats
 from shoal.federation.messages import Payload
+from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
+from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
 from support.federations import asked, curator, served, settings
@@ -190,6 +193,75 @@ def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(replie
     site.answer(END, Payload(said))
     site.close()
     assert charged(tmp_path / "new")[0] == 3
+
+
+def test_the_least_noise_is_that_of_the_round_that_costs_most():
+    """c = 1, 1 and noise that falls from 10 to 1.9: the last round but one costs as much as noise of 1.57."""
+    noise = Correlated("linear:10:1", bands=2, factorisation="banded", numbers=(1.0, 1.0))
+    found = least_noise(replace(algorithm("dp-ftrl"), per_round=noise), Setting(100, 10), "client")
+    assert found == pytest.approx((2.8**-2 + 1.9**-2) ** -0.5)
+
+
+@pytest.mark.slow
+def test_rounds_that_are_run_again_without_the_site_are_charged_too(replies, tmp_path):
+    """Round 1 runs three times, and the site is in the first and the last; round 2 twice, and it is in neither."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    asks = [({"round": 0}, 1), ({"round": 0, "attempt": 2, "repeats": 2}, 3), ({"round": 2, "repeats": 3}, 6)]
+    for changes, so_far in asks:
+        assert "refused" not in site.answer(ROUND, Payload(message.values | changes, message.vectors)).values
+        site.close()
+        assert charged(tmp_path / "new")[0] == so_far
+        site = Site(site.owner)
+    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3}
+    for _ in range(2):
+        site.answer(END, Payload(said | {"repeats": 4}))  # round 3, after the site's own part in it
+    site.close()
+    rounds, event = charged(tmp_path / "new")
+    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 7
+
+
+@pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])
+def test_a_number_of_repeats_that_cannot_be_is_refused(replies, repeats):
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    assert (
+        "repeats"
+        in site.answer(ROUND, Payload(message.values | {"repeats": repeats}, message.vectors)).values["refused"]
+    )
+
+
+@pytest.mark.slow
+def test_every_site_is_charged_every_draw_of_a_coordinator_that_was_killed(tmp_path):
+    """Three rounds, and the second one twice: whoever is drawn, four draws."""
+
+    def killed(line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    given = curator(3) | {"clients.sampling": "poisson", "clients.cohort": 2}
+    grid = with_sites(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    grid = with_sites(tmp_path, 4)
+    serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+        rounds, event = charged(site.owner.folder)
+        assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
+
+
+def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
+    """Round 3 was charged twice, and killed each time: two rounds are done."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin("run", "method", "")
+        for t in (1, 2, 3, 3):
+            ledger.intend(t, ())
+    assert [_repeats(tmp_path / "ledger.jsonl", done) for done in (2, 3)] == [2, 1]
+    assert _repeats(tmp_path / "none.jsonl", 0) == 0
 
 
 def test_against_the_server_no_lot_is_believed(tmp_path):

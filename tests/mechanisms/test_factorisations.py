@@ -15,7 +15,7 @@ from shoal.algorithms.charges import event
 from shoal.errors import ConfigError
 from shoal.mechanisms import factorisations
 from shoal.mechanisms.correlated import PAST, Correlated
-from shoal.mechanisms.factorisations import errors, factorise, given
+from shoal.mechanisms.factorisations import errors, factorise, given, inverse
 from shoal.mechanisms.participation import Participation
 from shoal.mechanisms.setting import Setting
 from shoal.random.secure_streams import SecureStreams
@@ -230,3 +230,29 @@ def test_a_cost_that_is_no_finite_number_is_not_charged_as_nothing(kind, numbers
         found = event(algorithm, setting, 3, "client", "release", history=history)
         assert isinstance(found, Unbounded)
         assert "per_round.numbers" in found.because
+
+
+def test_noise_that_all_but_cancels_is_refused():
+    """C^-1 = 1 - x/10 - 1024 x^2 grows no more than is allowed, and c up to 1e15: a sum of such terms is rounded.
+
+    A client that moves the sum of the last round but one by a clip should move the last by c_1 = 0.1 clips.
+    """
+    numbers = tuple(inverse(np.array([1.0, -0.1, -1024.0]), 12).tolist())
+    noise = Correlated(1.0, bands=12, factorisation="banded", numbers=numbers)
+    kept = torch.zeros(0, 2000, dtype=torch.float64)
+    factors, generator = noise.factors(SMALL), np.random.default_rng(0)
+    for _ in range(11):
+        share = factors.share(kept)
+        kept = factors.following(kept, share, share + torch.from_numpy(generator.standard_normal(2000)))
+    moved = kept.clone()
+    moved[0] -= 2000**-0.5
+    assert float((factors.share(kept) - factors.share(moved)).norm()) > 3 * numbers[1]
+    for refuse in (noise.refuse_growing, lambda rounds: noise.refuse_unfit(0, rounds)):  # of a site, and in a run
+        with pytest.raises(ConfigError, match="and nearly all cancels"):
+            refuse(12)
+
+
+@pytest.mark.parametrize("kind", ["banded", "blt", "band-inverse"])
+def test_what_is_optimised_is_never_refused(kind):
+    participation = Participation(300, 30)
+    Correlated(1.0, bands=30, factorisation=kind).settled(participation).refuse_growing(300)

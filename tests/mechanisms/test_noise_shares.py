@@ -316,3 +316,13 @@ def test_a_run_spends_its_budget_against_the_server(tmp_path, random):
     assert 3.96 < proven["record", "server"] <= 4.0
     assert proven["record", "release"] < proven["record", "server"]
     assert proven["record", "client-process"] is None
+
+
+@pytest.mark.parametrize(("threshold", "colluding"), [(3, 5), (5, 5), (6, 5), (11, 1), (5, 1)])
+@pytest.mark.parametrize("observer", ["release", "server"])
+def test_shares_that_leave_no_noise_prove_nothing(threshold, colluding, observer):
+    """Of 10 sites: all of a sum may collude, two sums may be unmasked, or none ever is."""
+    record = with_shares(threshold=threshold, colluding=colluding)
+    found = event(record, Setting(10, 5, sizes=(100,)), 0, "record", observer)
+    assert isinstance(found, Unbounded)
+    assert "per_round.threshold" in found.because

@@ -251,7 +251,17 @@ class PaidCount(NoisyCount):
         return (noise**-2 - 200.0**-2) ** -0.5
 
 
-@pytest.mark.parametrize("clip", [CountingClip(1.0), NoisyCount(1.0)], ids=lambda clip: type(clip).__name__)
+@dataclass(frozen=True)
+class NoNumber(NoisyCount):
+    """Its noise on the updates is no number."""
+
+    def update_noise(self, noise, cohort):
+        return float("nan")
+
+
+@pytest.mark.parametrize(
+    "clip", [CountingClip(1.0), NoisyCount(1.0), NoNumber(1.0)], ids=lambda clip: type(clip).__name__
+)
 def test_a_count_that_no_noise_pays_for_proves_nothing(clip):
     said = [event(replace(UPDATES, per_update=clip), SETTING, 0, *pair) for pair in PAIRS]
     assert all(isinstance(each, Unbounded) for each in said)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from shoal.accounting import composition, pld, rdp
 from shoal.accounting.events import (
     Allocated,
@@ -271,7 +273,28 @@ _FAINT = 1e-8  # deltas below this may be smaller than the rounding that pld all
 
 
 def _figures(counts: Mapping[Leaf, int], accountant: str, adjacency: Adjacency, orders: str) -> Figures:
-    return REGISTRY.find(accountant)(counts, adjacency, orders)
+    """An accountant's figures; where its arithmetic fails, or gives no number, nothing is known."""
+    accounts = REGISTRY.find(accountant)
+    try:
+        with np.errstate(all="ignore"):
+            found = accounts(counts, adjacency, orders)
+    except ArithmeticError:
+        return Figures(lambda _: math.inf, lambda _: 1.0, lambda _: None)
+    return Figures(_or_else(found.epsilon, math.inf), _or_else(found.delta, 1.0), found.flaw)
+
+
+def _or_else(figure: Callable[[float], float], otherwise: float) -> Callable[[float], float]:
+    """The figure, or something else where it is no number: max() and min() would drop a NaN, comparisons pass it."""
+
+    def found(at: float) -> float:
+        try:
+            with np.errstate(all="ignore"):
+                value = figure(at)
+        except (ArithmeticError, ValueError):
+            return otherwise
+        return otherwise if math.isnan(value) else value
+
+    return found
 
 
 def _known(accountant: str) -> str:
@@ -293,7 +316,7 @@ def _inverse(epsilon_at: Callable[[float], float], epsilon: float) -> float:
 def _rdp_or_none(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Figures | None:
     """RDP's figures, where it understands all events."""
     try:
-        return _rdp(counts, adjacency, "")
+        return _figures(counts, "rdp", adjacency, "")
     except ConfigError:
         return None
 

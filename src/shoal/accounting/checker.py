@@ -243,7 +243,7 @@ def _sampled(event: Event, times: int, total: Total) -> None:
     elif kind == "fixed-size":
         total.put(event, times, lambda grid: _fixed_size(noise, rate, total.adjacency, grid), reach)
     elif kind == "with-replacement":
-        draws = int(number(event, "draws", 1))
+        draws = whole_number(event, "draws", 1)
         most = 1 + int(binom.isf(1e-20, draws, rate / draws))
         reach = 2 * (most / noise) ** 2 + 20 * most / noise
         total.put(event, times, lambda grid: _drawn(noise, rate, draws, total.adjacency, grid), reach)
@@ -294,7 +294,7 @@ def _sampled_user(event: Event, times: int, total: Total) -> None:
 
     The worst pair of neighbours (Charles et al. 2024). Counts that all but never occur are taken as all records.
     """
-    records, rate = int(number(event, "records", 1)), number(event, "rate", 0, 1)
+    records, rate = whole_number(event, "records", 1), number(event, "rate", 0, 1)
     noise = number(event, "noise", least=1e-300)
     if total.adjacency == "replace-one":
         raise Unknown("users under replace-one")
@@ -327,7 +327,8 @@ def _allocated(event: Event, times: int, total: Total) -> None:
     """
     if total.adjacency == "replace-one":
         raise Unknown("random allocation under replace-one")
-    rounds = [(number({"noise": noise}, "noise", least=1e-300), int(count)) for noise, count in event["rounds"]]
+    named = [{"noise": noise, "rounds": count} for noise, count in event["rounds"]]
+    rounds = [(number(each, "noise", least=1e-300), whole_number(each, "rounds", 1)) for each in named]
     least = min(noise for noise, _ in rounds)
     reach = 1 / (2 * least**2) + TAILS / least
     if reach > 600:  # such little noise: no more than if the round were known, by joint convexity
@@ -405,7 +406,7 @@ def _averaged(one: Law, other: Law, noise: float, reach: float) -> Law:
 
 def _two_level(event: Event, times: int, total: Total) -> None:
     """A round: its client took part with probability `client_rate`, then made local steps."""
-    rate, steps = number(event, "client_rate", 0, 1), int(number(event, "local_steps", 1))
+    rate, steps = number(event, "client_rate", 0, 1), whole_number(event, "local_steps", 1)
     step = {"event": "sampled", "kind": event["local"], "rate": event["sampling_rate"], "draws": event["draws"]}
     step["of"] = {"event": "gaussian", "noise": event["noise"]}
     if event.get("records", 1) > 1:  # of one user
@@ -443,13 +444,13 @@ def _by_size(event: Event, times: int, total: Total) -> None:
 def _on_clients(event: Event, times: int, total: Total) -> None:
     """Several clients hold the record, whatever their sizes, each with noise of its own."""
     kept, total.records = total.records, None
-    add(event["of"], times * int(number(event, "clients", 1)), total)
+    add(event["of"], times * whole_number(event, "clients", 1), total)
     total.records = kept
 
 
 def _repeat(event: Event, times: int, total: Total) -> None:
     """Right around a step of a shuffled pass, or of a block of rounds, it is an unbroken run of these."""
-    inner, count = event["of"], int(number(event, "count", 0))
+    inner, count = event["of"], whole_number(event, "count", 0)
     if inner["event"] == "sampled" and inner["kind"] == "shuffled":
         add({**inner, "of": {"event": "compose", "of": []}}, 1, total)  # is it allowed here?
         add(inner["of"], times * math.ceil(number(inner, "rate", 0, 1) * count * (1 - 2**-51)), total)
@@ -505,6 +506,13 @@ def number(event: Event, key: str, least: float = 0.0, most: float = math.inf) -
     return float(value)
 
 
+def whole_number(event: Event, key: str, least: int) -> int:
+    """A whole number of an event: half a step is no step, and would be counted as none."""
+    if type(event[key]) is not int:
+        raise Unknown(f"{key} {event[key]!r}")
+    return int(number(event, key, least, 10**15))
+
+
 def sizes(event: Any) -> Iterator[int]:
     """The numbers of records at which a client's use of a record changes."""
     if isinstance(event, Mapping):
@@ -552,13 +560,13 @@ def _curve(total: Total) -> Callable[[float], float]:
 
 
 def least_epsilon(curve: Callable[[float], float], delta: float) -> float:
-    """Where a falling curve reaches delta; infinite where it does not."""
-    if delta <= 0:
+    """Where a falling curve reaches delta; infinite where it does not, or is no number."""
+    if not delta > 0:
         return math.inf
     if curve(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
-    while curve(high) > delta:
+    while not curve(high) <= delta:
         if high > 1e12:
             return math.inf
         low, high = high, 2 * high
@@ -687,7 +695,7 @@ def _claim(claim: Mapping[str, Any]) -> Line:
     try:
         epsilon, delta = number(claim, "epsilon", most=1e300), number(claim, "delta", least=1e-300, most=1)
         chain = claim["chain"]
-        events = [(each["event"], int(number(each, "times"))) for each in chain["events"]]
+        events = [(each["event"], whole_number(each, "times", 0)) for each in chain["events"]]
         found = recompute(events, claim["adjacency"], delta, epsilon)
     except Unknown as error:
         return Line("unknown", what, f"cannot be checked: this checker does not know {error}")
@@ -820,7 +828,7 @@ def _part_of(event: Event) -> tuple[int, bool]:
     if event["event"] == "unbounded" or (event["event"] == "compose" and not inner):
         return 0, True
     if event["event"] == "repeat" and inner["event"] == "compose" and len(inner["of"]) == 1:
-        return int(number(event, "count")), False
+        return whole_number(event, "count", 0), False
     return int(event["event"] != "sampler-error"), False  # which stands beside the noise of a round
 
 

@@ -32,6 +32,9 @@ COHORTS = "the server draws who takes part at random, as agreed"
 PUBLIC_K = "the number of clients, "
 """How claims for clients begin to say that it is public."""
 
+CLASSES = "the names of the classes, which were read from the labels, are public"
+"""Added to all claims of a run for which nobody gave them: the only record of a class shows in them."""
+
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
 
@@ -185,6 +188,7 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
         RESEARCH if facts.get("random") == "research" else None,
         GRAPH if found.observer == "server" and facts.get("sparse_graph") else None,
         facts.get("users") if found.unit == "user" else None,
+        CLASSES if facts.get("read_classes") else None,
     ]
     for words in filter(None, assumed):
         found = saying(found, words)

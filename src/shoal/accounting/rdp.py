@@ -291,6 +291,7 @@ def epsilon(orders: Orders, divergences: Array, delta: float) -> float:
         found = divergences + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
     found[order <= 1.01] = np.inf  # where the conversion is not stable
     found[delta**2 + np.expm1(-divergences) > 0] = 0.0  # by the KL divergence: delta is at least sqrt(1 - e^-KL)
+    found[np.isnan(found)] = np.inf  # an order that overflowed says nothing
     return float(np.maximum(found.min(), 0.0))
 
 
@@ -303,7 +304,8 @@ def delta(orders: Orders, divergences: Array, epsilon: float) -> float:
 
 def _not_too_faint(divergences: Array) -> Array:
     """dp-accounting takes logarithms of 1 - e^-divergence, which is 0 where it is positive but below 1e-16."""
-    return np.where(divergences > 0, np.maximum(divergences, 1e-15), 0.0)
+    known = np.where(np.isnan(divergences), np.inf, divergences)
+    return np.where(known > 0, np.maximum(known, 1e-15), 0.0)
 
 
 def classic_epsilon(orders: Orders, divergences: Array, delta: float) -> float:

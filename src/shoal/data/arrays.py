@@ -123,6 +123,7 @@ def from_arrays(
         users=users,
         test_users=test_users,
         held_out=test is None,
+        read_classes=classes is None and bool(class_names),
     )
 
 

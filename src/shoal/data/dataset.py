@@ -71,6 +71,7 @@ class Dataset:
         test_users: Those of each test row.
         held_out: Whether test rows were held out of the same table as the training rows.
         files: The files on disk whose rows are read when they are needed; none where all are in memory.
+        read_classes: Whether the names of classes were read from the labels: nobody gave them as public.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Dataset:
     users: np.ndarray | None = None
     test_users: np.ndarray | None = None
     held_out: bool = False
+    read_classes: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

@@ -39,6 +39,7 @@ class Record:
     class_count: int
     owner_count: int
     notes: tuple[str, ...]
+    read_classes: bool = False
 
 
 def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -> Path:
@@ -75,6 +76,7 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
             class_count=dataset.class_count,
             owner_count=len(dataset.owner_names),
             notes=dataset.notes,
+            read_classes=dataset.read_classes,
         )
         with atomic(path.with_suffix(".json"), OWNER_ONLY) as stream:
             stream.write(json.dumps(asdict(record), indent=2).encode() + b"\n")
@@ -142,7 +144,7 @@ def read(path: Path, *, scale: str) -> Dataset:
     """An imported data set, checked."""
     kept = check(path)
     dataset = read_own_npz(path, classes=None, test_fraction=0.2, scale=scale, name=kept.name)
-    return replace(dataset, notes=kept.notes)
+    return replace(dataset, notes=kept.notes, read_classes=kept.read_classes)
 
 
 def _sha256(path: Path) -> str:

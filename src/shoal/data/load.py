@@ -67,7 +67,7 @@ def load(
     if path.suffix not in FILE_TYPES and str(name) in KNOWN:
         _refuse(of_files, f"{name} comes with its own")
         known = KNOWN[str(name)]
-        return replace(known.read(known, scale, mirror), name=str(name))
+        return replace(known.read(known, scale, mirror), name=str(name), read_classes=False)
     if path.suffix not in FILE_TYPES:
         raise DataError(f"data '{name}' is neither known nor a file{nearest(str(name), _names())}")
     if not path.is_file():

@@ -2,8 +2,10 @@
 
 One ledger covers all runs on this site's data. Every round that the site is asked for is charged on its disk before
 any record is touched, and so is every round in between, for which it might have been sampled. A round asked for again
-is charged again. Charges follow from the algorithm's definition. The site must trust the coordinator to add its own
-noise (`per_round`) and to sample sites at random, but relies on the sampling only where participation is hidden.
+is charged again, and so is one that the coordinator says it ran again without this site (`repeats`): it drew its
+clients a second time. Charges follow from the algorithm's definition. The site must trust the coordinator to add its
+own noise (`per_round`), to sample sites at random, and to say how often it ran a round again; it relies on the last
+two only where participation is hidden.
 Where the observer sees whether the site took part, as the server always does, each round that the site answers costs
 as much as without sampling, and the other rounds cost nothing.
 
@@ -128,6 +130,10 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
         least = min(per_step.multiplier(t, setting.rounds, batch) for t in rounds) / moved
         return least if per_step.test is None else min(least, per_step.test.noise_multiplier)
     if algorithm.priced and observer == "release":
+        if algorithm.per_round is not None:
+            rounds.append(
+                algorithm.per_round.dearest(algorithm.clients.participation(setting.rounds, setting.clients))
+            )
         alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
         return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)
     if algorithm.per_round is not None and (observer == "release" or algorithm.per_round.at == "shared"):
@@ -237,9 +243,38 @@ class SiteLedger:
             for _, account in self._accounts.values():
                 self._add(account, charged)
 
+    def charge_repeats(
+        self, algorithm: Algorithm, setting: Setting, rounds: range, count: int, records: int | None
+    ) -> None:
+        """Write to the ledger the charges of `count` rounds, some of these, that were run again without this site.
+
+        A round run again is a second draw of its clients, which may have been this one. Which round it was is not
+        known, so each is charged as the most expensive. Raises Refused, and charges nothing, over the budget.
+        """
+        self._ledger.recover()
+        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
+        each = [
+            self._charged(algorithm, setting, t, asked=False, records=records, again=True)
+            for t in rounds[: alike or None]
+        ]
+        worst = [max(column, key=self._alone) for column in zip(*each, strict=True)]
+        charged = tuple(replace(charge, event=repeated(charge.event, count)) for charge in worst)
+        self._refuse_over_budget(_wanted(charged, self._pair))
+        self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
+        for _, account in self._accounts.values():
+            self._add(account, charged)
+
     def close(self) -> None:
         """Close the ledger's file."""
         self._ledger.close()
+
+    def _alone(self, charge: Charge) -> float:
+        """What a charge costs by itself, by RDP."""
+        try:
+            found = Running(ADJACENCIES[charge.unit]).epsilon_with(charge.event, self.requirements.delta)
+        except ConfigError:
+            found = None
+        return math.inf if found is None else found
 
     def _missed(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None, furthest: int
@@ -320,7 +355,7 @@ class SiteLedger:
             return quick > most
         spent = (_wanted(intent.charges, self._pair) for intent in counted)
         exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*spent, event))).epsilon
-        return exact is None or exact > most
+        return exact is None or not exact <= most
 
     def _account(self, cap: str) -> Running:
         """What is spent of a cap, by RDP: kept from round to round until something leaves the window."""

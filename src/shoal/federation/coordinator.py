@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from shoal.accounting.ledger import FILE, Record
 from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError
@@ -121,7 +122,7 @@ class RemoteCohort(Cohort):
         self._doing, self._problems = "starting", dict[str, str]()
         self._dismissed: set[int] = set()  # connected nodes of dropped sites
         self._over = ""
-        self._done = 0
+        self._done = self._repeats = 0
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
@@ -148,6 +149,7 @@ class RemoteCohort(Cohort):
         config = (run / "config.toml").read_text(encoding="utf-8")  # the same text after a resume
         self._terms = self.terms(run.resolve().name, config)
         self._roster = Roster(run, self.population.clients, self.section.strikes)
+        self._repeats = _repeats(run / FILE, done)
         self._monitor.begin(run)
         count = self.section.canaries
         self._canaries = canary_clients.CanaryClients(self, run, count) if count else None
@@ -275,7 +277,12 @@ class RemoteCohort(Cohort):
 
     def _message(self, params: Tensor, state: State) -> Payload:
         clip = state.get("clip")
-        return Payload({} if clip is None else {"clip": float(clip)}, {"model": params})
+        return Payload(({} if clip is None else {"clip": float(clip)}) | self._repeated, {"model": params})
+
+    @property
+    def _repeated(self) -> dict[str, Value]:
+        """How many rounds were run again so far: sites whom sampling hides are charged for these too."""
+        return {"repeats": self._repeats} if self._repeats else {}
 
     def _listen(
         self,
@@ -407,7 +414,7 @@ class RemoteCohort(Cohort):
             if self._commands.is_dropped(identity):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
-                messages[node] = Payload({"terms": self._terms.text, "round": self._done})
+                messages[node] = Payload({"terms": self._terms.text, "round": self._done, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
 
     def _dismiss(self, connected: dict[int, str]) -> None:
@@ -418,7 +425,7 @@ class RemoteCohort(Cohort):
         self._dismissed = dropped
 
     def _ended(self, why: str, done: int) -> dict[str, Value]:
-        return {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done}
+        return {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done, **self._repeated}
 
     def _greet_later(self, node: int, least: float = 0.0) -> None:
         """Send a site that refused the terms again: its disk may have been full, or its folder may be new.
@@ -502,3 +509,9 @@ class RemoteCohort(Cohort):
             if not waiting and len(notified) >= self._roster.taken:
                 return
             time.sleep(LISTEN)
+
+
+def _repeats(ledger: Path, done: int) -> int:
+    """How often this run, of which so many rounds are done, has run a round again, the next one included."""
+    charged = Record.read(ledger)[1].charged if ledger.exists() else []
+    return sum(max(0, min(intent.round, done + 1) - intent.first + 1) for intent in charged) - done

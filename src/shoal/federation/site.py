@@ -53,6 +53,7 @@ REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 INTERNAL_ERROR = "internal error at {site}; see its log"
 LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 COMPARED = "compared.json"
+MOST_REPEATS = 10**6  # rounds that a coordinator ran again, in one run
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Site:
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""
-        message.require({"terms", "round"}, {})
+        message.require({"terms", "round", *({"repeats"} & set(message.values))}, {})
         terms = Terms.read(message.text("terms"), self.owner.plugins)
         if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
             raise InvalidMessage(f"there is no round {first}")
@@ -150,7 +151,8 @@ class Site:
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             first = terms.settings.algorithm.clients.charged_from(first, terms.setting.clients)
-            self._keep_progress(terms, self._progress(terms, first), self._last_turn(terms))
+            before = self._repeats(terms, _said_repeats(message))  # a site that is new was in none of them
+            self._keep_progress(terms, self._progress(terms, first), self._last_turn(terms), repeats=before)
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
             self._log(f"agreed to run {terms.run}: {words}")
@@ -274,7 +276,7 @@ class Site:
             self.owner.bounds.refuse_hour(self.owner.clock())
         index, number = self._round_index(message, terms)
         message.require(
-            {*REPEATED, *({"clip"} & set(message.values)), *(self._secure.fields if self._secure else ())},
+            {*REPEATED, *({"clip", "repeats"} & set(message.values)), *(self._secure.fields if self._secure else ())},
             {"model": terms.parameters},
         )
         assert self._cohort is not None
@@ -295,9 +297,12 @@ class Site:
         if cycle > 1 and turn == last_turn and not again:
             raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
+        repeats = max(_said_repeats(message), self._repeats(terms))
+        own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below
+        self._charge_repeats(terms, repeats - own, following, range(missed.start, index.t + 1))
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
         kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
-        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t))
+        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t), repeats=repeats)
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
@@ -316,12 +321,12 @@ class Site:
         Rounds that exceed the owner's budget are not charged: the site would have refused them.
         """
         self.ended = message.text("why")
-        message.require({"run", "terms", "why", "round"}, {})
+        message.require({"run", "terms", "why", "round", *({"repeats"} & set(message.values))}, {})
         terms = self._agreed(message)
         assert self._site_ledger is not None
         done = min(message.number("round"), terms.setting.rounds)
         first, furthest, last_turn = self._progress(terms, done), self._furthest(terms), self._last_turn(terms)
-        algorithm, count = terms.settings.algorithm, done - first
+        algorithm, count, rerun = terms.settings.algorithm, done - first, range(first, done + 1)
         while count > 0:
             rounds = range(first, first + count)
             try:
@@ -332,8 +337,26 @@ class Site:
             first += count
             self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
+        known, said = self._repeats(terms), _said_repeats(message)
+        while said > known:
+            try:
+                self._charge_repeats(terms, said, first, rerun)
+                break
+            except Refused:
+                said = (said + known) // 2
         self._keep_progress(terms, first, last_turn, ended=True)
         return Payload({"name": self.owner.name, "head": self._site_ledger.head})
+
+    def _charge_repeats(self, terms: Terms, repeats: int, following: int, rounds: range) -> None:
+        """Charge rounds that the coordinator has run again without this site, which may have been sampled then.
+
+        `repeats`: all of this run so far; `rounds`: from which those that are new come, or from the one before.
+        """
+        assert self._site_ledger is not None
+        if (count := repeats - self._repeats(terms)) > 0:
+            rerun = range(max(0, rounds.start - 1), min(rounds.stop, terms.setting.rounds))
+            self._site_ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
+            self._keep_progress(terms, following, self._last_turn(terms), repeats=repeats)
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
@@ -420,6 +443,11 @@ class Site:
         same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
         return int(kept["next"]) if same else default
 
+    def _repeats(self, terms: Terms, default: int = 0) -> int:
+        """How many rounds that were run again are charged in this run; `default` for a run that is new here."""
+        kept = self._kept_progress()
+        return int(kept.get("repeats", 0)) if kept.get("terms") == terms.digest else default
+
     def _furthest(self, terms: Terms) -> int:
         """The round of this run before which all have been charged: a coordinator that went back runs them again."""
         following = self._progress(terms, 0)
@@ -451,11 +479,13 @@ class Site:
         turn: int | None,
         ended: bool = False,
         answered: tuple[int, ...] | None = None,
+        repeats: int | None = None,
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
         kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
         kept |= {} if turn is None else {"turn": turn}
+        kept["repeats"] = self._repeats(terms) if repeats is None else repeats
         if terms.settings.algorithm.priced:
             kept["answered"] = self._history(terms) if answered is None else answered
         kept["answered_before"] = {key: its for key, its in self._histories().items() if its and key != terms.digest}
@@ -488,6 +518,14 @@ class Site:
         if self._state:
             notes = {"terms": terms.digest, release.KEY: release.SITE}
             write_whole(self.owner.folder / STATE, save(self._state, metadata=notes))
+
+
+def _said_repeats(message: Payload) -> int:
+    """How many rounds the coordinator says that it has run again in this run; left out where there are none."""
+    found = message.number("repeats") if "repeats" in message.values else 0
+    if not 0 <= found <= MOST_REPEATS:
+        raise InvalidMessage(f"field 'repeats' must be from 0 to {MOST_REPEATS:,}, got {found}")
+    return found
 
 
 def _own_engine(asked: Settings) -> Settings:

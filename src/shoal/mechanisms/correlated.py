@@ -37,6 +37,7 @@ PAST = "noise.past"
 """The key of what is kept of the noise so far, in units of the clip. It must stay secret."""
 MOST_BUFFERS = 16
 MOST_GROWTH = 2.0**10  # of old noise, by numbers from others; that of an optimised factorisation never grows
+MOST_CANCELLED = 2.0**14  # in units of fresh noise: float64 then rounds a sum to 1% of a step of the finest grid
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,26 @@ class Correlated(Gaussian):
         """The same with the numbers of its factorisation."""
         return replace(self, numbers=self.factors(participation).numbers) if self.unsettled else self
 
+    def refuse_unfit(self, t: int, total: int) -> None:
+        """Raise a ConfigError where given numbers make noise that rounding spoils."""
+        if t == 0:
+            self.refuse_growing(total)
+
     def refuse_growing(self, rounds: int) -> None:
         """Raise a ConfigError where numbers from others make old noise grow until new noise is lost beside it."""
         if not self.numbers:
             return
         with np.errstate(all="ignore"):
-            largest = float(np.abs(given(self.factorisation, self.numbers).inverse(rounds)).max())
+            found = given(self.factorisation, self.numbers)
+            largest, cancelled = float(np.abs(found.inverse(rounds)).max()), found.cancelled(rounds)
         if not largest <= MOST_GROWTH:
             raise ConfigError(
                 f"per_round.numbers make old noise grow by {largest:.3g} in {rounds} rounds: no optimum"
+            )
+        if not cancelled <= MOST_CANCELLED:
+            raise ConfigError(
+                f"per_round.numbers add up old noise, {cancelled:.3g} times as large as new noise, and nearly all "
+                f"cancels: rounding would move a sum further than is charged"
             )
 
     def add(self, total: Tensor, z: float, bound: float, state: State, generator: np.random.Generator) -> Tensor:

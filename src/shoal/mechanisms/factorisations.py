@@ -69,6 +69,10 @@ class Factorisation(ABC):
     def following(self, kept: Tensor, share: Tensor, noise: Tensor) -> Tensor:
         """What is kept for the next round, after this round's `noise`, of which `share` was a part."""
 
+    def cancelled(self, rounds: int) -> float:
+        """How large the terms are that cancel in a `share`, at most, in units of fresh noise."""
+        return float(np.abs(self.coefficients(rounds)).sum() * np.abs(self.inverse(rounds)).max())
+
 
 @dataclass(frozen=True, eq=False)
 class Banded(Factorisation):
@@ -122,6 +126,9 @@ class BandInverse(Factorisation):
 
     def following(self, kept: Tensor, share: Tensor, noise: Tensor) -> Tensor:
         return torch.cat([(noise - share).unsqueeze(0), kept])[: self.vectors]
+
+    def cancelled(self, rounds: int) -> float:
+        return float(np.abs(self.bands).sum())  # of fresh noises
 
 
 @dataclass(frozen=True, eq=False)

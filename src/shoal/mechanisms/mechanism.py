@@ -371,6 +371,10 @@ class RoundNoise(Mechanism, ABC):
         """The same with all that it computes at the start written out: a site charges what its coordinator adds."""
         return self
 
+    def dearest(self, participation: Participation) -> int:
+        """The round in which taking part once costs a client most, where that depends on later rounds."""
+        return 0
+
     def refuse_growing(self, rounds: int) -> None:
         """Raise a ConfigError where, in so many rounds, old noise would grow until new noise is lost beside it."""
 
@@ -529,7 +533,7 @@ def count_is_free(clip: GradientClip | UpdateMechanism, noise: float, units: flo
         scale, other = clip.count_scale(units), clip.update_noise(noise, units)
     except ConfigError:  # no round is run with such settings (Algorithm.refuse_unfit)
         return False
-    return scale <= 0 or other <= 0 or other**-2 + (2 * scale) ** -2 > noise**-2 * (1 + 1e-9)
+    return not (scale > 0 and other > 0 and other**-2 + (2 * scale) ** -2 <= noise**-2 * (1 + 1e-9))
 
 
 def only_on_sum(clients: Clients) -> Unbounded:

@@ -109,6 +109,10 @@ class NoiseShares(Gaussian):
         clip = round.per_record
         if clip is None or clip.unproven is not None:
             return Unbounded("gradients are not clipped" if clip is None else clip.unproven or "")
+        try:
+            self.refuse_cohort(round.many)
+        except ConfigError as error:  # no round is run so: too little noise, or none, would be left
+            return Unbounded(str(error))
         z = self._left(round, observer) / clip.excess(round.setting.layers)
         if z == 0:
             return NO_NOISE

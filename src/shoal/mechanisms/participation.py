@@ -136,6 +136,13 @@ def price_of(
     return cost((*before, t)) - cost(before)
 
 
+def dearest(noise: Weighted, participation: Participation) -> int:
+    """The round in which taking part once costs a client most, in that round and all later ones."""
+    plan = _plan(noise, participation, participation.rounds)
+    cost = np.convolve(plan.weight[::-1], plan.pulse[0] ** 2)[: participation.rounds][::-1]
+    return int(np.argmax(cost))
+
+
 def block_price(noise: Weighted, participation: Participation, t: int, rounding: float = 0.0) -> float:
     """What one participation costs a client, at most, that comes in one of the `separation` rounds from t on."""
     return max(

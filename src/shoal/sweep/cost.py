@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting import calibration, selection
-from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, of_research, prove
+from shoal.accounting.claims import CLASSES, Observer, Proven, Unit, claim, nothing, of_research, prove, saying
 from shoal.accounting.events import Compose, Event, Unbounded, apart
 from shoal.accounting.ledger import FILE, Record
 from shoal.algorithms.charges import PAIRS, whole_run
@@ -72,7 +72,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
         if other_clients or _other_rows(configs):  # a record's client has another size in every cell
             event = apart(event)
         found.append(prove(unit, observer, event, delta, adjacency=ADJACENCIES[unit], clients=clients))
-    return _mark_simulated(found, configs)
+    return _marked(found, configs, runs)
 
 
 def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
@@ -97,7 +97,7 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
         answer = selection.epsilon(costs, plan.selection.trials, delta, ADJACENCIES[unit])
         answer = replace(answer, because=answer.because or ALONE)
         found.append(claim(unit, observer, answer, ADJACENCIES[unit], configs[0].data.clients))
-    return _mark_simulated(found, configs)
+    return _marked(found, configs, runs)
 
 
 def _unprotected(configs: Sequence[Config], unit: Unit, observer: Observer) -> str | None:
@@ -112,10 +112,12 @@ def _least_delta(configs: Sequence[Config]) -> float:
     return min((config.budget.delta for config in configs), default=1e-5)
 
 
-def _mark_simulated(claims: list[Proven], configs: Sequence[Config]) -> list[Proven]:
-    """The claims, with those for simulated clients and those of research mode marked."""
+def _marked(claims: list[Proven], configs: Sequence[Config], runs: Sequence[Path]) -> list[Proven]:
+    """The claims, with those for simulated clients and those of research mode marked, and where classes were read."""
     if any(config.random != "secure" for config in configs):
         claims = [of_research(claim) for claim in claims]
+    if any((Record.read(run / FILE)[1].opened or {}).get("read_classes") for run in runs if (run / FILE).is_file()):
+        claims = [saying(claim, CLASSES) for claim in claims]
     simulated = any(config.data.partition != "column" and config.data.clients > 1 for config in configs)
     return [replace(claim, simulated=simulated and claim.unit == "client") for claim in claims]
 

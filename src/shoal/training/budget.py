@@ -138,7 +138,7 @@ class Spending:
         spent = self._ledger.charged_event(unit, who)
         clients = self._setting.clients
         found = prove(unit, who, spent, self.limit.delta, adjacency=ADJACENCIES[unit], clients=clients)
-        return stated(found, assumed_facts(self._setting))
+        return stated(found, {**(self._ledger.opened or {}), **assumed_facts(self._setting)})
 
     def by_client(self, sizes: np.ndarray) -> list[tuple[int, Proven]]:
         """What is proven for a record of each client, against released models: (client, claim), the worst first.
