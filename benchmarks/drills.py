@@ -11,6 +11,7 @@ to the first round with everybody. Shoal is imported once and forked, so a resta
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import shoal
 from shoal.accounting.ledger import Record
 from shoal.data import load
 from shoal.training.run_folder import CHECKPOINT
@@ -141,7 +143,11 @@ def killed(made: Deployed, child: Any) -> float:
 
 
 def first_round(_: argparse.Namespace) -> Facts:
-    """Three sites with files of their own and a coordinator start together and import everything themselves."""
+    """Three sites with files of their own and a coordinator start together and import everything themselves.
+
+    Shoal is compiled before, as an installer does.
+    """
+    compileall.compile_dir(Path(shoal.__file__).parent, quiet=1)
     with federation(rounds=1) as made:
         _write_files(made.folder, 3)
         serve = (
