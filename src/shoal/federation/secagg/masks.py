@@ -71,9 +71,7 @@ def add_masks(words: Words, up: Iterable[bytes], down: Iterable[bytes], cipher: 
             shift(part, mask, out=part)
 
 
-def masked(
-    values: Whole, number: int, own: bytes, pairs: Mapping[int, bytes], cipher: Keystream = chacha
-) -> Words:
+def masked(values: Whole, number: int, own: bytes, pairs: Mapping[int, bytes], cipher: Keystream = chacha) -> Words:
     """Return what site `number` sends; `own` is the seed of its self-mask, `pairs` those of its pairwise masks."""
     words = values.astype(np.uint32)  # modulo 2^32
     up = [seed for other, seed in pairs.items() if number < other]
