@@ -7,8 +7,8 @@ the coordinator's ledger with what was released, and each site's ledger with the
 fails ends the drill with its traceback. One JSON line a drill; `seconds` are by the clock, from the end of the fault
 to the first round with everybody. Shoal is imported once and forked, so a restart does not import it again.
 
-With `--keep` the federation of many-kills stays in that folder, with what was seen in kills.jsonl, and the same command
-goes on where an earlier one was interrupted.
+With `--keep` the federation of many-kills stays in that folder, with what was seen in kills.jsonl, and the same
+command goes on where an earlier one was interrupted.
 """
 
 from __future__ import annotations
@@ -466,11 +466,7 @@ def many_kills(given: argparse.Namespace) -> Facts:
         while coordinator.process.is_alive():
             done = len(made.metrics())
             for name, said in kills.away().items():
-                if name == "coordinator":
-                    returned = done > said
-                else:
-                    returned = "answered" in sites[int(name)].said[said:]
-                if returned:
+                if done > said if name == "coordinator" else "answered" in sites[int(name)].said[said:]:
                     kills.back(name)
             if done == seen or done >= given.rounds - 1:
                 time.sleep(0.02)
