@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-PRELOADED = [f"shoal.federation.{name}" for name in ("serve", "superlink", "node")] + ["shoal.report.run_page"]
+PRELOADED = [f"shoal.federation.{name}" for name in ("serve", "flower.superlink", "flower.node")]
+PRELOADED += ["shoal.report.run_page"]
 context = multiprocessing.get_context("forkserver")
 
 

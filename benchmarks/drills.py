@@ -1,16 +1,20 @@
 """Operators' drills: what breaks in practice, with real processes on loopback over TLS, and how long recovery takes.
 
-    python benchmarks/drills.py [--only network-cut --only disk-full-site] [--sites 20] [--rounds 200]
+    python benchmarks/drills.py [--only network-cut --only disk-full-site] [--sites 20] [--rounds 200] [--keep FOLDER]
 
 Each drill is a federation of its own on the embedded digits. After it the books are compared:
 the coordinator's ledger with what was released, and each site's ledger with the rounds that it answered. A check that
 fails ends the drill with its traceback. One JSON line a drill; `seconds` are by the clock, from the end of the fault
 to the first round with everybody. Shoal is imported once and forked, so a restart does not import it again.
+
+With `--keep` the federation of many-kills stays in that folder, with what was seen in kills.jsonl, and the same
+command goes on where an earlier one was interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import json
 import os
@@ -26,7 +30,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +38,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import shoal
 from shoal.accounting.ledger import Record
 from shoal.data import load
 from shoal.training.run_folder import CHECKPOINT
 from support.deployed import Deployed, config, deployed
+from support.ports import free_port
 
 PATIENCE = 900.0  # seconds for a drill
 ENDLESS = 10_000  # rounds, the most that sites accept: the drill ends the run
+COORDINATOR = 50  # rounds between kills of the coordinator in many-kills
+DIE_TOO = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"  # on Linux: SIGKILL when the process that forks them ends
 Facts = dict[str, Any]
 
 
@@ -95,12 +103,25 @@ def _rounds_charged(path: Path) -> int:
 # ---------------------------------------------------------------- federations
 
 
+class Mortal(Deployed):
+    """A federation whose processes do not outlive the drill, however it ends."""
+
+    def _start(self, log: str, words: list[str], *death: Any, **named: Any) -> Any:
+        return super()._start(log, words, *death, first=DIE_TOO, **named)
+
+
 @contextmanager
-def federation(sites: int = 3, rounds: int = ENDLESS, deadline: float = 30.0) -> Iterator[Deployed]:
-    """A folder with keys and a configuration; everybody is ended with it."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = deployed(Path(folder), sites, PATIENCE)
-        config(made.folder, rounds=rounds, seeded="false", deadline=deadline, sites=sites)
+def federation(
+    sites: int = 3, rounds: int = ENDLESS, deadline: float = 30.0, keep: Path | None = None
+) -> Iterator[Deployed]:
+    """A folder with keys and a configuration, or what `keep` has of them; everybody is ended with it."""
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as place:
+        folder = Path(place).absolute()
+        if not (folder / "federation.toml").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            deployed(folder, sites)
+            config(folder, rounds=rounds, seeded="false", deadline=deadline, sites=sites)
+        made = Mortal(folder, free_port(), end=time.monotonic() + PATIENCE)
         try:
             yield made
         finally:
@@ -141,7 +162,11 @@ def killed(made: Deployed, child: Any) -> float:
 
 
 def first_round(_: argparse.Namespace) -> Facts:
-    """Three sites with files of their own and a coordinator start together and import everything themselves."""
+    """Three sites with files of their own and a coordinator start together and import everything themselves.
+
+    Shoal is compiled before, as an installer does.
+    """
+    compileall.compile_dir(Path(shoal.__file__).parent, quiet=1)
     with federation(rounds=1) as made:
         _write_files(made.folder, 3)
         serve = (
@@ -388,54 +413,90 @@ def network_cut(given: argparse.Namespace) -> Facts:
                 "seconds": seconds, **check(made, own(3))}  # fmt: skip
 
 
+class Kills:
+    """Who was killed and how long it was away, one line each in a file, so that an interrupted drill goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._facts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self._away: dict[str, tuple[float, int]] = {}  # since when, and how much it had said
+
+    def killed(self, name: str, round: int, said: int = 0) -> None:
+        """Note a kill after this round."""
+        self._away[name] = time.monotonic(), said
+        self._note(name=name, round=round)
+
+    def away(self) -> dict[str, int]:
+        """Who is not back, and how much each had said when it was killed."""
+        return {name: said for name, (_, said) in self._away.items()}
+
+    def back(self, name: str) -> None:
+        """Note that somebody does its part again."""
+        since, _ = self._away.pop(name)
+        self._note(name=name, seconds=round(time.monotonic() - since, 2))
+
+    def facts(self) -> Facts:
+        """How many were killed, and the median and the longest time until they were back."""
+        found: Facts = {}
+        for what, mine in (("sites", False), ("coordinator", True)):
+            lines = [line for line in self._facts if (line["name"] == "coordinator") is mine]
+            waits = sorted(line["seconds"] for line in lines if "seconds" in line)
+            found[f"{what} killed"] = len(lines) - len(waits)
+            if waits:
+                found[f"seconds until {what} are back, median and most"] = [waits[len(waits) // 2], waits[-1]]
+        return found
+
+    def _note(self, **fact: Any) -> None:
+        self._facts.append(fact)
+        with self._path.open("a") as file:
+            file.write(json.dumps(fact) + "\n")
+
+
 def many_kills(given: argparse.Namespace) -> Facts:
-    """Of 20 sites a tenth is killed in each round and restarted, and the coordinator once in 50 rounds."""
-    chance, victims = random.Random(0), max(1, given.sites // 10)
-    with federation(given.sites, given.rounds) as made:
-        begun = time.monotonic()
-        coordinator = made.serve("federation.toml", "-c", "federation.min_sites=1")
-        sites = [made.join(number) for number in range(given.sites)]
-        made.until(complete(made, given.sites, 0), "the first round")
-        started, kills, resumed, seen = time.monotonic(), 0, 0, 1
-        back: dict[int, tuple[float, str]] = {}
-        waits: list[float] = []
+    """Of 20 sites a tenth is killed for each round and restarted, and the coordinator once in 50 rounds."""
+    with federation(given.sites, given.rounds, keep=given.keep) as made:
+        begun, before, kills = time.monotonic(), len(made.metrics()), Kills(made.folder / "kills.jsonl")
+        chance = random.Random(before)
+        words = ["--resume", str(made.run)] if before else ["federation.toml", "-c", "federation.min_sites=1"]
+        coordinator = made.serve(*words)
+        sites = {number: made.join(number) for number in range(given.sites)}
+        made.until(complete(made, given.sites, before), "the first round")
+        started, first = time.monotonic(), len(made.metrics())
+        seen = first
         while coordinator.process.is_alive():
             done = len(made.metrics())
-            for number, (since, before) in list(back.items()):
-                if "answered" in sites[number].said[len(before) :]:
-                    waits.append(time.monotonic() - since)
-                    del back[number]
+            for name, said in kills.away().items():
+                if done > said if name == "coordinator" else "answered" in sites[int(name)].said[said:]:
+                    kills.back(name)
             if done == seen or done >= given.rounds - 1:
                 time.sleep(0.02)
                 continue
-            if done // 50 > seen // 50:
+            if done // COORDINATOR > seen // COORDINATOR:
                 killed(made, coordinator)
-                coordinator, resumed = made.serve("--resume", str(made.run)), resumed + 1
-            seen = done
-            for number in chance.sample([n for n in range(given.sites) if n not in back], victims):
+                kills.killed("coordinator", done, done)
+                coordinator = made.serve("--resume", str(made.run))
+            there = [number for number in sites if str(number) not in kills.away()]
+            victims = max(1, given.sites // 10) * (done - seen)
+            for number in chance.sample(there, min(victims, len(there) - 1)):
                 killed(made, sites[number])
-                back[number] = time.monotonic(), sites[number].said
+                kills.killed(str(number), done, len(sites[number].said))
                 sites[number] = made.join(number)
-                kills += 1
-        ended = made.ended(coordinator)
-        assert ended == [0], coordinator.said
-        made.ended(*sites)
+            seen = done
+        assert made.ended(coordinator) == [0], coordinator.said
         seconds = time.monotonic() - started
+        late = [sites.pop(int(name)) for name in kills.away()]  # they look for a coordinator that has ended
+        codes = made.ended(*sites.values())
+        assert not any(codes), f"sites ended with {codes}"
+        for site in late:
+            site.away()
         facts = check(made, own(given.sites))
         assert facts["rounds"] == given.rounds
-        waits.sort()
         return {
             "sites": given.sites,
-            "kills": kills,
-            "coordinator killed": resumed,
+            **kills.facts(),
+            "not back at the end": len(late),
             "seconds to start": round(started - begun, 2),
-            "seconds a round": round(seconds / given.rounds, 2),
-            "seconds until a killed site answers again, median and most": [
-                round(waits[len(waits) // 2], 2),
-                round(waits[-1], 2),
-            ]
-            if waits
-            else [],
+            "seconds a round": round(seconds / max(given.rounds - first, 1), 2),
             "mean answers a round": round(facts["answers counted"] / given.rounds, 2),
             **facts,
         }
@@ -460,6 +521,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=DRILLS, help="one drill; may be repeated")
     parser.add_argument("--sites", type=int, default=20, help="of many-kills")
     parser.add_argument("--rounds", type=int, default=200, help="of many-kills")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="of many-kills: go on with what is there")
     parser.add_argument("--cut", type=float, default=60.0, help="seconds of network-cut")
     given = parser.parse_args()
     failed = False

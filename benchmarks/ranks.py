@@ -1,16 +1,16 @@
 """Ranks on CPUs: how much of a second core a second rank turns into speed, and that a killed rank costs no promise.
 
     python benchmarks/ranks.py speed [--ranks 2] [--clients 400] [--rounds 8]
-    python benchmarks/ranks.py kill [--kills 200] [--seed 0]
+    python benchmarks/ranks.py kill [--kills 200] [--seed 0] [--results FILE]
 
 `speed`: client-level DP, MNIST-shaped records, a CNN of 34,720 parameters, all clients x 5 steps of 10, one thread a
 rank. Runs on one rank and on several alternate; of each the fastest round counts. Efficiency is the time of one rank
 over the time of all, divided by their number; by the processor time of rank 0 it leaves out waiting, and says
 something on a busy machine too. 400 clients' parameters and updates are 111 MB, more than most caches.
 
-`kill`: a private run on 2 to 4 ranks, of which one is killed with SIGKILL at a random moment, again and again, each
+`kill`: private runs on 2 to 4 ranks, of which one is killed with SIGKILL at a random moment, again and again, each
 life with another number of ranks. After each kill tests/support/kill_run.py checks that all ranks have ended, that
-they say why, and what must always hold of the ledger, the noise and the model.
+they say why, and what must always hold of the ledger, the noise and the model. `--results` as for kill.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,9 +29,9 @@ import torch
 
 import shoal
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
-from support.ports import free_port  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from kill import kills
+from support.ports import free_port
 
 RECORDS = 50
 
@@ -97,17 +96,6 @@ def speed(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def kill(given: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--kills", str(given.kills), "--seed", str(given.seed)]
-        command = [sys.executable, str(TESTS / "support" / "kill_run.py"), "ranks", folder, *options]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit("a promise was broken, see above")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "kill"))
@@ -117,8 +105,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, metavar="FILE", help="go on with what is there")
     given = parser.parse_args()
-    print(json.dumps(speed(given) if given.what == "speed" else kill(given)))
+    found = speed(given) if given.what == "speed" else kills("ranks", given.kills, given.seed, given.results)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

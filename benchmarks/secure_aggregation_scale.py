@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import os
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ Keys = dict[int, ec.EllipticCurvePrivateKey]
 
 def numbers(site: int, parameters: int) -> np.ndarray:
     """What a site adds to the sum."""
-    return np.random.default_rng(site).integers(-1000, 1000, parameters)
+    return np.random.default_rng(site).integers(-1000, 1000, parameters, np.int16)
 
 
 def work(link: Connection, terms: Terms, keys: Keys, peers: frozenset[bytes], bound: float) -> None:
@@ -47,15 +47,16 @@ def work(link: Connection, terms: Terms, keys: Keys, peers: frozenset[bytes], bo
     while (told := link.recv()) is not None:
         kind, messages = told
         begun = time.process_time()
-        answers = {}
         for number, values in messages.items():
+            words = None
             if kind != ROUND:
-                answers[number] = sites[number].answer(kind, Payload(values), NOW, number), None
-                continue
-            sites[number].take(Payload(values), NOW, number, bound)
-            words = sites[number]._party.send(numbers(number, terms.parameters), bound)
-            answers[number] = sites[number].values(), words
-        link.send((answers, time.process_time() - begun))
+                answer = sites[number].answer(kind, Payload(values), NOW, number)
+            else:
+                sites[number].take(Payload(values), NOW, number, bound)
+                words = sites[number]._party.send(numbers(number, terms.parameters), bound)
+                answer = sites[number].values()
+            link.send((number, answer, words))
+        link.send(time.process_time() - begun)
 
 
 class Workers:
@@ -74,15 +75,21 @@ class Workers:
             self._links.append(ours)
 
     def ask(self, kind: str, messages: dict[int, Payload], take: Take) -> None:
-        """Pass the answers of the sites to the coordinator."""
-        begun, count = time.perf_counter(), len(self._links)
+        """Pass the answers of the sites to the coordinator as they arrive."""
+        begun, count, used = time.perf_counter(), len(self._links), 0.0
         for worker, link in enumerate(self._links):
             link.send((kind, {n: dict(message.values) for n, message in messages.items() if n % count == worker}))
-        answers = [link.recv() for link in self._links]
-        self.seconds[kind] = time.perf_counter() - begun, sum(used for _, used in answers)
-        for some, _ in answers:
-            for number, (values, words) in some.items():
+        left = list(self._links)
+        while left:
+            for link in wait(left):
+                assert isinstance(link, Connection)
+                if isinstance(told := link.recv(), float):
+                    used += told
+                    left.remove(link)
+                    continue
+                number, values, words = told
                 take(number, Payload(values, {} if words is None else {"masked": as_vector(words)}))
+        self.seconds[kind] = time.perf_counter() - begun, used
 
     def close(self) -> None:
         """End the processes."""
@@ -128,8 +135,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     wall, coordinator = time.perf_counter() - begun, time.process_time() - used
     workers.close()
     senders = set(range(options.sites)) - gone
-    assert set(aggregator.sent) == senders
-    assert (total == sum(numbers(site, options.parameters) for site in senders)).all()
+    assert aggregator.sent == senders
+    assert (total == sum(numbers(site, options.parameters).astype(int) for site in senders)).all()
     graph = plan.graph
     return {
         "sites": options.sites,

@@ -1,17 +1,20 @@
 """Kills runs and checks, after each kill, what must always hold (DESIGN, "What must always hold", 1 and 4).
 
-    kill_run.py random FOLDER --kills 20    a private run, killed at random moments, resumed each time
+    kill_run.py random FOLDER --kills 20    private runs, killed at random moments, resumed each time
     kill_run.py steps FOLDER                a private run, killed at every step of writing to the disk
     kill_run.py same FOLDER --kills 3       fedavg, killed at random moments: the same model in the end
-    kill_run.py ranks FOLDER --kills 20     a private run on 2 to 4 ranks, one of which is killed at a random moment
+    kill_run.py ranks FOLDER --kills 20     private runs on 2 to 4 ranks, one of which is killed at a random moment
 
-Torch is imported once; each life of a run is a forked child, so that a kill costs milliseconds. The last line of
-the output is a JSON object with what was seen; a check that fails ends the script with its traceback.
+Torch is imported once; each life of a run is a forked child, so that a kill costs milliseconds. The output is a JSON
+object with what was seen; of `random` and `ranks` one for each run, which is killed 25 times, as what a kill costs
+grows with the run (--first: how many runs to leave out, which were killed before). A check that fails ends the script
+with its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import io
 import json
@@ -52,6 +55,8 @@ from support.ports import free_port
 from support.tiny import CLIENTS, FEDAVG, PRIVATE, go_on, network, play
 
 DELTA = 1e-5
+KILLS = 25  # of one run
+PATIENCE = 600.0  # seconds for a process to end
 FILES = {
     "config.toml",
     "data-key.json",
@@ -77,6 +82,7 @@ def live(root: Path, config: dict[str, Any], before: Callable[[], None] = lambda
         return child
     status = 1
     try:
+        die_with_parent()
         torch.set_num_threads(1)
         Spending.proven = lambda _: []  # type: ignore[method-assign]  # the last word of a run: slow, and not tried here
         _tell_of_noise(root)
@@ -95,6 +101,12 @@ def live(root: Path, config: dict[str, Any], before: Callable[[], None] = lambda
         os._exit(status)
 
 
+def die_with_parent() -> None:
+    """No process outlives the one that started it, however that ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def find(root: Path) -> Path | None:
     """The folder of the run, once it can be resumed."""
     found = list((root / "runs").glob("*/config.toml"))
@@ -103,7 +115,11 @@ def find(root: Path) -> Path | None:
 
 def ended(child: int) -> int:
     """How a child ended: its exit code, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    until = time.monotonic() + PATIENCE
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        assert time.monotonic() < until, "a process has not ended"
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(found[1])
 
 
 def _tell_of_noise(root: Path) -> None:
@@ -130,6 +146,8 @@ def killed(root: Path, config: dict[str, Any], chance: random.Random, ranks: int
     Of several ranks a random one is killed, and the others must end by themselves; returns what they say.
     """
     ticks, ticking = os.pipe()
+    over = root / "over"  # there once a rank has been killed
+    over.unlink(missing_ok=True)
     steps = chance.randrange(ranks > 1, 40)  # what dies before all ranks have met is torchrun's to notice
 
     def tick() -> None:
@@ -139,7 +157,7 @@ def killed(root: Path, config: dict[str, Any], chance: random.Random, ranks: int
         def fsync(file: int) -> None:
             nonlocal left
             left -= 1
-            while left < 0 and os.getppid() == parent:
+            while left < 0 and os.getppid() == parent and not over.exists():
                 time.sleep(0.01)
             write(ticking, b".")
             real(file)
@@ -165,6 +183,7 @@ def killed(root: Path, config: dict[str, Any], chance: random.Random, ranks: int
     child = children.pop(chance.randrange(ranks))
     os.kill(child, signal.SIGKILL)
     assert ended(child) == -signal.SIGKILL, "the run ended by itself"
+    over.touch()
     for other in children:
         assert ended(other) == 1, "a rank did not notice"
     os.close(ticks)
@@ -445,12 +464,17 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args(words)
-    if given.experiment == "random":
-        said = at_random(given.folder, given.kills, given.seed)
-    elif given.experiment == "ranks":
-        said = one_rank_of_several(given.folder, given.kills, given.seed)
-    elif given.experiment == "steps":
+    if given.experiment in ("random", "ranks"):
+        play_runs = at_random if given.experiment == "random" else one_rank_of_several
+        for number, done in list(enumerate(range(0, given.kills, KILLS)))[given.first :]:
+            root = given.folder / f"run-{number}"
+            root.mkdir()
+            facts = play_runs(root, min(KILLS, given.kills - done), given.seed + 1000 * number)
+            print(json.dumps(facts), flush=True)
+        return
+    if given.experiment == "steps":
         said = at_every_step(given.folder)
     else:
         said = to_the_same_end(given.folder, given.kills, given.seed)
@@ -458,4 +482,5 @@ def main(words: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main()

@@ -18,7 +18,7 @@ from flwr.supercore.date import now
 from shoal.errors import RunError
 from shoal.federation.flower import node, signing
 from shoal.federation.flower.internals import fleet_pb2, message_pb2
-from shoal.federation.flower.node import Endpoint, JoinError, Link, run_site
+from shoal.federation.flower.node import Endpoint, JoinError, Link, retry_wait, run_site
 from shoal.federation.flower.signing import KEPT, SKEW, Unauthorized, Verifier, coordinator_identity, sign
 from shoal.federation.flower.superlink import SuperLink, Tls, identity
 from shoal.federation.flower.transport import Transport
@@ -447,3 +447,8 @@ def test_patience_counts_from_the_first_failure_of_a_series(folder, key, tmp_pat
     site.close()
     assert tries[1] == pytest.approx(3 * 3600, abs=1), "it tries again at once"
     assert 60 < clock.now - 3 * 3600 < 65
+
+
+def test_retries_slow_down_with_the_time_that_the_link_has_failed():
+    """A coordinator that starts is found soon; one that is away for long is not asked all the time."""
+    assert [retry_wait(since) for since in (0.0, 0.5, 3.0, 10.0, 1e6)] == [0.2, 0.2, 0.6, 2.0, 2.0]

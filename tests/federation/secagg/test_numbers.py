@@ -16,7 +16,18 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.errors import ConfigError
 from shoal.federation.messages import Payload, pack, unpack
 from shoal.federation.secagg.encoding import KEYS, SHARES, UNMASK
-from shoal.federation.secagg.masks import as_vector, from_vector, masked, quantised, stream, unmasked
+from shoal.federation.secagg.masks import (
+    BLOCK,
+    add_masks,
+    aes,
+    as_vector,
+    chacha,
+    from_vector,
+    masked,
+    quantised,
+    signed,
+    unmask_pairs,
+)
 from shoal.federation.secagg.party import contribution
 from shoal.federation.secagg.round_plan import COUNT_STEP, Plan
 from shoal.federation.secagg.shamir import PRIME, join, split
@@ -92,16 +103,39 @@ def test_masks_cancel_whoever_drops_out(sites, data):
     pair = {frozenset(two): bytes(two) * 16 for two in combinations(range(sites), 2)}
     seeds = [{o: pair[frozenset((n, o))] for o in range(sites) if o != n} for n in range(sites)]
     senders = [n for n in range(sites) if n not in gone]
-    sent = [masked(values[n], n, own[n], seeds[n]) for n in senders]
-    left = [(n, o, seeds[n][o]) for n in senders for o in gone]
-    total = unmasked(sent, values.shape[1], [own[n] for n in senders], left)
-    assert (total == values[senders].sum(0)).all()
+    total = sum(masked(values[n], n, own[n], seeds[n]) for n in senders)
+    for other in gone:
+        unmask_pairs(total, other, {n: seeds[n][other] for n in senders})
+    add_masks(total, (), [own[n] for n in senders])
+    assert (signed(total) == values[senders].sum(0)).all()
+
+
+@pytest.mark.parametrize("count", [1, BLOCK, 2 * BLOCK + 7])
+@pytest.mark.parametrize("cipher", [chacha, aes])
+def test_masks_by_blocks_are_those_of_the_whole_keystream(cipher, count):
+    """Also in a last block that is no multiple of the cipher's own."""
+    up, down = bytes(range(32)), bytes(range(32, 64))
+    words = np.arange(count, dtype=np.uint32)
+    add_masks(words, [up], [down], cipher)
+    plus, minus = (np.frombuffer(cipher(seed).update(bytes(4 * count)), "<u4") for seed in (up, down))
+    assert (words == np.arange(count, dtype=np.uint32) + plus - minus).all()
+
+
+def test_the_keystreams_are_those_of_the_ciphers():
+    """AES-128 in counter mode: NIST SP 800-38A, F.5.1. ChaCha20 with a zero nonce: RFC 8439, A.1, vector 1."""
+    key, counter = "2b7e151628aed2a6abf7158809cf4f3c", "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
+    words = np.zeros(4, np.uint32)
+    add_masks(words, [bytes.fromhex(key + counter)], (), aes)
+    assert words.tobytes().hex() == "ec8cdf7398607cb0f2d21675ea9ea1e4"
+    words = np.zeros(4, np.uint32)
+    add_masks(words, [bytes(32)], (), chacha)
+    assert words.tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
 
 
 def test_bits_pass_a_parcel_unharmed():
     """Also those that are no number as a float: quiet and signalling NaN, Inf, -0, the smallest ones."""
     odd = [0x7FC00000, 0x7F800001, 0xFFBFFFFF, 0x7F800000, 0xFF800000, 0x80000000, 1, 0xFFFFFFFF]
-    words = np.concatenate([np.array(odd, np.uint32), stream(bytes(32), 10_000)])
+    words = np.concatenate([np.array(odd, np.uint32), np.frombuffer(chacha(bytes(32)).update(bytes(40_000)), "<u4")])
     passed = unpack(pack(Payload({}, {"masked": as_vector(words)})), 10**6).vectors["masked"]
     assert (from_vector(passed) == words).all()
 

@@ -47,7 +47,7 @@ from shoal.federation.site import Site
 BEAT = 2.0  # seconds between heartbeats
 INTERVAL = 10.0  # seconds: the interval declared to Flower, its minimum
 SOON = 0.05  # seconds to wait for the rest of a message
-FIRST_WAIT = 0.2  # seconds until the first retry
+FIRST_WAIT, LONGEST_WAIT = 0.2, 2.0  # seconds between retries
 IDLE = 0.5  # seconds between requests where a link does not hold them
 MOST_BYTES = 2**31
 MOST_WAIT = 600.0  # seconds for a part of a message
@@ -88,12 +88,12 @@ def run_site(site: Site, endpoint: Endpoint, patience: float, log: Callable[[str
     Raises:
         JoinError: The link is unreachable or rejects this site, or the site refuses the terms.
     """
-    failing, wait, connected = None, FIRST_WAIT, False  # failing: when the present series of failures began
+    failing, connected = None, False  # failing: when the present series of failures began
     while site.ended is None:
         try:
             with Link(endpoint) as link:
                 log(f"connected to {endpoint.address} as node {link.node}")
-                connected, wait = True, FIRST_WAIT
+                connected = True
                 while site.ended is None:
                     link.once(site)
                     failing = None
@@ -104,11 +104,19 @@ def run_site(site: Site, endpoint: Endpoint, patience: float, log: Callable[[str
             if not connected and failing is None:
                 log(f"{endpoint.address} does not answer; retrying for {patience:g} s")
             failing = time.monotonic() if failing is None else failing
-            if time.monotonic() - failing > patience:
+            since = time.monotonic() - failing
+            if since > patience:
                 raise JoinError(f"{endpoint.address} unreachable for {patience:g} s: {_reason(error)}") from None
-            time.sleep(wait)
-            wait = min(2 * wait, 2.0)
+            time.sleep(retry_wait(since))
     return site.ended
+
+
+def retry_wait(since: float) -> float:
+    """Return the seconds until the next retry, where the link has failed for so long: a fifth of that.
+
+    A coordinator that is only starting is found soon after it listens.
+    """
+    return min(max(FIRST_WAIT, since / 5), LONGEST_WAIT)
 
 
 def _refuse_permanent(error: Exception, endpoint: Endpoint, connected: bool) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from shoal.errors import ShoalError
@@ -37,7 +38,7 @@ from shoal.federation.secagg.encoding import (
     write_bytes,
     write_numbers,
 )
-from shoal.federation.secagg.masks import Words, fast_stream, from_vector, stream, unmasked
+from shoal.federation.secagg.masks import Keystream, add_masks, aes, chacha, from_vector, signed, unmask_pairs
 from shoal.federation.secagg.round_keys import (
     KeyBundle,
     dealers_message,
@@ -74,8 +75,10 @@ class SecureAggregator:
     known: Callable[[int, bytes], bool] = lambda _number, _identity: True
     blame: Blame = lambda _number, _why, _certain: None
     bundles: dict[int, KeyBundle] = field(default_factory=dict)
-    sent: dict[int, Words] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
     _agreements: dict[int, bytes] = field(default_factory=dict)
+    _shares: dict[int, dict[int, int]] = field(default_factory=dict)  # opened, by dealer
+    _secrets: dict[int, bytes] = field(default_factory=dict)
 
     def gather(self, ask: Ask, numbers: Iterable[int], message: Payload) -> Whole:
         """Return the sum of what these sites send in answer to `message` (the model).
@@ -88,7 +91,8 @@ class SecureAggregator:
         dealt = self._collect_shares(ask)
         self._collect_numbers(ask, dealt, message)
         signatures = self._collect_signatures(ask, set(dealt))
-        return self._unmask(dealt, self._secrets(dealt, self._collect_openings(ask, dealt, signatures)))
+        self._collect_openings(ask, dealt, signatures)
+        return self._unmask(dealt)
 
     def _collect_bundles(self, ask: Ask, numbers: Iterable[int]) -> None:
         def take(number: int, answer: Payload) -> None:
@@ -131,12 +135,14 @@ class SecureAggregator:
     def _collect_numbers(self, ask: Ask, dealt: dict[int, Dealt], message: Payload) -> None:
         sparse = self.plan.graph.sparse
         agreed, dealers = dealers_message(self._digest, dealt), write_numbers(dealt)
+        self._sum = np.zeros(self.plan.slots, np.uint32)
 
         def take(number: int, answer: Payload) -> None:
             if sparse:
                 verify(self.bundles[number].identity, answer.raw("signature"), agreed, "its list of dealers")
                 self._agreements[number] = answer.raw("signature")
-            self.sent[number] = from_vector(answer.vectors["masked"])
+            self._sum += from_vector(answer.vectors["masked"])
+            self.sent.add(number)
 
         messages = {}
         for number in dealt:
@@ -151,7 +157,7 @@ class SecureAggregator:
         self._refuse_few(len(self.sent), "sent their numbers")
 
     def _collect_signatures(self, ask: Ask, agreed: set[int]) -> dict[int, bytes]:
-        signed = survivors_message(self._digest, agreed, set(self.sent))
+        signed = survivors_message(self._digest, agreed, self.sent)
         found: dict[int, bytes] = {}
 
         def take(number: int, answer: Payload) -> None:
@@ -163,11 +169,9 @@ class SecureAggregator:
         self._refuse_few(len(found), "signed the list of survivors")
         return found
 
-    def _collect_openings(
-        self, ask: Ask, dealt: dict[int, Dealt], signatures: dict[int, bytes]
-    ) -> dict[int, dict[int, int]]:
-        """The shares that open their commitments, by holder and dealer."""
-        shares: dict[int, dict[int, int]] = {}
+    def _collect_openings(self, ask: Ask, dealt: dict[int, Dealt], signatures: dict[int, bytes]) -> None:
+        """The shares that open their commitments; a secret is used as soon as enough are there."""
+        opened = 0
         disputes: dict[int, set[int]] = {}  # by dealer
 
         def take(number: int, answer: Payload) -> None:
@@ -180,7 +184,10 @@ class SecureAggregator:
                 kind = SEED if dealer in self.sent else MASKING
                 if not opens(dealt[dealer].commitments[number], kind, share, self._digest, dealer, number):
                     raise InvalidMessage(f"the share that it opened is not the one that site {dealer} dealt it")
-            shares[number] = found
+            nonlocal opened
+            opened += 1
+            for dealer, share in found.items():
+                self._open(dealer, number, share, dealt[dealer])
             for dealer in disputed:
                 disputes.setdefault(dealer, set()).add(number)
 
@@ -189,12 +196,11 @@ class SecureAggregator:
         for number in signatures:
             messages[number] = Payload({"signatures": signed})
             if self.plan.graph.sparse:
-                agreements = {dealer: self._agreements[dealer] for dealer in self._held[number] & set(self.sent)}
+                agreements = {dealer: self._agreements[dealer] for dealer in self._held[number] & self.sent}
                 messages[number] = Payload({"signatures": signed, "agreements": write_bytes(agreements)})
         ask(UNMASK, messages, {"shares", "disputed"}, {}, take)
         self._judge(disputes)
-        self._refuse_few(len(shares), "revealed their shares")
-        return shares
+        self._refuse_few(opened, "revealed their shares")
 
     def _judge(self, disputes: dict[int, set[int]]) -> None:
         for dealer, holders in disputes.items():
@@ -205,24 +211,21 @@ class SecureAggregator:
                 why = f"it and site {listed} disagree about the share that it dealt: one of them lies"
             self.blame(dealer, why, certain)
 
-    def _secrets(self, dealt: dict[int, Dealt], shares: dict[int, dict[int, int]]) -> dict[int, bytes]:
-        """The seed of each site in the sum, and the key of each that is not."""
-        secrets: dict[int, bytes] = {}
-        missing = []
-        for dealer in dealt:
-            found = [(holder + 1, each[dealer]) for holder, each in sorted(shares.items()) if dealer in each]
-            if len(found) < self.plan.graph.shares:
-                missing.append(f"only {len(found)} sites opened a share of site {dealer}'s secret")
-                continue
-            secret = join(dict(found[: self.plan.graph.shares]))
-            if secret is None or not self._right(dealer, secret, dealt[dealer]):
-                missing.append(f"site {dealer} dealt false shares")
-                self.blame(dealer, "the shares that it dealt do not give the secret to which it is committed", True)
-                continue
-            secrets[dealer] = secret
-        if missing:
-            raise Failed("; ".join(missing[:3]))
-        return secrets
+    def _open(self, dealer: int, holder: int, share: int, dealt: Dealt) -> None:
+        """Count a share; with the last that is needed, reconstruct the seed of a site in the sum, or the key of one
+        that is not and remove its masks from the sum."""
+        shares = self._shares.setdefault(dealer, {})
+        shares[holder + 1] = share
+        if len(shares) != self.plan.graph.shares:
+            return
+        secret = join(shares)
+        if secret is None or not self._right(dealer, secret, dealt):
+            self.blame(dealer, "the shares that it dealt do not give the secret to which it is committed", True)
+            return
+        self._secrets[dealer] = secret
+        if dealer not in self.sent:
+            senders = (self._held[dealer] | set(dealt.sealed)) & self.sent
+            unmask_pairs(self._sum, dealer, self._seeds(dealer, secret, senders), self._cipher)
 
     def _right(self, dealer: int, secret: bytes, dealt: Dealt) -> bool:
         if dealer in self.sent:
@@ -230,30 +233,33 @@ class SecureAggregator:
         key = X25519PrivateKey.from_private_bytes(secret)
         return key.public_key().public_bytes_raw() == self.bundles[dealer].masking
 
-    def _unmask(self, dealt: dict[int, Dealt], secrets: Mapping[int, bytes]) -> Whole:
-        own = [secrets[number] for number in self.sent]
-        gone = {number: secret for number, secret in secrets.items() if number not in self.sent}
-        senders = {number: (self._held[number] | set(dealt[number].sealed)) & set(self.sent) for number in gone}
-        open_pairs = (
-            pair for number, secret in gone.items() for pair in self._pairs_of(number, secret, senders[number])
-        )
-        cipher = fast_stream if self.plan.graph.sparse else stream
-        total = unmasked(self.sent.values(), self.plan.slots, own, open_pairs, cipher)
+    def _seeds(self, gone: int, secret: bytes, senders: set[int]) -> dict[int, bytes]:
+        """The seeds of the masks that these senders share with a site that sent nothing."""
+        key, bound = X25519PrivateKey.from_private_bytes(secret), self.plan.bound
+        return {
+            number: mask_seed(key, self.bundles[number].masking, (number, gone), self._digest, bound)
+            for number in senders
+        }
+
+    def _unmask(self, dealt: Iterable[int]) -> Whole:
+        missing = []
+        for dealer in dealt:
+            if dealer in self._secrets:
+                continue
+            count = len(self._shares.get(dealer, ()))
+            few = f"only {count} sites opened a share of site {dealer}'s secret"
+            missing.append(few if count < self.plan.graph.shares else f"site {dealer} dealt false shares")
+        if missing:
+            raise Failed("; ".join(missing[:3]))
+        add_masks(self._sum, (), [self._secrets[number] for number in self.sent], self._cipher)
+        total = signed(self._sum)
         if (why := self.plan.implausible(total, len(self.sent))) is not None:
             raise Failed(f"a site sent values that the algorithm cannot produce, and masks hide which one: {why}")
         return total
 
-    def _pairs_of(self, gone: int, secret: bytes, senders: set[int]) -> list[tuple[int, int, bytes]]:
-        """The masks that these senders share with a site that sent nothing."""
-        key = X25519PrivateKey.from_private_bytes(secret)
-        return [
-            (
-                number,
-                gone,
-                mask_seed(key, self.bundles[number].masking, (number, gone), self._digest, self.plan.bound),
-            )
-            for number in senders
-        ]
+    @property
+    def _cipher(self) -> Keystream:
+        return aes if self.plan.graph.sparse else chacha
 
     def _refuse_few(self, count: int, what: str) -> None:
         if count < self.plan.threshold:

@@ -21,6 +21,7 @@ class BundleList(Mapping[int, KeyBundle]):
         """Raise InvalidMessage unless the bytes are a list in the order of the numbers."""
         self.packed = packed
         self._places: dict[int, tuple[int, int, int]] = {}  # where identity, keys and signature begin
+        self._read: dict[int, KeyBundle] = {}
         place, last = 0, -1
         try:
             while place < len(packed):
@@ -45,6 +46,11 @@ class BundleList(Mapping[int, KeyBundle]):
         return cls(b"".join(parts))
 
     def __getitem__(self, number: int) -> KeyBundle:
+        if number not in self._read:
+            self._read[number] = self._unpacked(number)
+        return self._read[number]
+
+    def _unpacked(self, number: int) -> KeyBundle:
         start, keys, signature = self._places[number]
         _, _, size = _HEAD.unpack_from(self.packed, start - _HEAD.size)
         cuts = (start, keys, keys + _KEYS // 2, signature, signature + size)

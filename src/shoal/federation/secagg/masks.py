@@ -11,20 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 from shoal.random.discrete_gaussian import Whole
 from shoal.random.secure_streams import toward_zero
 
 Words = npt.NDArray[np.uint32]
-Stream = Callable[[bytes, int], Words]
+Keystream = Callable[[bytes], CipherContext]
 MODULUS = 2**32
+BLOCK = 2**14  # words
 
 
 def quantised(update: Tensor, bound: float, step: float) -> Whole:
@@ -45,63 +45,51 @@ def quantised(update: Tensor, bound: float, step: float) -> Whole:
         )  # clipping in float32 may exceed the bound by one ulp
 
 
-def stream(seed: bytes, count: int) -> Words:
-    """Return `count` pseudorandom 32-bit words from a seed."""
-    cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(cipher.update(bytes(4 * count)), "<u4")
+def chacha(seed: bytes) -> CipherContext:
+    """Return the keystream of ChaCha20."""
+    return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
 
 
-def fast_stream(seed: bytes, count: int) -> Words:
-    """Return `count` pseudorandom 32-bit words from a seed, by AES: its halves are the key and the first counter."""
-    cipher = Cipher(algorithms.AES(seed[:16]), modes.CTR(seed[16:])).encryptor()
-    return np.frombuffer(cipher.update(_zeros(4 * count)), "<u4")
+def aes(seed: bytes) -> CipherContext:
+    """Return the keystream of AES in counter mode: the halves of the seed are the key and the first counter."""
+    return Cipher(algorithms.AES(seed[:16]), modes.CTR(seed[16:])).encryptor()
 
 
-@lru_cache(1)
-def _zeros(count: int) -> bytes:
-    return bytes(count)
+def add_masks(words: Words, up: Iterable[bytes], down: Iterable[bytes], cipher: Keystream = chacha) -> None:
+    """Add the masks of the seeds `up` to the words, and subtract those of the seeds `down`.
+
+    By blocks, each for all seeds: it and its mask stay in the cache.
+    """
+    block, zeros = np.empty(BLOCK, "<u4"), memoryview(bytes(4 * BLOCK))
+    streams = [(cipher(seed), np.add) for seed in up] + [(cipher(seed), np.subtract) for seed in down]
+    for start in range(0, len(words), BLOCK):
+        part = words[start : start + BLOCK]
+        mask = block[: len(part)]
+        space = memoryview(mask).cast("B")
+        for stream, shift in streams:
+            stream.update_into(zeros[: len(space)], space)
+            shift(part, mask, out=part)
 
 
-def masked(values: Whole, number: int, own: bytes, pairs: Mapping[int, bytes], stream: Stream = stream) -> Words:
+def masked(values: Whole, number: int, own: bytes, pairs: Mapping[int, bytes], cipher: Keystream = chacha) -> Words:
     """Return what site `number` sends; `own` is the seed of its self-mask, `pairs` those of its pairwise masks."""
     words = values.astype(np.uint32)  # modulo 2^32
-    words += stream(own, len(words))
-    for other, seed in pairs.items():
-        _shift(words, stream(seed, len(words)), number < other)
+    up = [seed for other, seed in pairs.items() if number < other]
+    down = [seed for other, seed in pairs.items() if number > other]
+    add_masks(words, [own, *up], down, cipher)
     return words
 
 
-def unmasked(
-    sent: Iterable[Words],
-    count: int,
-    own: Iterable[bytes],
-    open_pairs: Iterable[tuple[int, int, bytes]],
-    stream: Stream = stream,
-) -> Whole:
-    """Return the sum of the values sent.
+def unmask_pairs(words: Words, gone: int, pairs: Mapping[int, bytes], cipher: Keystream = chacha) -> None:
+    """Remove from a sum the masks that its senders, by number with the seed, share with a site that sent nothing."""
+    up = [seed for sender, seed in pairs.items() if sender > gone]
+    down = [seed for sender, seed in pairs.items() if sender < gone]
+    add_masks(words, up, down, cipher)
 
-    Args:
-        sent: The masked values of each sender.
-        count: How many values each sent.
-        own: The seeds of the senders' self-masks.
-        open_pairs: (sender, other, seed) for each other site that shares a mask with a sender but sent nothing.
-        stream: The cipher of the masks.
-    """
-    words = np.zeros(count, np.uint32)
-    for each in sent:
-        words += each
-    for seed in own:
-        words -= stream(seed, count)
-    for sender, other, seed in open_pairs:
-        _shift(words, stream(seed, count), sender > other)
+
+def signed(words: Words) -> Whole:
+    """Return a sum without masks as integers of both signs."""
     return words.view(np.int32).astype(np.int64)
-
-
-def _shift(words: Words, mask: Words, up: bool) -> None:
-    if up:
-        words += mask
-    else:
-        words -= mask
 
 
 def as_vector(words: Words) -> Tensor:

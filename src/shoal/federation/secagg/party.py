@@ -30,7 +30,7 @@ from torch import Tensor
 from shoal.federation.messages import InvalidMessage
 from shoal.federation.secagg.bundle_list import BundleList
 from shoal.federation.secagg.commitments import MASKING, SEED, Dealt, Shares, of_seed, of_shares
-from shoal.federation.secagg.masks import Words, fast_stream, masked, quantised, stream
+from shoal.federation.secagg.masks import Words, aes, chacha, masked, quantised
 from shoal.federation.secagg.round_keys import (
     KeyBundle,
     Keys,
@@ -131,7 +131,7 @@ class Party:
             for other in (self._holders & self._agreed | self._dealers) - {self.number}
         }
         self._finish("send")
-        return masked(numbers, self.number, self._own, seeds, fast_stream if self._graph.sparse else stream)
+        return masked(numbers, self.number, self._own, seeds, aes if self._graph.sparse else chacha)
 
     def sign_dealers(self) -> bytes:
         """Return the site's signature of the sites that have dealt shares, as it was told."""

@@ -17,6 +17,7 @@ from functools import lru_cache
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from shoal.federation.keys import public_pem
 from shoal.federation.messages import InvalidMessage
 
+_HASHED = ec.ECDSA(Prehashed(hashes.SHA256()))
 MOST_KEY = 1000  # bytes: more than a public key (PEM) on the largest NIST curve
 
 
@@ -47,8 +49,9 @@ class KeyBundle:
 
     def refuse_unusable(self) -> None:
         """Raise InvalidMessage where no secret can be agreed on with these keys: all other sites would refuse."""
+        own = X25519PrivateKey.generate()
         for key in (self.sealing, self.masking):
-            _derived(X25519PrivateKey.generate(), key, b"")
+            _derived(own, key, b"")
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,21 @@ def unseal(own: X25519PrivateKey, other: bytes, way: tuple[int, int], digest: by
 
 def sign(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
     """Return the signature of content."""
-    return key.sign(content, ec.ECDSA(hashes.SHA256()))
+    return key.sign(_hash(content), _HASHED)
 
 
 def verify(identity: bytes, signature: bytes, content: bytes, what: str) -> None:
     """Raise InvalidMessage, naming `what`, unless the owner of this public key signed the content."""
     try:
-        _public_key(identity).verify(signature, content, ec.ECDSA(hashes.SHA256()))
+        _public_key(identity).verify(signature, _hash(content), _HASHED)
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
         raise InvalidMessage(f"{what}: invalid signature") from None
+
+
+@lru_cache(8)
+def _hash(content: bytes) -> bytes:
+    """The hash that is signed; many sites sign one list, whose hash is computed once."""
+    return hashlib.sha256(content).digest()
 
 
 @lru_cache(4096)
