@@ -165,7 +165,7 @@ def test_runs_are_listed_with_the_figure_of_their_task(unlearnt, regression):
 def test_the_page_says_that_nothing_was_learnt(unlearnt):
     html = (unlearnt.run / "report.html").read_text()
     assert '<p class="warn nothing">This model is no better than a constant answer' in html
-    assert f"<b>{100 * unlearnt.accuracy:.1f} %</b> always the most frequent class" in html
+    assert f"<b>{100 * unlearnt.accuracy:.1f}%</b> always the most frequent class" in html
     assert '<div class="tile bad">\n      <h2>Accuracy</h2>' in html
 
 
@@ -214,7 +214,7 @@ def test_a_result_without_the_new_keys_is_still_shown(tmp_path):
     old = {key: value for key, value in held.items() if key not in new | {"score", "learnt"}}
     (run / "result.json").write_text(json.dumps(old))
     html = write_report(run).read_text()
-    assert f'id="score-now">{100 * held["accuracy"]:.1f} %<' in html
+    assert f'id="score-now">{100 * held["accuracy"]:.1f}%<' in html
     assert "always the most frequent" not in html
     assert "Errors by class" in html
 
