@@ -86,7 +86,7 @@ def test_a_record_that_decides_which_others_are_used_has_no_claim():
     chain = [[n, n + 1] for n in range(1, 6)]
     assert (kept([0, 1], *chain), kept([8, 9], *chain)) == ([0, 2, 4], [0, 1, 3, 5])
     for observer in ("release", "server"):
-        assert "by whose it is" in event(capped(3), USERS, 0, "record", observer).because
+        assert "the user of one record decides" in event(capped(3), USERS, 0, "record", observer).because
         assert not isinstance(event(capped(3), PUBLIC, 0, "record", observer), Unbounded)
         assert not isinstance(event(DP_SGD, USERS, 0, "record", observer), Unbounded), "no cap, no choice"
 

@@ -146,7 +146,7 @@ def _with_budget(
         rows = found.rows()
         written = audit_report.write(folder, "all methods", rows, (gaps(rows), gaps(rows, True)), command_line())
     if found.left:
-        console.print(f"{found.left} of {len(found.standings)} claims were not reached: --resume goes on")
+        console.print(f"{found.left} of {len(found.standings)} claims were not reached: continue with --resume")
     _report(found.rows(), written, None, console, as_json)
 
 

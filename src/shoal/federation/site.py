@@ -293,7 +293,7 @@ class Site:
         again = index.t < furthest or index.attempt > 0
         cycle = algorithm.clients.cycle_length(terms.setting.clients)
         if cycle > 1 and turn == last_turn and not again:
-            raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
+            raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
         kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
