@@ -44,9 +44,9 @@ def test_one_record_a_user_costs_what_a_record_costs_under_zero_out():
     [
         (DP_SGD, USERS, "a user may have any number of records: set records.max_per_user"),
         (capped(3), replace(USERS, user_columns=0), "records name no users"),
-        (capped(3), replace(USERS, user_columns=2), "only where it is public whose each record is"),
+        (capped(3), replace(USERS, user_columns=2), "only if the users of each record are public"),
         (capped(3, sampling="with-replacement"), USERS, "nothing is proven for users with records.sampling=with-rep"),
-        (capped(3, "trusted-curator"), replace(USERS, clients=100), "users are accounted where noise is added"),
+        (capped(3, "trusted-curator"), replace(USERS, clients=100), "users are accounted for only if noise is added"),
     ],
 )
 def test_nothing_is_proven_for_users(record, setting, because):

@@ -102,7 +102,7 @@ class Local(Stating):
             )
         if self.optimizer != "adamw" and self.betas != BETAS:
             raise ConfigError(
-                f"local.betas {list(self.betas)} have no effect with SGD: set local.optimizer=adamw, or leave them out"
+                f"local.betas {list(self.betas)} have no effect with SGD: set local.optimizer=adamw, or omit them"
             )
 
     def rate(self, t: int, total: int) -> float:
