@@ -286,7 +286,7 @@ def test_labels_that_cannot_be_read_cost_the_figures_alone(of_patients, tmp_path
     assert len(found) == 3
     assert found.figures == {}
     assert "no figures" in found.notes[-1]
-    assert "'maybe', which is no class" in found.notes[-1]
+    assert "'maybe', which is not a class" in found.notes[-1]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -1,4 +1,4 @@
-"""Shoal: differentially private federated learning that says truthfully what it reveals."""
+"""Shoal: differentially private federated learning that states exactly what it guarantees."""
 
 from __future__ import annotations
 

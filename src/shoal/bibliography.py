@@ -23,7 +23,7 @@ class Reference:
     link: str = ""
 
     def __str__(self) -> str:
-        return ". ".join(filter(None, (f"{self.short}: {self.authors}", self.title, self.link)))
+        return ". ".join(filter(None, (f"{self.short}: {self.authors.removesuffix('.')}", self.title, self.link)))
 
 
 THESIS = Reference(

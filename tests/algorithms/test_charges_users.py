@@ -44,9 +44,9 @@ def test_one_record_a_user_costs_what_a_record_costs_under_zero_out():
     [
         (DP_SGD, USERS, "a user may have any number of records: set records.max_per_user"),
         (capped(3), replace(USERS, user_columns=0), "records name no users"),
-        (capped(3), replace(USERS, user_columns=2), "only where it is public whose each record is"),
+        (capped(3), replace(USERS, user_columns=2), "only if the users of each record are public"),
         (capped(3, sampling="with-replacement"), USERS, "nothing is proven for users with records.sampling=with-rep"),
-        (capped(3, "trusted-curator"), replace(USERS, clients=100), "users are accounted where noise is added"),
+        (capped(3, "trusted-curator"), replace(USERS, clients=100), "users are accounted for only if noise is added"),
     ],
 )
 def test_nothing_is_proven_for_users(record, setting, because):
@@ -86,7 +86,7 @@ def test_a_record_that_decides_which_others_are_used_has_no_claim():
     chain = [[n, n + 1] for n in range(1, 6)]
     assert (kept([0, 1], *chain), kept([8, 9], *chain)) == ([0, 2, 4], [0, 1, 3, 5])
     for observer in ("release", "server"):
-        assert "by whose it is" in event(capped(3), USERS, 0, "record", observer).because
+        assert "the user of one record decides" in event(capped(3), USERS, 0, "record", observer).because
         assert not isinstance(event(capped(3), PUBLIC, 0, "record", observer), Unbounded)
         assert not isinstance(event(DP_SGD, USERS, 0, "record", observer), Unbounded), "no cap, no choice"
 

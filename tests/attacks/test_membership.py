@@ -183,7 +183,7 @@ def test_where_nothing_is_proven_nothing_bounds_an_attack():
         ("dp-sgd", {"records.rate": 0.25, "records.nominal_records": 20, "local.steps": 2}, None),
         ("dp-sgd", {"records.batch": 4}, "from the number of records"),
         ("dp-sgd", {"data.clients": 2, "records.batch": 4}, "divided among clients"),
-        ("dp-ftrl", {"records.batch": 40, "clients.cohort": 1}, "turn an update around"),
+        ("dp-ftrl", {"records.batch": 40, "clients.cohort": 1}, "reverse an update"),
     ],
 )
 def test_a_curve_is_drawn_only_where_one_record_more_moves_no_other(algorithm, words, because):

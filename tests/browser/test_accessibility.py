@@ -32,7 +32,7 @@ def pages(tmp_path_factory):
         "shoal attack --membership --models 16 --records 200 -c rounds=30 -c model=digits-mlp -c data.clients=10"
     )
     audit, attack = folder / "audit.html", folder / "attack.html"
-    audit.write_text(audit_report.html("Audit of a method", [], PICTURE, command), encoding="utf-8")
+    audit.write_text(audit_report.html("Audit of a method", [], (PICTURE, PICTURE), command), encoding="utf-8")
     attack.write_text(
         attack_report.html("An attack", ["Words."], [ROW], PICTURE, "A picture", command), encoding="utf-8"
     )

@@ -106,7 +106,7 @@ def test_pointing_at_a_plot_tells_the_round_and_its_figures(browser, run):
     page.point_at("#accuracy svg rect", 0.999, 0.5)
     said = page.do("document.getElementById('tip').textContent")
     assert f"round {lines[-1]['round']}" in said
-    assert f"{100 * lines[-1]['accuracy']:.5g} %" in said
+    assert f"{100 * lines[-1]['accuracy']:.5g}%" in said
     page.point_at("#accuracy svg rect", 0.0, 0.5)
     assert "round 1" in page.do("document.getElementById('tip').textContent")
     page.point_away()
@@ -210,7 +210,7 @@ def test_the_tables_hold_exactly_the_numbers_of_metrics_jsonl(browser, run):
         shown = [float(text) for text in column(page, "#epsilon details", place)]
         assert shown == [line["proven"][place - 1]["epsilon"] for line in lines], claim
     big = page.do("document.getElementById('score-now').textContent")
-    assert big == f"{100 * lines[-1]['accuracy']:.1f} %"
+    assert big == f"{100 * lines[-1]['accuracy']:.1f}%"
     assert wide_as_window(page)
 
 

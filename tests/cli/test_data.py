@@ -131,7 +131,7 @@ def test_imported_data_are_loaded_by_name(folder: Path, table: Path) -> None:
 
 def test_an_import_replaces_nothing_unless_told(folder: Path, table: Path) -> None:
     import_file(table)
-    with pytest.raises(ConfigError, match="'people' is there already"):
+    with pytest.raises(ConfigError, match="'people' already exists"):
         import_file(table)
     import_file(table, drop=["age"], overwrite=True)
     assert load("people").input_shape == (2,)

@@ -154,7 +154,7 @@ def test_why_a_cell_failed_is_the_first_line_and_the_label_the_second(tmp_path):
 
 
 def test_an_audit_says_so(tmp_path):
-    audit_page.write(tmp_path, "nothing", [], PICTURE)
+    audit_page.write(tmp_path, "nothing", [], (PICTURE, PICTURE))
     found = labels(tmp_path)
     assert found.pop("audit.png") == release.ATTACK, "the one that stands in for it"
     assert found == dict.fromkeys(["audit.json", "report.html"], release.AUDIT)

@@ -280,7 +280,7 @@ def test_the_type_of_a_column_is_taken_from_all_of_it(tmp_path: Path) -> None:
         ({"label": [0, None] * 4}, {}, "'label': 4 of 8 values are missing"),
         ({"client": [None, "x"] * 4}, {}, "'client': 4 of 8 values are missing"),
         ({"label": ["same"] * 8}, {}, "at least two classes"),
-        ({"label": ["x" * 300, "y"] * 4}, {}, "300 characters is no name"),
+        ({"label": ["x" * 300, "y"] * 4}, {}, "300 characters is too long for a name"),
         ({"city": [None] * 8}, {}, "'city' is empty"),
     ],
 )

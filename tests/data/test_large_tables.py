@@ -175,7 +175,7 @@ def test_what_nobody_confirmed_is_noted_though_the_copy_is_older(small):
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"age": ["12"] * 290 + ["old"] * 10}, "column 'age': data row 291 holds 'old', which is no number"),
+        ({"age": ["12"] * 290 + ["old"] * 10}, "column 'age': data row 291 holds 'old', which is not a number"),
         ({"died": ["no"] * 280 + ["maybe"] * 20}, "label column 'died': data row 281 holds 'maybe', which"),
         ({"died": ["no"] * 299 + [None]}, "values are missing, first in data row 300; remove"),
         ({"hospital": ["north"] * 250 + [None] * 50}, "column 'hospital': 1 of"),

@@ -244,7 +244,7 @@ def test_bad_arguments_are_refused_by_name(kind: str, options: dict[str, object]
 
 
 def test_owners_must_fit_the_records() -> None:
-    with pytest.raises(DataError, match="one owner a record"):
+    with pytest.raises(DataError, match="one owner per record"):
         made("column", np.zeros(5, int), clients=None, owners=np.zeros(4, int))
     with pytest.raises(DataError, match="owner 1 has no record"):
         made("column", np.zeros(2, int), clients=None, owners=np.array([0, 2]))

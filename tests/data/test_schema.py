@@ -133,14 +133,14 @@ def test_codes_stay_what_they_are_and_a_category_may_be_called_na(tmp_path: Path
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (("P", "n", "high", "F", "a", "0"), "column 'age': data row 5 holds 'high', which is no number"),
-        (("P", "n", '"12,5"', "F", "a", "0"), "column 'age': data row 5 holds '12,5', which is no number; write"),
+        (("P", "n", "high", "F", "a", "0"), "column 'age': data row 5 holds 'high', which is not a number"),
+        (("P", "n", '"12,5"', "F", "a", "0"), "column 'age': data row 5 holds '12,5', which is not a number; write"),
         (("P", "n", "12,5", "F", "a", "0"), "Expected 6 columns, got 7: P,n,12,5,F,a,0; quote values"),
         (("P", "n", "inf", "F", "a", "0"), "column 'age': data row 5 holds 'inf'"),
         (("P", "n", "1e999", "F", "a", "0"), "column 'age': data row 5 holds '1e999'"),
         (
             ("P", "n", "1", "F", "a", "2"),
-            "label column 'died': data row 5 holds '2', which is no class; choose from 0, 1",
+            "label column 'died': data row 5 holds '2', which is not a class; choose from 0, 1",
         ),
         (
             ("P", "n", "1", "F", "a", ""),

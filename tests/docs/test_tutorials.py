@@ -77,6 +77,18 @@ def test_from_claim_to_certificate(reader, tmp_path):
 
 
 @pytest.mark.slow
+def test_work_in_python(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (FOLDER.parent / "how-to" / "python.md").read_text(encoding="utf-8")
+    names = {}
+    for block in blocks(text):
+        if block.language == "python":
+            exec(compile(block.text, "python.md", "exec"), names)
+    assert names["classifier"].score(names["X"], names["y"]) > 0.8
+    assert "\n3 0." in capsys.readouterr().out, "on_round was called with the third round's accuracy"
+
+
+@pytest.mark.slow
 def test_federation_of_three_sites(reader, tmp_path):
     """Its four processes are forked from one that has imported everything."""
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")

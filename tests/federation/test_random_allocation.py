@@ -50,10 +50,10 @@ def test_a_site_is_charged_a_block_once_and_refuses_a_second_turn(replies, tmp_p
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
     assert "refused" not in ask(site, message, 1)
-    assert "one turn in rounds 1 to 4" in ask(site, message, 2)["refused"]
+    assert "its turn in rounds 1 to 4" in ask(site, message, 2)["refused"]
     site.close()
     site = Site(site.owner)  # a restart forgets nothing
-    assert "one turn in rounds 1 to 4" in ask(site, message, 3)["refused"]
+    assert "its turn in rounds 1 to 4" in ask(site, message, 3)["refused"]
     assert "refused" not in ask(site, message, 5)
     site.close()
     ((block, times),) = charged(tmp_path / "new").items()
@@ -85,7 +85,7 @@ def test_a_block_begun_again_has_one_turn_too(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
     assert "refused" not in ask(site, message, 0, attempt=1)
-    assert "one turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
+    assert "its turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
     site.close()
     assert [(leaf.length, times) for leaf, times in charged(tmp_path / "new").items()] == [(4, 1)]
 
@@ -100,7 +100,7 @@ def test_the_end_of_a_run_gives_no_site_a_second_turn(replies):
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
     assert "refused" not in ask(site, message, 0)
     assert "refused" not in finish(site, message, 1)
-    assert "one turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
+    assert "its turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "ended"])

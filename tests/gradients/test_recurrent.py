@@ -189,7 +189,7 @@ class TurnedRound(Packed):
 def test_a_model_with_other_sequences_than_its_records_goes_one_client_after_the_other(model):
     net = network(model(), torch.rand(5, 6, 3))
     assert net.way != "rules"
-    with pytest.raises(ModelError, match=r"one padded sequence a record; set engine.way=sequential"):
+    with pytest.raises(ModelError, match=r"one padded sequence per record; set engine.way=sequential"):
         network(model()).backward(
             torch.zeros(2, 123), torch.rand(2, 5, 6, 3), torch.zeros(2, 5).long(), torch.ones(2, 5)
         )

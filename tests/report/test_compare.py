@@ -71,7 +71,7 @@ def test_a_run_that_learnt_nothing_is_marked(runs, tmp_path):
     plot = plots_of(path)["frontier"]
     assert [point["learnt"] for point in plot["points"]] == [run.scores.learnt for run in runs] + [False]
     assert "hollow points are no better than a constant answer" in plot["note"]
-    assert f"{100 * poor.scores.score:.1f} %, not beaten" in path.read_text()
+    assert f"{100 * poor.scores.score:.1f}%, not beaten" in path.read_text()
 
 
 def test_nothing_to_compare_is_an_error(tmp_path):

@@ -119,7 +119,7 @@ def test_the_training_without_privacy_is_drawn_beside_the_run(private):
 def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release(private):
     said = Text((private.run / "report.html").read_text()).said
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
-    assert f"{100 * private.accuracy:.1f} %" in said
+    assert f"{100 * private.accuracy:.1f}%" in said
     assert f"ε {figure(epsilon)} δ 0.001 for a client (zero-out); observer: released models of a budget of 20" in said
     assert "Not for release" in said
     assert "published, not proven" in said

@@ -63,7 +63,7 @@ def test_a_model_has_learnt_something_if_it_beats_the_constant_answer_in_its_fig
 def test_the_verdict_names_the_answer_and_both_figures():
     said = "This model is no better than a constant answer (always the mode): accuracy 0.869 against 0.871. "
     assert ACCURACY.verdict() == said + "Its AUROC is 0.780; a constant has 0.5."
-    assert "accuracy 86.9 % against 87.1 %" in ACCURACY.verdict(ACCURACY.shown)
+    assert "accuracy 86.9% against 87.1%" in ACCURACY.verdict(ACCURACY.shown)
     assert "accuracy not finite against 0.871" in replace(ACCURACY, figures={"accuracy": None}).verdict()
 
 
@@ -101,7 +101,7 @@ def test_the_plot_of_any_number_of_clients_is_small_and_has_the_worst_and_the_be
     assert plot.names[-1] == clients[-1].name
     assert plot.x == [int(name[1:]) + 1 for name in plot.names]
     assert len(plot.x) == len(plot.records) == len(plot.series[0].values) <= min(count, MOST_POINTS + MOST_NAMED + 1)
-    assert "c0 0.0 % (1)" in plot.note
+    assert "c0 0.0% (1)" in plot.note
     assert plot.of == count
 
 
@@ -111,7 +111,7 @@ def test_no_plot_where_nobody_knows_whose_records_are_held_out():
 
 def test_shares_are_percentages_and_the_rest_are_numbers():
     assert [in_percent("accuracy", 0.5), in_percent("auroc", 0.5), in_percent("rmse", 12345.6)] == [
-        "50.0 %",
+        "50.0%",
         "0.500",
         "1.235e4",
     ]
@@ -165,7 +165,7 @@ def test_runs_are_listed_with_the_figure_of_their_task(unlearnt, regression):
 def test_the_page_says_that_nothing_was_learnt(unlearnt):
     html = (unlearnt.run / "report.html").read_text()
     assert '<p class="warn nothing">This model is no better than a constant answer' in html
-    assert f"<b>{100 * unlearnt.accuracy:.1f} %</b> always the most frequent class" in html
+    assert f"<b>{100 * unlearnt.accuracy:.1f}%</b> always the most frequent class" in html
     assert '<div class="tile bad">\n      <h2>Accuracy</h2>' in html
 
 
@@ -214,7 +214,7 @@ def test_a_result_without_the_new_keys_is_still_shown(tmp_path):
     old = {key: value for key, value in held.items() if key not in new | {"score", "learnt"}}
     (run / "result.json").write_text(json.dumps(old))
     html = write_report(run).read_text()
-    assert f'id="score-now">{100 * held["accuracy"]:.1f} %<' in html
+    assert f'id="score-now">{100 * held["accuracy"]:.1f}%<' in html
     assert "always the most frequent" not in html
     assert "Errors by class" in html
 

@@ -302,15 +302,16 @@ def test_a_page_holds_table_picture_and_how(tmp_path):
     outcomes = list(audit(algorithm("dp-sgd"), effort=Effort(step_trials=200, canaries=100, pairs=10), seed=1))
     with place(new_folder(tmp_path, "dp-sgd")) as folder:
         rows = [outcome.row() for outcome in outcomes]
-        write(folder, "dp-sgd", rows, picture(outcomes), "shoal audit --algorithm dp-sgd")
+        pictures = picture(outcomes), picture(outcomes, narrow=True)
+        write(folder, "dp-sgd", rows, pictures, "shoal audit --algorithm dp-sgd")
     assert sorted(path.name for path in folder.iterdir()) == ["audit.json", "audit.png", "report.html"]
     told = json.loads((folder / "audit.json").read_text())
     assert told["rows"][0]["setting"].startswith("one local step on 4 records, noise 7.4")
     page = (folder / "report.html").read_text()
-    assert "data:image/png;base64," in page
+    assert page.count("data:image/png;base64,") == 2
     assert "<script" not in page
     assert "one local step on 4 records" in page
-    assert "a &lt;b&gt;" in html("a <b>", rows, b"", "")
+    assert "a &lt;b&gt;" in html("a <b>", rows, (b"", b""), "")
 
 
 @pytest.mark.slow

@@ -70,11 +70,23 @@ def test_the_terminal_and_the_page_mark_a_cell_that_learnt_nothing(tmp_path, cap
     lines = capsys.readouterr().out.splitlines()
     assert "no better than a constant answer" in next(line for line in lines if line.startswith("a "))
     assert "on the frontier" in next(line for line in lines if line.startswith("b "))
-    assert "40.0 %</td>" in (page := write_sweep_page(found).read_text())
-    assert "50.0 %, not beaten" in page
+    assert "40.0%</td>" in (page := write_sweep_page(found).read_text())
+    assert "50.0%, not beaten" in page
 
 
 def test_cells_of_two_figures_have_a_column_each(tmp_path, capsys):
     show_outcome(outcome(tmp_path, cell("a", 1.0, 0.6), cell("b", 2.0, 0.3, headline="rmse")), Console(width=200))
     head = capsys.readouterr().out.splitlines()[0].split()
     assert head[:4] == ["cell", "rounds", "accuracy", "RMSE"]
+
+
+def test_the_terminal_shows_the_epsilon_of_the_budgets_unit(tmp_path, capsys):
+    settings = base_settings(None, ["algorithm=dp-sgd", "budget.unit=record", "budget.epsilon=3"])
+    plan = make_plan(settings, grid_of(["rounds=1,2"]))
+    played = cell("a", 999.0, 0.7)
+    played.run.metrics[0]["proven"].append({"unit": "record", "observer": "release", "epsilon": 2.5, "delta": 1e-5})
+    show_outcome(Outcome(tmp_path, plan, [played], 0), Console(width=200))
+    head, row = capsys.readouterr().out.splitlines()[:2]
+    assert "proven epsilon, a record" in head
+    assert "2.5" in row
+    assert "999" not in row

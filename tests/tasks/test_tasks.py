@@ -226,7 +226,7 @@ def test_the_data_sets_own_task_stays_unless_it_is_changed():
         ({"loss": "no.such:thing"}, r"task\.loss 'no\.such:thing'"),
         ({"class_weights": (1.0,)}, "1 weights, but there are 2 classes"),
         ({"kind": "json:dumps"}, "is a function"),
-        ({"kind": "json:JSONDecoder"}, "is no task"),
+        ({"kind": "json:JSONDecoder"}, "is not a task"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings, words):

@@ -279,7 +279,7 @@ def test_noisy_sums_are_all_that_updates_and_kept_state_know_of_the_records(name
         ("local.proximal=1e30", "local.proximal must be >= 0"),
         ("local.max_grad_norm=0.0", "local.max_grad_norm must be > 0"),
         ("local.betas=[0.9, 1.0]", "local.betas must be two numbers in [0, 1), got [0.9, 1.0]"),
-        ("local.betas=[0.9, 0.98]", "local.betas [0.9, 0.98] are of AdamW: set local.optimizer=adamw"),
+        ("local.betas=[0.9, 0.98]", "local.betas [0.9, 0.98] have no effect with SGD: set local.optimizer=adamw"),
     ],
 )
 def test_settings_without_sense_are_refused_by_name(word, words):
@@ -289,7 +289,7 @@ def test_settings_without_sense_are_refused_by_name(word, words):
 
 
 def test_momentum_beside_adamw_is_refused():
-    with pytest.raises(ConfigError, match=r"local.momentum 0.5 is of SGD: for AdamW set local.betas"):
+    with pytest.raises(ConfigError, match=r"local.momentum 0.5 has no effect with AdamW: set local.betas"):
         configure({"algorithm": "fedavg", "local.optimizer": "adamw", "local.momentum": 0.5})
 
 

@@ -120,8 +120,8 @@ def _epsilon(counts: Mapping[Leaf, int], delta: float, accountant: str, adjacenc
         ideal = figures.epsilon(delta)
         if math.isfinite(ideal):
             bound = f"epsilon would be {up(ideal, 2)}{', in name only' if ideal > IN_NAME_ONLY else ''}"
-            reason = f"{bound}; there the error of the noise sampler, a distance of {distance:.1e}, exceeds delta"
-            return Answer(None, delta, used, False, reason)
+            error = f"at that epsilon the noise sampler's error, {distance:.1e} times e^epsilon, exceeds delta"
+            return Answer(None, delta, used, False, f"{bound}; {error}")
         return Answer(None, delta, accountant, False, f"no finite epsilon is known at delta {delta:g}")
     return Answer(found, delta, used, flaw is None, flaw or said, taken(found, distance))
 

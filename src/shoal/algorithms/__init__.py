@@ -89,7 +89,7 @@ def mechanism(name: str, section: str, allowed: Collection[str] | None = None) -
     """
     found = MECHANISMS.find(name, allowed)
     if not _is_mechanism(found) or found.section != section:
-        raise ConfigError(f"{section}.mechanism '{name}' is no mechanism of the boundary {section}")
+        raise ConfigError(f"{section}.mechanism '{name}' is not a mechanism of the boundary {section}")
     return found
 
 

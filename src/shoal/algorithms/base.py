@@ -97,10 +97,12 @@ class Local(Stating):
 
     def _refuse_ineffective(self) -> None:
         if self.optimizer == "adamw" and self.momentum:
-            raise ConfigError(f"local.momentum {self.momentum} is of SGD: for AdamW set local.betas, or leave it out")
+            raise ConfigError(
+                f"local.momentum {self.momentum} has no effect with AdamW: set local.betas, or leave it out"
+            )
         if self.optimizer != "adamw" and self.betas != BETAS:
             raise ConfigError(
-                f"local.betas {list(self.betas)} are of AdamW: set local.optimizer=adamw, or leave them out"
+                f"local.betas {list(self.betas)} have no effect with SGD: set local.optimizer=adamw, or omit them"
             )
 
     def rate(self, t: int, total: int) -> float:

@@ -38,8 +38,8 @@ from shoal.random.secure_streams import FINEST
 
 NO_USERS = Unbounded("records name no users: schema.user_column says which column does")
 USERS_IN_STEPS = Unbounded(
-    "users are accounted where noise is added in the steps; a claim for clients covers users all of whose records "
-    "are at one client"
+    "users are accounted for only if noise is added in local steps; a claim for clients covers users whose records "
+    "are all at one client"
 )
 COUNTS_RECORDS = "the clip of gradients follows counts whose noise is scaled for one record"
 OTHER_UNIT = "the noise is not in units of what is clipped: one is for a record, the other for a client"

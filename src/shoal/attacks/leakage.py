@@ -233,7 +233,7 @@ def attacked_model(config: Config, dataset: Dataset, streams: Streams, recipe: R
     with torch.no_grad():
         scores = module(torch.zeros(2, *dataset.input_shape)).shape[1:]
     if tuple(scores) != (dataset.class_count,):
-        raise ModelError("the model has one logit for two classes; a reconstruction needs one score a class")
+        raise ModelError("the model has one logit for two classes; a reconstruction needs one score per class")
     if found := mixing_layers(module):
         raise ModelError(f"layer '{found[0]}' mixes the records of a batch; attacks take models without BatchNorm")
     return module

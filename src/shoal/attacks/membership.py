@@ -47,8 +47,8 @@ FEW_FALSE = {"tpr_at_0_1_percent_fpr": 0.001, "tpr_at_1_percent_fpr": 0.01}
 SHUFFLES = 200
 MOST_POINTS = 200
 LEARNT = 1 / 3  # of the way from guessing to no error: below it a model has little to leak
-DIVIDED = Unbounded("records are divided among clients, so that one record more moves others to other clients")
-TURNED = Unbounded("whole updates are clipped, and one record more may turn an update around")
+DIVIDED = Unbounded("records are divided among clients, so one more record moves others to other clients")
+TURNED = Unbounded("whole updates are clipped, and one more record may reverse an update")
 COUNTED = Unbounded(
     "how often a record is used follows from the number of records: records.rate and local.steps set it"
 )

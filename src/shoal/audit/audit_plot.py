@@ -26,9 +26,14 @@ COLOURS = {"VIOLATED": "#a63314", "consistent": "#0f6b5c", "too weak to tell": "
 MOST_COLUMNS = 3
 
 
-def picture(outcomes: Sequence[Outcome]) -> bytes:
-    """A PNG with a panel a claim: what the adversary reached, with its confidence, against what may be reached."""
-    columns = min(MOST_COLUMNS, len(outcomes))
+def picture(outcomes: Sequence[Outcome], narrow: bool = False) -> bytes:
+    """A PNG with a panel per claim: what the adversary reached, with its confidence, against what may be reached.
+
+    Args:
+        outcomes: What was found.
+        narrow: One panel below another, for a phone.
+    """
+    columns = 1 if narrow else min(MOST_COLUMNS, len(outcomes))
     rows = math.ceil(len(outcomes) / columns)
     figure = figures.Figure(figsize=(3.4 * columns + 0.4, 3.5 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -39,11 +44,16 @@ def picture(outcomes: Sequence[Outcome]) -> bytes:
     return _png(figure)
 
 
-def gaps(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A PNG with a line a claim, the proven ones first: what is claimed, what was measured, and the gap."""
+def gaps(rows: Sequence[Mapping[str, Any]], narrow: bool = False) -> bytes:
+    """A PNG with a line per claim, the proven ones first: what is claimed, what was measured, and the gap.
+
+    Args:
+        rows: What was found.
+        narrow: Half as wide, for a phone.
+    """
     kinds = ("none", "published", "proven")  # from below
     rows = sorted(rows, key=lambda row: (kinds.index(row["kind"]), (row["claimed"] or 0.0) - row["measured"]))
-    figure = figures.Figure(figsize=(9.5, 1.4 + 0.27 * len(rows)), layout="constrained")
+    figure = figures.Figure(figsize=(4.6 if narrow else 9.5, 1.8 + 0.27 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for y, row in enumerate(rows):
         claimed, measured, colour = row["claimed"], row["measured"], COLOURS[row["verdict"]]
@@ -59,13 +69,13 @@ def gaps(rows: Sequence[Mapping[str, Any]]) -> bytes:
     names = [f"{row['algorithm']}, {row['unit']}" for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set(ylim=(-0.7, len(rows) - 0.3), xlabel="epsilon")
-    axes.margins(x=0.25)
+    axes.margins(x=0.45 if narrow else 0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    _explain(axes, {row["verdict"] for row in rows}, {row["kind"] for row in rows})
+    _explain(axes, {row["verdict"] for row in rows}, {row["kind"] for row in rows}, columns=1 if narrow else 3)
     return _png(figure)
 
 
-def _explain(axes: Axes, verdicts: set[str], kinds: set[str]) -> None:
+def _explain(axes: Axes, verdicts: set[str], kinds: set[str], columns: int) -> None:
     """A legend above the picture: the colours of the verdicts there are, and the marks of the claims."""
     for verdict, colour in COLOURS.items():
         if verdict in verdicts:
@@ -73,7 +83,7 @@ def _explain(axes: Axes, verdicts: set[str], kinds: set[str]) -> None:
     for kind, mark in (("proven", "D"), ("published", "x")):
         if kind in kinds:
             axes.plot([], [], mark, color="#1a1d21", markersize=4, label=kind)
-    axes.legend(frameon=False, fontsize=7.5, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(frameon=False, fontsize=7.5, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _png(figure: Figure) -> bytes:

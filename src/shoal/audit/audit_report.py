@@ -5,6 +5,7 @@ In `runs/audit-.../`, or in `audit/` of a run's folder, whose own page shows the
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +32,9 @@ epsilon of a run is.</p>
 {% for row in rows %}<tr>{% for value in row.cells %}<td>{{ value }}</td>{% endfor %}
 <td class="{{ row.tone }}">{{ row.verdict }}</td></tr>
 {% endfor %}</tbody></table></div>
-<figure tabindex="0"><img alt="What is claimed and what was measured"
- src="data:image/png;base64,{{ picture }}"></figure>
+<figure><picture>
+<source media="(max-width: 700px)" srcset="data:image/png;base64,{{ narrow }}">
+<img alt="What is claimed and what was measured" src="data:image/png;base64,{{ picture }}"></picture></figure>
 <h2>Details</h2>
 {% for row in rows %}<h3>{{ row.name }}: <span class="{{ row.tone }}">{{ row.verdict }}</span></h3>
 <p>{{ row.setting }}</p><ul>{% for line in row.words %}<li>{{ line }}</li>{% endfor %}</ul>
@@ -80,8 +82,8 @@ def words(row: Row) -> list[str]:
     return lines
 
 
-def html(title: str, found: Sequence[Row], png: bytes, command: str) -> str:
-    """The page as one self-contained HTML file."""
+def html(title: str, found: Sequence[Row], pictures: tuple[bytes, bytes], command: str) -> str:
+    """The page as one self-contained HTML file; of the two pictures the second is for narrow screens."""
     rows = [
         {
             "cells": cells(row),
@@ -95,7 +97,8 @@ def html(title: str, found: Sequence[Row], png: bytes, command: str) -> str:
     ]
     return render(
         _BODY,
-        png,
+        pictures[0],
+        narrow=base64.b64encode(pictures[1]).decode(),
         title=title,
         rows=rows,
         head=HEAD,
@@ -128,8 +131,15 @@ def place(folder: Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def write(folder: Path, name: str, rows: Sequence[Row], png: bytes, command: str = "") -> Path:
+def write(folder: Path, name: str, rows: Sequence[Row], pictures: tuple[bytes, bytes], command: str = "") -> Path:
     """Write figures, picture and page; return the page's path.
+
+    Args:
+        folder: Where to.
+        name: What was audited.
+        rows: What was found.
+        pictures: For wide and for narrow screens.
+        command: The command line that asked for it.
 
     Raises:
         RunError: Where they cannot be written.
@@ -137,9 +147,9 @@ def write(folder: Path, name: str, rows: Sequence[Row], png: bytes, command: str
     results = {release.KEY: release.AUDIT, "command": command, "confidence": CONFIDENCE, "rows": list(rows)}
     try:
         (folder / "audit.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        (folder / "audit.png").write_bytes(png)
+        (folder / "audit.png").write_bytes(pictures[0])
         page = folder / "report.html"
-        page.write_text(html(f"Audit of {name}", rows, png, command), encoding="utf-8")
+        page.write_text(html(f"Audit of {name}", rows, pictures, command), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; choose another path") from None
     return page

@@ -105,8 +105,10 @@ def command(
                 )
         rows = [outcome.row() for outcome in outcomes]
         _refuse_none(rows, claim, level)
-        png = gaps(rows) if every else picture(outcomes)
-        written = audit_report.write(folder, "all methods" if every else name, rows, png, command_line())
+        drawn = [gaps(rows, narrow) if every else picture(outcomes, narrow) for narrow in (False, True)]
+        written = audit_report.write(
+            folder, "all methods" if every else name, rows, (drawn[0], drawn[1]), command_line()
+        )
     if run:
         _update_page(run)
     _report(rows, written, run, console, as_json)
@@ -141,9 +143,10 @@ def _with_budget(
             raise Stopped(f"the audit was stopped; {folder / campaign.LINES} has what was done: --resume") from None
         if not found.rows():
             raise ConfigError("no claim was audited in this time; give a longer --budget")
-        written = audit_report.write(folder, "all methods", found.rows(), gaps(found.rows()), command_line())
+        rows = found.rows()
+        written = audit_report.write(folder, "all methods", rows, (gaps(rows), gaps(rows, True)), command_line())
     if found.left:
-        console.print(f"{found.left} of {len(found.standings)} claims were not reached: --resume goes on")
+        console.print(f"{found.left} of {len(found.standings)} claims were not reached: continue with --resume")
     _report(found.rows(), written, None, console, as_json)
 
 

@@ -45,7 +45,7 @@ def report(run: Path, as_json: bool) -> None:
         )  # fmt: skip
         console.print(table)
         console.print(
-            "estimate: of Andrew et al. (2023), no bound; it and its lower end assume normal, independent scores",
+            "the estimate (Andrew et al., 2023) is no bound: it and its lower end assume normal, independent scores",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         console.print(f"verdict: {found.verdict}", highlight=False)

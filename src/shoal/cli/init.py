@@ -47,7 +47,7 @@ def command(
     if task not in (None, "classification", "multi-label", "regression"):
         raise ConfigError(f"--task cannot be {task!r}: it is one of classification, multi-label, regression")
     if out.exists() and not replace:
-        raise ConfigError(f"{out} is there already; give --replace, or another file with --out")
+        raise ConfigError(f"{out} already exists; give --replace, or another file with --out")
     names = column_names(file)
     labels = label or [_label(file, names)]
     client = _client(file, [name for name in names if name not in labels], client_column)

@@ -42,7 +42,7 @@ from shoal.federation.operations import logs
 
 app = typer.Typer(
     name="shoal",
-    help="Differentially private federated learning that says truthfully what it reveals.",
+    help="Differentially private federated learning that states exactly what it guarantees.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -85,9 +85,10 @@ def _running(run: Path | None, runs: Path) -> Path:
     if run is not None:
         return run
     found = running(runs)
-    if len(found) != 1:
-        names = ", ".join(map(str, found)) or "none"
-        raise ConfigError(f"give --run: one coordinator must be running in {runs}, found {names}")
+    if not found:
+        raise ConfigError(f"no coordinator is running in {runs}: start `shoal serve`, or name its run with --run")
+    if len(found) > 1:
+        raise ConfigError(f"several coordinators are running in {runs}: choose one with --run {found[0]}")
     return found[0]
 
 

@@ -183,26 +183,29 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
 
 def _cells(outcome: Outcome, private: bool) -> Table:
     from shoal.report.compare import by_headline
+    from shoal.report.plots import UNITS
     from shoal.report.scores import name_of
-    from shoal.sweep.outcome import frontier
+    from shoal.sweep.outcome import frontier, whom
 
     entries = [entry for entry in outcome.entries if entry.best] if private else outcome.entries
     best = set() if private else {entry.name for entry in frontier(outcome)}
     keys = list(outcome.entries[0].choice)
     figures = list(by_headline(outcome.entries)) or ["score"]
-    table = Table("cell", *map(escape, [*keys, *map(name_of, figures)]), "client level", "", box=None, pad_edge=False)
+    unit, observer = whom(outcome.plan)
+    head = [*keys, *map(name_of, figures), f"proven epsilon, {UNITS[unit]}"]
+    table = Table("cell", *map(escape, head), "", box=None, pad_edge=False)
     for entry in entries:
         style = "red" if entry.failed else "bold" if entry.best else None
-        table.add_row(*map(escape, _row(entry, figures, entry.name in best)), style=style)
+        table.add_row(*map(escape, _row(entry, figures, (unit, observer), entry.name in best)), style=style)
     return table
 
 
-def _row(entry: Entry, figures: list[str], on_frontier: bool) -> list[str]:
+def _row(entry: Entry, figures: list[str], whom: tuple[str, str], on_frontier: bool) -> list[str]:
     from shoal.report.compare import NOTHING_LEARNT, word
 
     run = entry.run
     note = "on the frontier" if on_frontier else "" if run is None or run.scores.learnt else NOTHING_LEARNT
-    epsilon = run.epsilon("client", "release") if run else None
+    epsilon = run.epsilon(*whom) if run else None
     return [
         entry.name,
         *(word(value) for value in entry.choice.values()),

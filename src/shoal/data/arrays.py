@@ -157,7 +157,7 @@ def from_clients(
     if not isinstance(clients, Sequence) or not all(
         isinstance(each, Sequence) and len(each) == 2 for each in clients
     ):
-        raise DataError(f"data '{name}': clients must be a list of pairs (x, y), one a client")
+        raise DataError(f"data '{name}': clients must be a list of pairs (x, y), one per client")
     if not len(clients):
         raise DataError(f"data '{name}': no clients given")
     if names is not None and len(names) != len(clients):

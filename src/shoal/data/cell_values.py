@@ -115,7 +115,7 @@ def _parsed(texts: np.ndarray, where: str, before: int) -> np.ndarray:
         row = int(np.isinf(found).argmax())
         fix = "write one such as 12.5, leave it empty, or give the column another kind"
         raise DataError(
-            f"{where}: data row {before + row + 1} holds {short(texts[row])}, which is no number; "
+            f"{where}: data row {before + row + 1} holds {short(texts[row])}, which is not a number; "
             f"{WRITE_POINTS if DECIMAL_COMMA.fullmatch(texts[row]) else fix}"
         )
     return found

@@ -154,7 +154,7 @@ class Dataset:
             return
         if owners.shape != (rows,) or owners.dtype.kind not in "iu":
             raise DataError(
-                f"data '{self.name}': owners must be one whole number a row, "
+                f"data '{self.name}': owners must be one whole number per row, "
                 f"got {owners.dtype} {owners.shape} for {rows} rows"
             )
         if owners.min() < 0 or owners.max() >= len(self.owner_names):

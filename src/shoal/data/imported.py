@@ -49,7 +49,7 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
     if name in KNOWN:
         raise ConfigError(f"name '{name}' belongs to a data set that Shoal knows; choose another")
     if not overwrite and (old := find(name)) is not None:
-        raise ConfigError(f"data '{name}' is there already ({old}); choose another name, or replace it")
+        raise ConfigError(f"data '{name}' already exists ({old}); choose another name, or replace it")
     path = writable_folder() / FOLDER / f"{name}.npz"
     arrays: dict[str, Any] = {
         "train_y": dataset.train_y.numpy(),

@@ -349,7 +349,7 @@ def column(owners: np.ndarray | None, *, rows: int, clients: int | None = None) 
     if owners is None:
         raise ConfigError("partition 'column' needs data with a client column; these have none, use iid or shards")
     if owners.shape != (rows,):
-        raise DataError(f"owners must name one owner a record, got {owners.shape} for {rows} records")
+        raise DataError(f"owners must name one owner per record, got {owners.shape} for {rows} records")
     sizes = np.bincount(owners)
     if not sizes.all():
         raise DataError(f"owner {int(sizes.argmin())} has no record; number owners from 0 without gaps")

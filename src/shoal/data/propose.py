@@ -157,7 +157,7 @@ def _category(known: np.ndarray) -> Guess:
     values, counts = np.unique(known.astype(np.str_), return_counts=True)
     for listed in VOCABULARIES:
         if set(values) <= set(listed):
-            return Guess(Category(listed), "categories known by their kind")
+            return Guess(Category(listed), "the usual names of such categories")
     if np.mean([DATE.match(value) is not None for value in values[:1000]]) > 0.9:
         return Guess(Ignore(), "dates; turn them into numbers, such as days since admission, to use them")
     often = tuple(str(value) for value, count in zip(values, counts, strict=True) if count >= SEEN)
@@ -211,7 +211,7 @@ def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None)
     kinds = (("0", "1"), *VOCABULARIES)
     known = next((listed for listed in kinds if set(values) <= set(listed)), None)
     classes = known or tuple(values)
-    why = "classes known by their kind" if known else "classes that the data hold"
+    why = "the usual names of such classes" if known else "classes that the data hold"
     return _Target({"label": name, "classes": classes, "task": "classification"}, why, known is None)
 
 

@@ -56,7 +56,7 @@ def parse_idx_pair(
 def parse_cifar(data: bytes | bytearray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Pictures `[N, 3, 32, 32]` and labels `[N]` of one CIFAR-10 batch."""
     if not data or len(data) % CIFAR_ROW:
-        raise DataError(f"{where}: {len(data):,} bytes are no whole number of rows of {CIFAR_ROW}")
+        raise DataError(f"{where}: {len(data):,} bytes are not a whole number of rows of {CIFAR_ROW}")
     rows = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_ROW)
     check_labels(rows[:, 0], 10, where)
     return rows[:, 1:].reshape(-1, *CIFAR_SHAPE), rows[:, 0]

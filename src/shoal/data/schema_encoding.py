@@ -68,7 +68,7 @@ def _users_in(schema: Schema, table: pa.Table, where: str) -> np.ndarray:
 
 def _names(texts: np.ndarray, here: str) -> np.ndarray:
     if (longest := max(map(len, texts.flat))) > NAME_LIMIT:
-        raise DataError(f"{here}: a text of {longest} characters is no name (at most {NAME_LIMIT})")
+        raise DataError(f"{here}: a text of {longest} characters is too long for a name (at most {NAME_LIMIT})")
     return texts.astype(np.str_)
 
 
@@ -149,7 +149,7 @@ def _classes(column: pa.ChunkedArray, classes: tuple[str, ...], where: str, befo
     if (codes < 0).any():
         row = int((codes < 0).argmax())
         meant = nearest(texts[row], classes)
-        raise DataError(f"{where}: data row {before + row + 1} holds {texts[row]!r}, which is no class{meant}")
+        raise DataError(f"{where}: data row {before + row + 1} holds {texts[row]!r}, which is not a class{meant}")
     return codes
 
 

@@ -239,7 +239,7 @@ def _plain(column: pa.ChunkedArray, where: str) -> np.ndarray:
         return np.asarray(column)
     texts = column.to_pylist()
     if (longest := max(map(len, texts))) > NAME_LIMIT:
-        raise DataError(f"{where}: a text of {longest} characters is no name (at most {NAME_LIMIT})")
+        raise DataError(f"{where}: a text of {longest} characters is too long for a name (at most {NAME_LIMIT})")
     return np.array(texts, np.str_)
 
 

@@ -51,7 +51,7 @@ JOINING = 600.0  # seconds for a site to load its data and agree
 LINGER = 10.0  # seconds at the end of a run for sites that are reconnecting
 SPARE = 30.0  # seconds that a message outlives its deadline, so that a late answer is recognised
 AFTER_TERMS = 30.0  # seconds, at least, until a site that did not agree is sent the terms again
-TOO_FEW = "; too few are left: invite another site, or drop one with --end (shoal sites)"
+TOO_FEW = "; too few are left: invite another site, or end the run (shoal sites drop NAME --end)"
 LONGEST_PAUSE = 600.0  # seconds, at most, until a site that refuses again and again is sent the terms again
 
 

@@ -295,7 +295,7 @@ class Site:
         again = index.t < furthest or index.attempt > 0
         cycle = algorithm.clients.cycle_length(terms.setting.clients)
         if cycle > 1 and turn == last_turn and not again:
-            raise Refused(f"this site has had its one turn in rounds {turn + 1} to {turn + cycle}")
+            raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
         repeats = max(_said_repeats(message), self._repeats(terms))
         own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below

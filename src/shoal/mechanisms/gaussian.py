@@ -37,17 +37,17 @@ from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discret
 from shoal.random.streams import Keystream
 
 HOW_MANY = Unbounded(
-    "each update has its own noise, so the amount in the sum reveals the cohort size; a fixed-size cohort of fewer "
-    "than all clients hides it"
+    "each update has its own noise, so the noise in the sum reveals the cohort size; a fixed-size cohort of fewer "
+    "than all clients would hide it"
 )
 UNCAPPED = Unbounded("a user may have any number of records: set records.max_per_user")
 PRIVATE_OWNERSHIP = Unbounded(
-    "records have several users, so that one user decides which records of others are used: only where it is public "
-    "whose each record is (data.public_ownership=true) is something proven"
+    "records have several users, so one user decides which records of others are used; something is proven only if "
+    "the users of each record are public (data.public_ownership=true)"
 )
 WHOSE = Unbounded(
-    "with records.max_per_user a record, by whose it is, decides which others are used: only where that is public "
-    "(data.public_ownership=true) is something proven for records"
+    "with records.max_per_user the user of one record decides which others are used; something is proven for records "
+    "only if the users are public (data.public_ownership=true)"
 )
 OVERFLOWED = Unbounded("the cost of its correlated noise is out of range: change per_round.numbers")
 WITH_ITS_NOISE = Unbounded("each client adds its own noise, and a client that drops out takes its noise with it")

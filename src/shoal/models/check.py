@@ -61,7 +61,7 @@ def check(
     if count(model) == 0:
         raise ModelError(f"model {name} has no parameters to train")
     if record_level:
-        _refuse_mixing_layers(model, "mixes the records of a batch, so that record-level privacy cannot hold")
+        _refuse_mixing_layers(model, "mixes the records of a batch, so record-level privacy cannot hold")
     elif noisy_updates:
         _refuse_mixing_layers(model, "keeps running statistics, which noise would spoil (a variance below 0)")
     batch, changed = _batches(model, input_shape, tokens)
@@ -192,7 +192,7 @@ def _refuse_mixing(model: nn.Module, before: torch.Tensor, after: torch.Tensor) 
     if not _same(before[others], after[others]):
         raise ModelError(
             f"model {type(model).__name__} mixes the records of a batch (one record's output changes with "
-            "another's input), so that record-level privacy cannot hold; make each output depend on its own "
+            "another's input), so record-level privacy cannot hold; make each output depend on its own "
             "input only"
         )
 
@@ -207,7 +207,7 @@ def _refuse_mixing_loss(task: Task, output: torch.Tensor, changed: torch.Tensor,
         if not torch.allclose(before[[0, 2]], after[[0, 2]]):
             raise ModelError(
                 "task.loss mixes the records of a batch (one record's loss changes with another's output or target), "
-                "so that record-level privacy cannot hold; compute each loss from its own record only"
+                "so record-level privacy cannot hold; compute each loss from its own record only"
             )
 
 

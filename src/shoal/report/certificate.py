@@ -125,7 +125,7 @@ def signed(held: Mapping[str, Any], key: Ed25519PrivateKey) -> Certificate:
 def write(folder: Path, held: Mapping[str, Any]) -> tuple[Path, Path]:
     """Write certificate.json and certificate.html; returns their paths."""
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}; make it, or leave --out away")
+        raise RunError(f"there is no folder {folder}; make it, or leave out --out")
     return write_page(folder / JSON, checker.written(held).decode()), write_page(folder / PAGE, page(held))
 
 
@@ -156,7 +156,7 @@ def _proven(path: Path) -> tuple[Record, list[dict[str, Any]]]:
     if not (path / FILE).is_file():
         raise RunError(f"{path} has no {FILE}: there is nothing to certify; name a run's folder")
     if state_of(path) == "running":
-        raise RunError(f"the run in {path} goes on; certify it when it has ended")
+        raise RunError(f"the run in {path} is still going on; certify it when it has ended")
     proof = proof_of(path, read_result(path))
     if proof.ledger is None or not proof.ledger.whole:
         because = proof.ledger.because if proof.ledger else "it is missing"

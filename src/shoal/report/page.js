@@ -40,7 +40,7 @@
 
   function say(value, format, digits = 4) {
     if (format === "epsilon") value = roundedUp(value, digits);
-    if (format === "share") return `${tidy(100 * value, digits)} %`;
+    if (format === "share") return `${tidy(100 * value, digits)}%`;
     if (format === "bytes") return inBytes(value, digits);
     if (format === "seconds") return `${tidy(value, digits)} s`;
     const size = Math.abs(value);

@@ -27,8 +27,8 @@ def number(value: Any) -> float | None:
 
 
 def percent(value: float) -> str:
-    """0.953 as `95.3 %`."""
-    return f"{100 * value:.1f} %"
+    """0.953 as `95.3%`."""
+    return f"{100 * value:.1f}%"
 
 
 def short(value: float) -> str:

@@ -23,6 +23,8 @@ ul { margin: 0 0 20px; padding-left: 20px; max-width: 80ch; color: var(--soft); 
 figure { margin: 24px 0; padding: 12px; overflow-x: auto; background: #fff; border: 1px solid var(--rule);
   border-radius: 12px; }
 img { display: block; max-width: none; } @media (min-width: 900px) { img { max-width: 100%; } }
+picture img { max-width: 100%; height: auto; }
+@media (max-width: 700px) { body { padding: 20px 14px; } figure { padding: 6px; } }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13.5px; }
 th, td { text-align: left; padding: 7px 18px 7px 0; border-bottom: 1px solid var(--rule); font-weight: 400;
   vertical-align: top; }

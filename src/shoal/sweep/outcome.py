@@ -116,7 +116,7 @@ def write_sweep_page(outcome: Outcome) -> Path:
     entries = outcome.entries
     if private and outcome.best is not None:
         entries = [entries[outcome.best]]
-    unit, observer = _whom(plan)
+    unit, observer = whom(plan)
     proven = [claim.to_json() for claim in outcome.proven]
     title = "What the chosen model reveals" if private else "All cells together"
     words = Words(
@@ -137,7 +137,7 @@ def frontier(outcome: Outcome) -> list[Entry]:
 
     A cell that is no better than a constant answer is never on it. Cells of different figures have a frontier each.
     """
-    unit, observer = _whom(outcome.plan)
+    unit, observer = whom(outcome.plan)
     kept: list[Entry] = []
     for group in by_headline(outcome.entries).values():
         scored = [
@@ -153,7 +153,8 @@ def frontier(outcome: Outcome) -> list[Entry]:
     return kept
 
 
-def _whom(plan: Plan) -> tuple[str, str]:
+def whom(plan: Plan) -> tuple[str, str]:
+    """The unit and the observer of the budget, for which cells are compared."""
     budget = plan.config(0).budget
     return budget.unit, budget.observer
 

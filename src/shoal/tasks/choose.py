@@ -59,7 +59,7 @@ def choose(
         kind = known.kind if known is not None else by_targets(targets, classes)
     task = TASKS.find(kind, allowed)
     if not issubclass(task, Task):
-        raise ConfigError(f"task.kind '{kind}' is no task: it must be a class derived from shoal.tasks.Task")
+        raise ConfigError(f"task.kind '{kind}' is not a task: it must be a class derived from shoal.tasks.Task")
     if settings.range is not None and task in OWN and task is not Regression:
         raise ConfigError(f"task.range is for regression; leave it out for {kind}")
     return task.of(settings, targets, classes, **own)

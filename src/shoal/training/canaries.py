@@ -100,7 +100,7 @@ def read(folder: Path) -> Noted:
     """
     if not (folder / FILE).is_file() or not (folder / CHECKPOINT).is_file():
         raise RunError(
-            f"{folder} is no federation with canary clients that has released a model: serve one with "
+            f"{folder} is not a federation with canary clients that has released a model: serve one with "
             f"-c federation.canaries=400"
         )
     try:

@@ -119,7 +119,7 @@ def test_the_command(listening, monkeypatch, capsys):
     (run / "control.sock").unlink()
     code, said = shoal("list")
     assert code == 2
-    assert "give --run: one coordinator must be running" in said.err
+    assert "no coordinator is running in" in said.err
 
 
 def test_a_site_whose_drop_cannot_be_written_is_not_dropped_and_the_run_goes_on(tmp_path):
@@ -298,7 +298,7 @@ def test_with_threshold_all_an_invited_site_takes_the_place_of_a_dropped_one(tmp
     assert clients(result) == [4, 4, 4]
     assert sorted(federation.answers) == [
         "site site-02 was dropped; too few sites are left, 3 of 4: the run waits until another one is invited; "
-        "--end, with any site that is left, would end it",
+        "to end it: shoal sites drop site-02 --end",
         "site site-04 was invited; free places: 1 of 4",
     ]
     assert kept(result) == {f"site-{n:02}": (n, False) for n in (0, 1, 3)} | {
@@ -312,12 +312,17 @@ def test_with_threshold_all_the_run_may_end_with_the_model_that_it_has(tmp_path)
     """A site leaves in the second round: that has no sum, stays charged, and the model is the first round's."""
     federation = Federation(tmp_path)
     federation.grid.changes[102] = gone_in_round_2 = _Leaving(federation.grid, 102)
-    federation.when("waiting for sites: 3 of 4", "drop", site="site-02", end=True)
+    federation.when("waiting for sites: 3 of 4", "drop", site="site-02")
+    federation.when("too few are left: invite another site", "drop", site="site-02", end=True)
     result = federation.run(**SECURE)
     assert gone_in_round_2.left
     assert clients(result) == [4, 0]
     assert (result.stopped, result.rounds) == ("sites", 2)
-    assert federation.answers == ["site site-02 was dropped; too few sites are left, the run ends after this round"]
+    assert federation.answers == [
+        "site site-02 was dropped; too few sites are left, 3 of 4: the run waits until another one is invited; "
+        "to end it: shoal sites drop site-02 --end",
+        "site site-02 was dropped; too few sites are left, the run ends after this round",
+    ]
     assert (result.run / "model.safetensors").exists()
     assert "too few sites were left" in (result.run / "report.html").read_text()
 

@@ -75,7 +75,8 @@ class SiteCommands:
 
     def _drop(self, site: str, end: bool) -> dict[str, Any]:
         known = {**{key: member.name for key, member in self._roster.members.items()}, **self._names}
-        found = [key for key, name in known.items() if site in (name, key) and not self.is_dropped(key)]
+        named = [key for key, name in known.items() if site in (name, key)]
+        found = [key for key in named if not self.is_dropped(key)] or (named if end else [])
         if len(found) != 1:
             why = "no such site takes part or may join" if not found else "several sites have this name: give the key"
             raise ConfigError(f"{site!r} cannot be dropped: {why}; `shoal sites list` lists them")
@@ -93,7 +94,7 @@ class SiteCommands:
         else:
             follows = (
                 f"too few sites are left, {self.left} of {wanted}: the run waits until another one is invited; "
-                f"--end, with any site that is left, would end it"
+                f"to end it: shoal sites drop {known[key]} --end"
             )
         message = f"site {known[key]} was dropped; {follows}"
         facts = {"message": message, "level": logging.WARNING, "site": known[key], "key": key}

@@ -76,7 +76,7 @@ class _Cell(ClientLayer):
     def _linear(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """What the inputs and the state contribute to the gates, and the state, which may be missing at first."""
         if x.dim() != 2 or len(x) != self._taped.records:
-            raise ModelError("a recurrent cell must get one row a record; set engine.way=sequential")
+            raise ModelError("a recurrent cell must get one row per record; set engine.way=sequential")
         h = x.new_zeros(len(x), self.hidden_size) if hx is None else hx
         return self._taped(self._inputs, x), self._taped(self._hidden, h), h
 

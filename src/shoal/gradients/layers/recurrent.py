@@ -231,7 +231,7 @@ class RecurrentLayer(ClientLayer):
         """From what PyTorch takes to [N, T, in]."""
         records = self._taped.records
         if isinstance(x, PackedSequence) or x.dim() != 3 or x.shape[0 if self.batch_first else 1] != records:
-            raise ModelError("a recurrent layer must get one padded sequence a record; set engine.way=sequential")
+            raise ModelError("a recurrent layer must get one padded sequence per record; set engine.way=sequential")
         return x if self.batch_first else x.transpose(0, 1)
 
     def _run(self, way: Direction, x: Tensor, h: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor]:
