@@ -49,6 +49,7 @@ def test_groups_are_the_clients_and_few_of_them_have_their_records_protected():
     assert not any(claim["simulated"] for claim in fitted.claims_)
 
 
+@pytest.mark.slow
 def test_without_groups_there_is_one_client_and_none_is_made_up():
     x, y, _ = rows()
     fitted = shoal.FederatedClassifier(rounds=2, random_state=1).fit(x, y)
@@ -64,6 +65,7 @@ def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_n
     assert few == many
 
 
+@pytest.mark.slow
 def test_simulated_clients_are_warned_of_and_named_in_every_claim():
     x, y, _ = rows()
     made_up = {"data.partition": "iid", "data.clients": 12, "clients.sampling": "all", "budget.delta": 0.01}

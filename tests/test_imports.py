@@ -94,6 +94,7 @@ def test_importing_shoal_or_its_command_line_loads_no_heavy_library():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "wanted"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_that_wait_are_told_to_sleep_before_torch_is_loaded(own, wanted):
     told = (

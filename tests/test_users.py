@@ -114,6 +114,7 @@ def test_without_a_cap_there_is_none_because(tmp_path):
     assert all("set records.max_per_user" in each["because"] for each in found)
 
 
+@pytest.mark.slow
 def test_a_budget_for_users_sets_the_noise(tmp_path):
     settings = given(visits(tmp_path / "visits.csv"), budget__epsilon=2.0, budget__calibrate=True)
     config, trainer = prepare(configure(settings), None, None)

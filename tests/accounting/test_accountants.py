@@ -110,6 +110,7 @@ def test_poisson_sampling_under_replace_one_is_that_of_dp_accounting(rate: float
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
+@pytest.mark.slow
 @records(30)
 @given(rates, st.floats(-0.9, 1.5).map(lambda power: 10**power))
 def test_renyi_divergence_is_that_of_dp_accounting_at_whole_orders_and_no_more_at_others(
@@ -270,6 +271,7 @@ def test_epsilon_is_monotone(rate: float, noise: float, count: int, delta: float
     assert epsilon(poisson(rate, noise, count), delta * 2) <= here
 
 
+@pytest.mark.slow
 @records(10)
 @given(rates, noises, counts, deltas)
 def test_delta_and_epsilon_are_inverse(rate: float, noise: float, count: int, delta: float) -> None:
@@ -303,6 +305,7 @@ def test_a_schedule_of_noise_is_bounded_from_above_and_closely() -> None:
     assert epsilon(few) == pytest.approx(nearly, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_kept_is_that_of_its_events_adjacency_and_delta() -> None:
     asked = [
         ({Sampled("poisson", 0.1, Gaussian(noise)): count}, adjacency, delta)

@@ -68,6 +68,7 @@ def test_every_kind_of_event_has_a_function() -> None:
 SLOW = {"client in name only": pytest.mark.slow}  # next to no noise: millions of points
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in GRID])
 def test_it_agrees_with_the_accountant(name: str) -> None:
     for adjacency in ("zero-out", "replace-one"):

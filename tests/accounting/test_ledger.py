@@ -358,6 +358,7 @@ def test_a_torn_commit_leaves_its_round_charged_and_pending(tmp_path: Path) -> N
         assert ledger.intend(1, CHARGES).attempt == 2
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path) as ledger:

@@ -65,6 +65,7 @@ unproven = pytest.mark.parametrize("name", UNPROVEN)
 # --- a seed decides everything
 
 
+@pytest.mark.slow
 @every
 def test_a_seed_decides_the_model(name):
     def model(seed):

@@ -175,6 +175,7 @@ def far_apart(rows: np.ndarray) -> bool:
     return bool(np.abs(between).max() < float(norm.isf(ALPHA / 2 / pairs)) / math.sqrt(rows.shape[1]))
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_noise_is_drawn_twice_by_clients_steps_rounds_or_attempts(name):

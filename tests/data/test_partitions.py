@@ -167,6 +167,7 @@ def test_ten_million_clients_are_not_listed() -> None:
         split.records(clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "each"), [(60_000, 50), (59_999, 48), (1_021, 10)])
 def test_the_clients_of_one_deal_share_no_record(rows: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "LONGEST_LIST", 1)

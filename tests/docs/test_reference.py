@@ -68,6 +68,7 @@ def test_every_paper_of_the_program_is_in_the_bibliography():
         assert each.link in text
 
 
+@pytest.mark.slow
 def test_what_a_run_writes_is_what_the_schemas_and_the_page_on_files_say(hooks, tmp_path):
     result = play(tmp_path, PRIVATE)
     written = {name: json.loads((result.run / name).read_text()) for name in ("result.json", "model.json")}

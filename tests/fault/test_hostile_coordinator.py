@@ -161,6 +161,7 @@ def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(replies):
     assert "answered other terms" in site.answer(TERMS, other).values["refused"]
 
 
+@pytest.mark.slow
 def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_path):
     """Else a coordinator could count the records, or find out which classes occur, one question after another."""
 
@@ -407,6 +408,7 @@ def test_refused_terms_end_no_run(tmp_path):
     assert spent(tmp_path)[0] == 1
 
 
+@pytest.mark.slow
 def test_a_run_whose_end_never_came_counts_against_the_budget(tmp_path):
     """Whatever the owner allows by now: the rounds have been played."""
     first = sampled("one")

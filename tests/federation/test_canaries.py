@@ -42,6 +42,7 @@ def flat(result):
     return torch.cat([tensor.flatten() for tensor in result.model.values()]).double()
 
 
+@pytest.mark.slow
 def test_a_site_refuses_canaries_unless_its_policy_allows_them(tmp_path):
     grid = with_sites(tmp_path, 1)
     offered = with_sites(tmp_path / "asked", 4, bounds=ALLOWED)
@@ -96,6 +97,7 @@ def test_it_flags_a_quarter_of_the_noise(tmp_path, monkeypatch, capsys):
     assert json.loads((result.run / "audit" / "federation.json").read_text())["verdict"] == held["verdict"]
 
 
+@pytest.mark.slow
 def test_a_round_that_was_noted_twice_counts_once(tmp_path):
     result = with_canaries(tmp_path, 40, rounds=2)
     before, path = read(result.run), result.run / FILE
@@ -113,6 +115,7 @@ def test_methods_without_a_place_for_canaries_refuse_them(tmp_path, name):
         served(tmp_path, settings(name) | {"federation.canaries": 20})
 
 
+@pytest.mark.slow
 def test_a_run_without_canaries_says_what_to_do(tmp_path, monkeypatch, capsys):
     result = with_canaries(tmp_path, 0, rounds=1)
     with pytest.raises(SystemExit) as ended:

@@ -40,6 +40,7 @@ def wrong(lines):
     return [(line.what, line.words) for line in lines if line.verdict == "no"]
 
 
+@pytest.mark.slow
 def test_every_sites_head_is_bound_and_checked(tmp_path):
     run, ledgers = federation(tmp_path)
     held = certificate(run)
@@ -68,6 +69,7 @@ def test_a_changed_head_is_found_by_the_ledger_and_by_the_site(tmp_path):
     assert [what for what, _ in found] == ["ledger", "site site-00"]
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_not_the_sites_own_is_refused(tmp_path):
     run, ledgers = federation(tmp_path)
     write(run, certificate(run, ledgers))
@@ -93,6 +95,7 @@ def test_a_site_that_sends_no_head_is_named_as_not_covered(tmp_path, answer):
     assert checker.holds(checked(run, ledgers))
 
 
+@pytest.mark.slow
 def test_a_head_before_the_runs_own_charges_binds_no_complete_ledger(tmp_path):
     first = []
 
@@ -162,6 +165,7 @@ def test_a_site_that_leaves_once_it_has_answered_is_bound(tmp_path):
     assert len(certificate(run)["sites"]) == 4
 
 
+@pytest.mark.slow
 def test_the_page_and_the_command_say_so(tmp_path, monkeypatch, capsys):
     run, _ = federation(tmp_path)
     monkeypatch.setattr(sys, "argv", ["shoal", "certify", str(run)])

@@ -284,6 +284,7 @@ def test_terms_of_another_model_are_refused_before_the_site_has_a_place(replies,
     assert answer.values["refused"].endswith(words)
 
 
+@pytest.mark.slow
 def test_a_late_joiner_pays_from_when_it_joined(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 2}))

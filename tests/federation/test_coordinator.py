@@ -157,6 +157,7 @@ def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
     assert 0.98 * 24 < scale < 1.02 * 24  # 52,650 numbers: off by 2% once in 10^10 times
 
 
+@pytest.mark.slow
 def test_the_ledgers_of_both_say_the_same(tmp_path):
     given = settings("trusted-curator", clients__sampling="poisson")
     result, _ = served(tmp_path, given)

@@ -74,6 +74,7 @@ def test_no_personal_layer_crosses_the_wire(federation):
     assert rounds > 0
 
 
+@pytest.mark.slow
 def test_no_personal_layer_is_in_a_file_of_the_coordinator(federation):
     _, _, result, _ = federation
     assert list(result.model) == ["1.weight", "1.bias"]
@@ -83,6 +84,7 @@ def test_no_personal_layer_is_in_a_file_of_the_coordinator(federation):
         assert file.get_tensor("model").numel() == SHARED
 
 
+@pytest.mark.slow
 def test_the_coordinator_says_that_its_figures_are_not_those_of_the_clients(federation):
     _, _, result, _ = federation
     text = (result.run / "result.json").read_text()

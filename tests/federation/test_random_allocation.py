@@ -68,6 +68,7 @@ def test_a_site_that_joins_within_a_block_is_charged_all_of_it(replies, tmp_path
     assert [(leaf.length, times) for leaf, times in charged(tmp_path / "new").items()] == [(4, 1)]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
@@ -95,6 +96,7 @@ def finish(site, message, done):
     return site.answer(END, Payload(names | {"why": "sites", "round": done})).values
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_gives_no_site_a_second_turn(replies):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
@@ -103,6 +105,7 @@ def test_the_end_of_a_run_gives_no_site_a_second_turn(replies):
     assert "one turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "ended"])
 def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(replies, tmp_path, asked):
     """Of rounds 2 to 8, run again, 5 is a block begun again; in the others it might have been drawn anew."""
@@ -116,6 +119,7 @@ def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(rep
     assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 3, Sampled: 6}
 
 
+@pytest.mark.slow
 def test_no_round_before_the_furthest_is_free(replies, tmp_path):
     """A coordinator that goes back, and says that it does not, gets no turn in an earlier block for nothing."""
     site, terms, message = replies

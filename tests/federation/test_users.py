@@ -60,6 +60,7 @@ def cost(steps):
     return accountants.epsilon(Repeat(SampledUser(4, 0.1, 6.0), steps), 1e-5, adjacency="zero-out").epsilon
 
 
+@pytest.mark.slow
 def test_each_site_caps_its_own_users_and_a_user_may_be_at_both(tmp_path):
     result, grid = federation(tmp_path)
     for site in grid.sites.values():

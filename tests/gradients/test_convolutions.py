@@ -124,6 +124,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("batch", [1, 130])
 def test_every_way_to_find_the_norms(name, batch):

@@ -114,6 +114,7 @@ def test_vmap_does_too(name, per_record):
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_seeds_decide_and_must_be_given():
     torch.manual_seed(0)
     module, x = MODELS["transformer, True"](), torch.randn(1, 3, LENGTH, WIDTH)

@@ -132,6 +132,7 @@ def drawn(noise, rounds, numbers, streams, state=None, first=0):
     return np.stack(found) / 0.5 / 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.statistical(false_alarm=2 * ALPHA)

@@ -187,6 +187,7 @@ def test_secure_mode_charges_less_noise_and_a_distance():
 # --- what a round has
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_a_round_has_the_shares_of_all_clients():
     """Chi-square on 104,000 numbers (finds 2%): sigma sqrt(10/6), more than is charged against the server."""
@@ -282,6 +283,7 @@ def test_a_large_model_takes_no_digits_from_the_sum():
     assert 0.99 < float(found.norm()) / record.bound({}, 0, ROUNDS) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=2e-7)
 def test_no_record_moves_the_sum_by_more_than_its_clip():
     """The same random numbers on 40 pairs of neighbours, one record replaced by another: two clips at most."""

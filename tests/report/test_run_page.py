@@ -94,6 +94,7 @@ def test_every_run_ends_with_a_page_that_shows_the_numbers_of_metrics_jsonl(priv
         assert plots[plot]["series"][series]["values"] == [line[name] for line in lines], name
 
 
+@pytest.mark.slow
 def test_epsilon_is_drawn_for_each_unit_and_observer_with_budget_and_what_is_reported(private):
     plot = embedded((private.run / "report.html").read_text())["epsilon"]
     lines = metrics(private.run)
@@ -127,6 +128,7 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     assert "The hash chain is intact" in said
 
 
+@pytest.mark.slow
 def test_delta_is_said_as_a_test_has_it(private):
     said = Text((private.run / "report.html").read_text()).said
     assert "has a true-positive rate of at most" in said
@@ -134,6 +136,7 @@ def test_delta_is_said_as_a_test_has_it(private):
     assert "but for a chance" not in said
 
 
+@pytest.mark.slow
 def test_every_claim_of_a_run_names_its_adjacency_and_that_the_number_of_clients_is_public(private):
     result = json.loads((private.run / "result.json").read_text())
     for claim in result["proven"]:
@@ -187,6 +190,7 @@ def test_every_plot_has_words_for_who_cannot_see_it(private):
         assert ("client" if plot["id"] == "spread" else "round") in plot["about"]
 
 
+@pytest.mark.slow
 def test_configuration_and_environment_are_there_whole(private):
     said = Text((private.run / "report.html").read_text()).said
     for key, value in read_run(private.run).flat_config().items():
@@ -204,6 +208,7 @@ def test_the_page_can_be_made_again_from_the_folder_alone(private):
     assert write_report(private.run).read_text() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_shows_its_rounds_and_asks_to_be_looked_at_again(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "EVERY", 0.0)
     monkeypatch.setattr(recorder, "SHARE", float("inf"))
@@ -243,6 +248,7 @@ def test_a_run_that_was_stopped_shows_what_it_has_and_goes_on_where_it_was(tmp_p
     assert embedded(html)["accuracy"]["x"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_edited_shows(tmp_path):
     run = play(tmp_path, PRIVATE).run
     ledger = run / "ledger.jsonl"
@@ -255,6 +261,7 @@ def test_a_ledger_that_was_edited_shows(tmp_path):
     assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 
 
+@pytest.mark.slow
 def test_a_result_that_was_edited_shows(tmp_path):
     """What is proven stands in the ledger's last line too."""
     run = play(tmp_path, PRIVATE).run
@@ -319,6 +326,7 @@ def test_a_private_selection_that_the_ledger_does_not_know_shows(tmp_path):
     require_nothing_printed(run)
 
 
+@pytest.mark.slow
 def test_a_result_whose_ledger_lost_its_last_line_shows(tmp_path):
     run = play(tmp_path, PRIVATE).run
     ledger = run / "ledger.jsonl"
@@ -327,6 +335,7 @@ def test_a_result_whose_ledger_lost_its_last_line_shows(tmp_path):
     require_nothing_printed(run)
 
 
+@pytest.mark.slow
 def test_what_is_proven_of_a_run_without_a_result_follows_from_what_was_charged(tmp_path):
     """Its metrics are nobody's proof."""
     whole = play(tmp_path, PRIVATE)
@@ -373,6 +382,7 @@ def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path)
     assert plots["accuracy"]["x"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_metrics_without_an_end_are_not_read_for_ever(tmp_path):
     run = play(tmp_path, FEDAVG).run
     (run / "metrics.jsonl").unlink()
@@ -419,6 +429,7 @@ def test_names_and_labels_cannot_become_markup(tmp_path):
     assert not any(name.startswith("on") for _, attrs in seen.tags for name in attrs)
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_of_the_network(private):
     seen = Text((private.run / "report.html").read_text())
     for tag, attrs in seen.tags:
@@ -514,6 +525,7 @@ def test_notes_that_all_bounds_share_are_printed_once():
     assert shared_notes(both[:1]) == (both[:1], ""), "one bound keeps its own"
 
 
+@pytest.mark.slow
 def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(private):
     run = read_run(private.run)
     loose = [claim("client", "release", 5470.0), claim("record", "release", 2.0)]

@@ -147,6 +147,7 @@ def test_the_progress_bar_shows_the_figure_of_the_task(tmp_path):
     assert float(task.fields["score"]) == pytest.approx(result.score, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_runs_are_listed_with_the_figure_of_their_task(unlearnt, regression):
     listed = CliRunner().invoke(runs_app, ["list", "--runs", str(regression.run.parent)]).stdout
     assert f"RMSE {regression.score:.4g}" in listed
@@ -169,6 +170,7 @@ def test_the_page_says_that_nothing_was_learnt(unlearnt):
     assert '<div class="tile bad">\n      <h2>Accuracy</h2>' in html
 
 
+@pytest.mark.slow
 def test_the_page_of_a_regression_has_its_figures_and_no_confusion(regression):
     html = (regression.run / "report.html").read_text()
     assert "<h2>RMSE</h2>" in html
@@ -179,6 +181,7 @@ def test_the_page_of_a_regression_has_its_figures_and_no_confusion(regression):
         assert f"<dt>{name}</dt>" in html
 
 
+@pytest.mark.slow
 def test_the_page_draws_the_figure_over_rounds_and_by_client(regression):
     data = json.loads((regression.run / "report.html").read_text().split('id="data">')[1].split("</script>")[0])
     plots = {plot["id"]: plot for plot in data["plots"]}

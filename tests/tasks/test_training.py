@@ -145,6 +145,7 @@ def test_a_loss_and_a_metric_of_ones_own(config, tmp_path, monkeypatch):
     assert result.figures["largest"] >= result.score
 
 
+@pytest.mark.slow
 def test_classes_that_are_numbers_may_be_regressed(tmp_path):
     ratings = np.clip(np.round(3 + X[:, 0]), 1, 5)
     data = shoal.from_arrays(X, ratings, client=OWNERS)

@@ -46,6 +46,7 @@ def test_an_improvement_must_be_large_enough_where_one_is_asked_for():
     assert not StopSection(patience=1, min_improvement=0.1).reached([0.5, 0.61], True)
 
 
+@pytest.mark.slow
 def test_it_stops_early_and_claims_what_all_planned_rounds_cost(tmp_path):
     """What is claimed must not depend on when it stopped."""
     noisy = PRIVATE | {"rounds": 10, "server.lr": 1e-9}  # the model hardly moves

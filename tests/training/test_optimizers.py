@@ -106,6 +106,7 @@ def test_it_does_what_torch_does_for_each_client(case, way):
         assert float(expected.norm()) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["both", "everything"])
 def test_running_statistics_are_neither_decayed_nor_pulled(case):
     local, optimizer = CASES[case]
@@ -164,6 +165,7 @@ def test_a_run_that_is_resumed_ends_as_if_nothing_had_been(tmp_path):
     assert all(torch.equal(rest.model[name], tensor) for name, tensor in whole.model.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_that_take_the_place_of_others_begin_where_these_do(case):
     """What a CUDA graph relies on: copied memory, and values taken over in it; the model of the round included."""

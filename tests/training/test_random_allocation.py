@@ -69,6 +69,7 @@ def test_research_mode_ends_with_the_same_model_however_often_it_is_stopped(tmp_
     assert all((whole.model[key] == resumed.model[key]).all() for key in whole.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed_in", "more"), [(2, {Sampled: 1}), (4, {Allocated: 1})])
 def test_a_round_that_is_killed_is_charged_again_and_its_clients_are_drawn_anew(
     tmp_path, taken, monkeypatch, killed_in, more
@@ -99,6 +100,7 @@ def test_a_round_that_is_killed_is_charged_again_and_its_clients_are_drawn_anew(
     assert everyone_once(played[4:])
 
 
+@pytest.mark.slow
 def test_a_new_round_that_is_charged_together_with_one_that_is_run_again_goes_on_as_allocated(tmp_path, taken):
     """Round 3 was charged and killed. Rounds 3 and 4 are charged as one second attempt, though round 4 had none."""
     run = stopped_after(tmp_path, ALLOCATED | {"engine.checkpoint_every": 2}, 2)

@@ -211,6 +211,7 @@ def test_by_brute_force_what_can_be_unmasked_is_closed_under_picks():
     assert smaller > 0, "such sums exist: only their probability protects"
 
 
+@pytest.mark.slow
 def test_cuts_are_no_more_frequent_than_their_bound():
     """Random picks of 5 among 10 sites, of which one may be gone: in how many graphs some choice of survivors leaves
     a part cut off, by trying all of them."""
@@ -240,6 +241,7 @@ def cuttable(picks, threshold, inside):
     return False
 
 
+@pytest.mark.slow
 def test_small_parts_that_pick_within_themselves_are_no_more_frequent_than_their_bound():
     """Three of 16 sites who each picked one of the other two: the second bound, for a list of all 16 or of 11."""
     n, k, threshold, size = 16, 2, 11, 3
@@ -320,6 +322,7 @@ def test_fewer_neighbours_than_needed_leave_no_sum(tiny):
         cohort.sum(numbers(), lost, back=back)
 
 
+@pytest.mark.slow
 def test_a_wrong_share_and_false_shares_are_named_as_ever(tiny):
     cohort, values = tiny(), numbers()
 
@@ -529,6 +532,7 @@ def test_a_forged_entry_is_refused_by_those_who_pick_it_and_nobody_is_on_the_lis
             cohort.desks[0].answer(SHARES, Payload({"cards": BundleList.of(found | change(found)).packed}), NOW, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -174,6 +174,7 @@ def _terms(grid):
     return Terms.read(message.text("terms"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -82,6 +82,7 @@ def test_what_cannot_be_split_is_refused(size, threshold):
 # ---------------------------------------------------------------- masks
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 6), st.data())
 def test_masks_cancel_whoever_drops_out(sites, data):
@@ -106,6 +107,7 @@ def test_bits_pass_a_parcel_unharmed():
     assert (from_vector(passed) == words).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=30),
@@ -197,6 +199,7 @@ def test_a_sum_of_shares_costs_no_more_than_one_gaussian():
 # ---------------------------------------------------------------- noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gone", [(), ((ROUND, 2),), ((SHARES, 1), (UNMASK, 3))], ids=["all", "one gone", "some gone"]
 )
