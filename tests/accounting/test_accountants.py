@@ -125,6 +125,12 @@ def test_renyi_divergence_is_that_of_dp_accounting_at_whole_orders_and_no_more_a
     assert (ours <= theirs * (1 + 1e-6) + 1e-13).all()
 
 
+def test_each_noise_of_a_schedule_has_its_own_divergence_however_often_it_comes() -> None:
+    noises, orders = np.array([2.0, 0.7, 2.0, 5.0, 0.7]), (1.5, 2, 17)
+    alone = [rdp.poisson_gaussian(0.1, noises[t : t + 1], orders)[0] for t in range(len(noises))]
+    np.testing.assert_array_equal(rdp.poisson_gaussian(0.1, noises, orders), alone)
+
+
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.7])
 @pytest.mark.parametrize("noise", [0.05, 0.3, 2.0, 30.0])
 def test_renyi_divergence_without_replacement_is_that_of_dp_accounting(rate: float, noise: float) -> None:
