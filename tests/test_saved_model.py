@@ -477,6 +477,7 @@ def test_weights_of_other_names_or_shapes_are_refused(finished):
     assert "'bias' is of shape (2,) in model.safetensors, missing in Linear" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -188,6 +188,7 @@ def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_pa
         again.close()
 
 
+@pytest.mark.slow
 def test_a_site_that_restarts_for_every_message_answers_other_terms_after_a_round(tmp_path):
     def fresh():
         return Site(Owner("site", tmp_path, some), joins=False)
@@ -315,6 +316,7 @@ def test_counts_below_one_are_refused(tmp_path, name, count):
     assert f"must be >= 1, got {count}" in answer.values["refused"]
 
 
+@pytest.mark.slow
 def test_refused_terms_leave_no_mark_on_the_unit(tmp_path):
     """The owner names no unit: what is shown and limited is that of the terms that were agreed to."""
     refused, agreed = terms(budget__unit="client", per_step__noise=0.5), terms(budget__unit="record")

@@ -52,6 +52,7 @@ def test_a_site_refuses_canaries_unless_its_policy_allows_them(tmp_path):
     assert refused == "federation.canaries is 20, this site accepts 0 to 0 (its --bound canaries=LOW:HIGH)"
 
 
+@pytest.mark.slow
 def test_claims_and_denominators_are_those_of_the_sites_alone(tmp_path):
     plain, measured = (with_canaries(tmp_path / str(count), count, rounds=1) for count in (0, 50))
     assert measured.proven == plain.proven

@@ -54,6 +54,7 @@ def test_it_ends_where_the_simulator_does_and_every_site_has_its_clients_layers(
     assert found == len(weights) > 0
 
 
+@pytest.mark.slow
 def test_no_personal_layer_crosses_the_wire(federation):
     """Every vector is as long as the shared layers, and no stretch of a site's own layers is in any message."""
     _, _, _, grid = federation

@@ -22,6 +22,7 @@ def charged(folder):
         return without_sampler(leaves(ledger.charged_event("client", "release")))[0]
 
 
+@pytest.mark.slow
 def test_simulation_and_network_agree_and_everybody_comes_once_a_block(tmp_path):
     over_the_network, grid = served(tmp_path, ALLOCATED)
     assert farthest(over_the_network, simulated(tmp_path, ALLOCATED)) < 1e-5
@@ -46,6 +47,7 @@ def ask(site, message, t, **changes):
     return site.answer(ROUND, Payload(message.values | {"round": t, "attempt": 0} | changes, message.vectors)).values
 
 
+@pytest.mark.slow
 def test_a_site_is_charged_a_block_once_and_refuses_a_second_turn(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))

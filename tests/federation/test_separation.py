@@ -170,6 +170,7 @@ def test_a_site_refuses_a_round_that_comes_too_early_whatever_the_coordinator_sa
     assert "it has taken part in 2 rounds, and may in 2" in site.ask(8)
 
 
+@pytest.mark.slow
 def test_another_run_in_between_does_not_make_it_forget_its_rounds(site):
     """The coordinator of a run that was stopped still has its noise, and goes on with it."""
     assert site.ask(1) is None

@@ -114,6 +114,7 @@ def test_terms_that_say_something_else_of_users_than_their_configuration_are_ref
     assert "what the terms say of users" in answer.values["refused"]
 
 
+@pytest.mark.slow
 def test_the_owner_reads_what_the_claims_for_users_rest_on(tmp_path):
     _, grid = federation(tmp_path, federation__max_sites_per_user=1)
     said = []

@@ -94,6 +94,7 @@ def test_what_is_optimised_is_better_than_the_root_of_as_many_bands(kind, begun,
     assert found < 0.999 * root
 
 
+@pytest.mark.slow
 def test_blt_never_rises_and_all_its_weights_are_positive():
     for buffers in (1, 2, 5):
         found = factorise("blt", buffers, 0.0, Participation(200, 20, 10)).coefficients(200)

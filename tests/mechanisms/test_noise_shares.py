@@ -80,6 +80,7 @@ def test_golden_figures_of_too_few_survivors(survivors, expected):
     assert epsilon(Repeat(one, 1000), 1e-6).epsilon == pytest.approx(expected, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_golden_figures_of_the_method():
     record = with_shares(threshold=20, colluding=3)
     record = replace(record, records=Records("poisson", rate=0.01, nominal_records=1000))
@@ -308,6 +309,7 @@ def test_no_record_moves_the_sum_by_more_than_its_clip():
     assert min(moved) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_run_spends_its_budget_against_the_server(tmp_path, random):
     given = {"algorithm": "distributed-dp-sgd", "data.clients": 6, "model": "linear", "rounds": 3, "random": random}

@@ -74,6 +74,7 @@ def plain(tmp_path_factory):
 # ---------------------------------------------------------------- what it shows
 
 
+@pytest.mark.slow
 def test_every_run_ends_with_a_page_that_shows_the_numbers_of_metrics_jsonl(private):
     plots = embedded((private.run / "report.html").read_text())
     lines = metrics(private.run)
@@ -183,6 +184,7 @@ def test_signal_to_noise_halves_where_the_noise_doubles(tmp_path):
     assert 0 < once["snr"] <= once["clients"] * once["clip"] / (once["noise"] * parameters**0.5) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_every_plot_has_words_for_who_cannot_see_it(private):
     html = (private.run / "report.html").read_text()
     for plot in embedded(html).values():
@@ -316,6 +318,7 @@ def require_nothing_printed(run):
     assert "0.0123" not in html + compared.read_text()
 
 
+@pytest.mark.slow
 def test_a_private_selection_that_the_ledger_does_not_know_shows(tmp_path):
     run = play(tmp_path, PRIVATE).run
 

@@ -254,6 +254,7 @@ def test_a_claim_that_is_known_to_be_wrong_is_never_called_consistent(change):
     assert outcome.verdict == "VIOLATED"
 
 
+@pytest.mark.slow
 def test_a_published_claim_is_consistent_only_where_a_quarter_of_the_noise_is_caught():
     weak = replace(FEW, step_trials=3)
     (outcome,) = audit(algorithm("fed-alpha-cdp"), level="record", effort=weak, seed=3)

@@ -63,6 +63,7 @@ def assert_same(found, wanted, **close):
         torch.testing.assert_close(vars(found[1]), vars(wanted[1]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("name", METHODS)
 def test_pieces_of_a_batch_give_the_step_of_the_batch(name, way):

@@ -248,6 +248,7 @@ KEPT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp-sgd", "quantile-record", "adaclip"])
 @pytest.mark.parametrize("changes", KEPT, ids=["momentum", "adamw", "personal", "everything"])
 def test_noisy_sums_are_all_that_updates_and_kept_state_know_of_the_records(name, changes, monkeypatch):

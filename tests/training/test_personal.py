@@ -253,6 +253,7 @@ def test_no_clients_layer_is_in_the_released_model(ran):
     assert all(torch.equal(tensor, initial[name]) for name, tensor in found.items())
 
 
+@pytest.mark.slow
 def test_the_clients_own_layers_are_in_a_file_of_their_own_that_is_not_for_release(ran):
     with safe_open(ran.run / "personal.safetensors", framework="pt") as file:
         assert file.metadata()["release"] == release.PERSONAL

@@ -63,6 +63,7 @@ def test_a_resumed_run_keeps_its_allocation_and_is_charged_no_more(tmp_path, tak
     assert ALLOCATION not in load_file(run / CHECKPOINT)
 
 
+@pytest.mark.slow
 def test_research_mode_ends_with_the_same_model_however_often_it_is_stopped(tmp_path):
     whole = play(tmp_path / "whole", ALLOCATED)
     resumed = go_on(stopped_after(tmp_path / "stopped", ALLOCATED, 3))

@@ -133,6 +133,7 @@ def test_too_few_at_any_message_leave_no_sum(kind):
         made.sum(contributions(made.plan), [(kind, 2), (kind, 3)])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=4 * ALPHA)
 def test_colluding_sites_subtract_their_shares_and_the_charged_noise_is_left():
     """Two of six may collude; with a third one it would be too little."""
