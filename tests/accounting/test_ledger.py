@@ -232,7 +232,7 @@ def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@settings(derandomize=True, database=None, deadline=None, max_examples=120)
 @given(
     st.one_of(
         st.binary(max_size=400),
