@@ -87,6 +87,7 @@ def test_flower_and_scipy_are_loaded_only_where_they_are_needed():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_importing_shoal_or_its_command_line_loads_no_heavy_library():
     heavy = ("torch", "scipy", "sklearn", "dp_accounting")
     code = f"import shoal, shoal.cli.main, sys; print([m for m in {heavy} if m in sys.modules])"

@@ -120,6 +120,7 @@ def test_labels_are_predicted_each(tmp_path):
     assert found.figures == result.figures
 
 
+@pytest.mark.slow
 def test_the_next_token_comes_from_a_module_passed_again(tmp_path):
     sequence = (GENERATOR.integers(0, 6, (600, 1)) + np.arange(7)) % 6
     data = shoal.from_arrays(sequence[:, :-1], sequence[:, 1:], client=OWNERS, classes=list("abcdef"))

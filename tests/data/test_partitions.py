@@ -182,6 +182,7 @@ def test_the_clients_of_one_deal_share_no_record(rows: int, each: int, monkeypat
     assert np.array_equal(split.held, np.flatnonzero(times))
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_the_labels_of_dealt_clients_are_like_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square statistics of 20,000 clients, one class against the rest: mean 1, standard deviation 0.01."""

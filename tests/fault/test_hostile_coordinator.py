@@ -124,6 +124,7 @@ def test_small_steps_have_their_noise(tmp_path):
     assert float((one - other).std()) == pytest.approx(math.sqrt(2) * 8e-15 / RECORDS, rel=0.2, abs=0)
 
 
+@pytest.mark.slow
 def test_momentum_of_one_run_does_not_reach_another_of_the_same_name(tmp_path):
     """What a run without noise in its steps left is raw: in another run's update nothing would protect it."""
     momentum = {"local__momentum": 0.9, "local__keep_momentum": True}
@@ -389,6 +390,7 @@ def test_a_run_whose_end_never_comes_is_charged_before_the_next(tmp_path, run, n
     assert spent(tmp_path / "lost")[0] == PLANNED + 3, "the other run is charged from its own beginning"
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_is_charged_no_further(tmp_path):
     first, second = sampled("one"), sampled("two")
     joined(tmp_path, first, [a_round(first), the_end(first, 5)])
@@ -396,6 +398,7 @@ def test_a_run_that_ended_early_is_charged_no_further(tmp_path):
     assert spent(tmp_path)[0] == 5
 
 
+@pytest.mark.slow
 def test_a_round_after_the_end_opens_the_run_again(tmp_path):
     first, second = sampled("one"), sampled("two")
     joined(tmp_path, first, [a_round(first), the_end(first, 5), a_round(first, 9)])
@@ -430,6 +433,7 @@ def test_what_is_left_of_a_seeded_run_is_charged_as_no_noise(tmp_path):
         assert any(isinstance(leaf, Unbounded) for leaf in leaves(ledger.charged_event("client", "release")))
 
 
+@pytest.mark.slow
 def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
     first = sampled("one")
     joined(tmp_path, first, [a_round(first)])

@@ -75,6 +75,7 @@ def test_canaries_are_drawn_at_the_rate_of_the_sites():
     assert set(canaries.drawn(0, 0, 0.25)) != set(canaries.drawn(0, 1, 0.25))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.statistical(false_alarm=4e-9)
 def test_an_audit_agrees_with_the_right_noise(tmp_path, seeded):
@@ -85,6 +86,7 @@ def test_an_audit_agrees_with_the_right_noise(tmp_path, seeded):
     assert all(abs(seen.shift - math.sqrt(6) / 12) < 6 * math.sqrt(4 / 200) for seen in found.seen)
 
 
+@pytest.mark.slow
 def test_it_flags_a_quarter_of_the_noise(tmp_path, monkeypatch, capsys):
     add = Gaussian.add
     monkeypatch.setattr(Gaussian, "add", lambda self, total, z, *rest: add(self, total, z / 4, *rest))

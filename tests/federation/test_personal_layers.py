@@ -92,6 +92,7 @@ def test_the_coordinator_says_that_its_figures_are_not_those_of_the_clients(fede
     assert "the coordinator has none, so its figures are those of their initial values" in text
 
 
+@pytest.mark.slow
 def test_a_site_that_starts_again_goes_on_with_its_layers(federation):
     _, _, _, grid = federation
     for site in grid.sites.values():

@@ -62,6 +62,7 @@ def test_a_site_is_charged_a_block_once_and_refuses_a_second_turn(replies, tmp_p
     assert (times, block.length) == (2, 4)
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_within_a_block_is_charged_all_of_it(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 2}))
@@ -83,6 +84,7 @@ def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_pa
     assert isinstance(again[0].event, Gaussian)
 
 
+@pytest.mark.slow
 def test_a_block_begun_again_has_one_turn_too(replies, tmp_path):
     """That turn is drawn anew with its first round, and all that is charged for it is one block."""
     site, terms, message = replies
@@ -133,6 +135,7 @@ def test_no_round_before_the_furthest_is_free(replies, tmp_path):
     assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 2, Sampled: 2}
 
 
+@pytest.mark.slow
 def test_a_long_run_takes_few_lines_and_its_cap_is_that_of_its_blocks(tmp_path):
     method = configure({"algorithm": "trusted-curator", "clients.sampling": "random-allocation",
                         "clients.cohort": 10, "per_round.noise_multiplier": 2.0}).algorithm  # fmt: skip

@@ -35,6 +35,7 @@ def spaced(**changes):
     return settings("dp-ftrl", **SEPARATED, **changes) | {"clients.cohort": 2, "rounds": 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -58,6 +59,7 @@ def test_a_federation_with_correlated_noise_ends_where_the_simulator_does(tmp_pa
         assert len(rounds) <= (2 if "clients.separation" in given else 3)
 
 
+@pytest.mark.slow
 def test_the_coordinator_asks_those_who_are_there(tmp_path):
     """Two of four places are taken: both sites come in round 1, and again after three rounds."""
     given = spaced() | {"federation.min_sites_to_start": 2}
@@ -160,6 +162,7 @@ def site(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_a_site_refuses_a_round_that_comes_too_early_whatever_the_coordinator_says(site):
     assert site.ask(1) is None
     before = site.shift()
@@ -198,6 +201,7 @@ def test_a_site_pays_for_its_own_rounds_in_all_rounds_to_come(site):
         assert sum(intent.round - intent.first + 1 for intent in ledger.charged) == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_late_pays_in_full(site):
     """A run's later rounds are charged little, for clients that have come before: this one has not."""
     site.ask(ROUNDS - 3)

@@ -88,6 +88,7 @@ def test_a_bad_answer_counts_as_zero(tmp_path):
         assert TAMPERED[what][1] in report["why"], what
 
 
+@pytest.mark.slow
 def test_a_replayed_answer_counts_as_zero(tmp_path, silent):
     """An old answer, good in its round, is sent again in the next one."""
     kept = []

@@ -35,6 +35,7 @@ TABLE = {  # root mean square and largest error, by (rounds, separation, partici
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", TABLE, ids=str)
 def test_errors_are_those_of_the_reference_to_one_per_cent(key):
     plan, bands = Participation(*key), key[1]
@@ -158,6 +159,7 @@ def test_a_stream_goes_on_from_what_was_kept(kind):
     np.testing.assert_array_equal(whole, np.concatenate([begun, rest]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "vectors"), [("blt", 2), ("banded", 3), ("bisr", 3)])
 def test_what_is_kept_does_not_grow_with_the_rounds(kind, vectors):
     for rounds in (9, 60):
@@ -167,6 +169,7 @@ def test_what_is_kept_does_not_grow_with_the_rounds(kind, vectors):
         assert noise.factors(Participation(rounds, 3)).vectors == vectors
 
 
+@pytest.mark.slow
 def test_in_secure_mode_the_kept_noise_is_that_which_was_released():
     """Else the rounding of every round would stay in all later ones."""
     for kind in KINDS:

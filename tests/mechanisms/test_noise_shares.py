@@ -217,6 +217,7 @@ def summed(sim, clients=(0,), streams=None):
     return updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["flat", "split"])
 def test_a_record_is_rounded_towards_zero_on_the_grid_and_never_longer_than_its_clip(layers):
     record = small("distributed-dp-sgd", per_record=RecordClip(0.3, layers))

@@ -48,6 +48,7 @@ def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs
         assert (tmp_path / link).resolve() == (run.path / "report.html").resolve()
 
 
+@pytest.mark.slow
 def test_keys_that_differ_are_columns_and_those_that_do_not_are_none(runs):
     assert differing(runs[:2]) == ["per_round.noise_multiplier"]
     assert "records.batch" not in differing(runs)

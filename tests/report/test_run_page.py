@@ -118,6 +118,7 @@ def test_the_training_without_privacy_is_drawn_beside_the_run(private):
     assert kept[-1]["round"] == private.rounds
 
 
+@pytest.mark.slow
 def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release(private):
     said = Text((private.run / "report.html").read_text()).said
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
@@ -165,6 +166,7 @@ def test_a_run_that_proves_nothing_says_so_first(plain):
     assert "epsilon" not in embedded((plain.run / "report.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_confusion_counts_every_held_out_record_once_and_agrees_with_accuracy(private):
     kept = json.loads((private.run / "result.json").read_text())
     matrix = kept["confusion"]
@@ -239,6 +241,7 @@ def test_pages_take_a_small_share_of_a_runs_time(tmp_path, monkeypatch):
     assert written == [0, 7, 14, 21, 28, 35, 40]  # at the start, at the end, and one every two seconds
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_shows_what_it_has_and_goes_on_where_it_was(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     html = (run / "report.html").read_text()
@@ -281,6 +284,7 @@ def test_a_result_that_was_edited_shows(tmp_path):
     assert "result.json and the ledger's closing line disagree" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
     run = play(tmp_path, PRIVATE).run
     ledger = run / "ledger.jsonl"
@@ -362,6 +366,7 @@ def test_a_round_that_was_charged_and_not_released_counts(tmp_path):
     assert read_run(run).epsilon("client", "release") > before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_charged_after_it_was_selected_proves_nothing(tmp_path):
     """What a selection proves is about the run as it was."""
     whole = play(tmp_path, PRIVATE)
@@ -374,6 +379,7 @@ def test_a_run_that_was_charged_after_it_was_selected_proves_nothing(tmp_path):
     assert all("after a private selection" in claim["because"] for claim in read_run(whole.run).proven)
 
 
+@pytest.mark.slow
 def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path):
     run = play(tmp_path, PRIVATE).run
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -396,6 +402,7 @@ def test_metrics_without_an_end_are_not_read_for_ever(tmp_path):
 # ---------------------------------------------------------------- it never costs a run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["run_page", "write_page"])
 def test_a_page_that_fails_is_told_of_once_and_the_run_is_whole(tmp_path, monkeypatch, caplog, broken):
     def fail(*_):
@@ -417,6 +424,7 @@ def test_a_page_that_fails_is_told_of_once_and_the_run_is_whole(tmp_path, monkey
 # ---------------------------------------------------------------- it is safe and small
 
 
+@pytest.mark.slow
 def test_names_and_labels_cannot_become_markup(tmp_path):
     rows = [([[float(k), 1.0], [0.0, float(k)]], [0, 1]) for k in range(1, 9)]
     clients = [(x, y) for x, y in rows]
@@ -573,6 +581,7 @@ def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
     assert read_run(run).ledger.whole
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 @pytest.mark.parametrize(
     ("epsilon", "shown"),

@@ -128,6 +128,7 @@ def test_the_terminal_says_that_nothing_was_learnt(unlearnt):
     assert "warning This model is no better than a constant answer" in said
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_a_regression_and_its_worst_client(regression):
     said = shown(regression)
     assert f"RMSE {regression.score:.4g} on held-out data (always the mean: {regression.trivial['rmse']:.4g})" in said
@@ -210,6 +211,7 @@ def test_a_regression_that_goes_on_shows_its_figure(tmp_path, monkeypatch):
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_result_without_the_new_keys_is_still_shown(tmp_path):
     run = play(tmp_path, PRIVATE).run
     new = {"task", "headline", "higher_is_better", "trivial_answer", "figures", "trivial", "figures_by_client"}

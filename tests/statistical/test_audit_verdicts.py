@@ -216,6 +216,7 @@ def test_records_that_come_several_times_are_charged_so_and_not_called_a_fault(n
     assert step_radius(record, Streams(3)) == pytest.approx(step_radius(algorithm(name), Streams(3)), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lucky_runs", "flagged"), [(1, []), (2, ["canaries"])])
 @pytest.mark.usefixtures("rarely")
 @pytest.mark.statistical(false_alarm=1e-7)

@@ -116,6 +116,7 @@ def test_running_statistics_are_neither_decayed_nor_pulled(case):
     torch.testing.assert_close(found[0], expected, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["momentum", "adamw"])
 def test_a_client_that_keeps_its_state_goes_on_where_it_was(case):
     """Two rounds of one client from its own model equal one optimiser that runs through."""
@@ -138,6 +139,7 @@ def test_a_client_that_keeps_its_state_goes_on_where_it_was(case):
     assert not torch.allclose(forgetful, update, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_client_that_diverges_keeps_what_it_had():
     sim = clients_of(Local(lr=1e12, momentum=0.9, keep_momentum=True, weight_decay=1.0, epochs=9))
     had = torch.ones(sim.cohort.network.layout.size)

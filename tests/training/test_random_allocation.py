@@ -39,6 +39,7 @@ def everyone_once(turns):
     return sorted(client for _, clients in turns for client in clients) == list(range(CLIENTS))
 
 
+@pytest.mark.slow
 def test_a_run_is_charged_its_blocks_and_proves_them_for_clients_against_released_models(tmp_path, taken):
     run = play(tmp_path, ALLOCATED)
     assert charged(run.run) == {BLOCK: 2}
@@ -51,6 +52,7 @@ def test_a_run_is_charged_its_blocks_and_proves_them_for_clients_against_release
     assert [line["expected_clients"] for line in run.metrics] == [3] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_resumed_run_keeps_its_allocation_and_is_charged_no_more(tmp_path, taken, random):
     run = stopped_after(tmp_path, ALLOCATED | {"random": random}, 2)

@@ -84,6 +84,7 @@ def test_a_step_is_kept_where_the_loss_of_other_records_falls(updates):
     torch.testing.assert_close(sim.params + moved, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"way": "vmap"}, {"way": "sequential"}, {"micro_batch": 2}])
 def test_every_way_to_train_keeps_the_same_steps(settings):
     expected, _ = plain_loop(simulation(with_tests()), with_tests())

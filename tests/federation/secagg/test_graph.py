@@ -90,6 +90,7 @@ def test_the_bound_on_cuts_is_at_least_the_sum_of_its_terms(n, threshold, collud
     assert by_part, "the second bound is the smaller one for some parts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "colluding"), [(101, 1), (150, 15), (300, 30), (1000, 1), (1000, 100)])
 def test_a_computed_graph_is_safe_delivers_and_has_no_neighbour_too_many(sites, colluding):
     found = computed(sites, 2 * sites // 3 + 1, colluding)
@@ -296,6 +297,7 @@ def test_too_few_give_no_sum_and_no_share(tiny):
     assert not cohort.sent(UNMASK)
 
 
+@pytest.mark.slow
 def test_a_site_deals_to_its_picks_and_learns_nothing_of_others(tiny):
     cohort = tiny()
     cohort.sum(numbers())
@@ -441,6 +443,7 @@ def test_a_list_of_dealers_that_does_not_fit_is_refused(tiny, dealers, why):
     assert re.search(why, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{}", "[0, 0]", '["0"]', "[0.5]"])
 def test_a_list_of_dealers_that_makes_no_sense_is_refused(tiny, text):
     cohort, values = tiny(), numbers()
@@ -555,6 +558,7 @@ def test_a_site_that_deals_to_others_than_it_may_is_a_drop_out(tiny, change, why
     assert [why in problem for problem in cohort.invalid] == [True]
 
 
+@pytest.mark.slow
 def test_a_bad_signature_of_the_dealers_is_a_bad_answer(tiny):
     cohort, values = tiny(), numbers()
 

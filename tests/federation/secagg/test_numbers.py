@@ -153,6 +153,7 @@ class Extreme(SecureGenerator):
         return np.full(count, 2**64 - 1, np.uint64)
 
 
+@pytest.mark.slow
 def test_the_greatest_noise_is_what_the_plan_says():
     plan = Plan(4, 3, 1, 10, 0.4, 1.633, 0.2)
     update = torch.zeros(10)
