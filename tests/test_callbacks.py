@@ -21,6 +21,7 @@ def test_each_is_called_in_its_turn_and_the_end_after_all_files_are_there(tmp_pa
     assert called == [("start", 6, 0, result.run), *(("round", t) for t in range(1, 7)), ("end", True, result)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_has_no_end_until_it_is_resumed(tmp_path):
     called = []
     run = stopped_after(tmp_path, PRIVATE, 2)
@@ -35,6 +36,7 @@ def test_on_round_is_given_the_lines_of_metrics_jsonl(tmp_path):
     assert [line | {"release": written[0]["release"]} for line in lines] == written
 
 
+@pytest.mark.slow
 def test_an_error_in_on_end_reaches_the_caller_and_the_run_is_whole(tmp_path):
     def fail(result):
         raise ZeroDivisionError

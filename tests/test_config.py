@@ -279,6 +279,7 @@ def test_no_override_makes_the_reader_fail_otherwise(scratch, word):
     accepted_or_refused({"algorithm": "fedavg"}, ["=".join(word)], scratch)
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=60) | st.tuples(KEYS, st.text(max_size=20)).map(lambda pair: " = ".join(pair).encode("utf-8"))
 )

@@ -38,6 +38,7 @@ def rows(count=60):
     return x, np.where(x.sum(1) > 0, "ill", "well"), np.repeat(["north", "south", "west"], count // 3)
 
 
+@pytest.mark.slow
 def test_groups_are_the_clients_and_few_of_them_have_their_records_protected():
     x, y, hospital = rows()
     fitted = shoal.FederatedClassifier(rounds=3, epsilon=4.0).fit(x, y, groups=hospital)
@@ -49,6 +50,7 @@ def test_groups_are_the_clients_and_few_of_them_have_their_records_protected():
     assert not any(claim["simulated"] for claim in fitted.claims_)
 
 
+@pytest.mark.slow
 def test_without_groups_there_is_one_client_and_none_is_made_up():
     x, y, _ = rows()
     fitted = shoal.FederatedClassifier(rounds=2, random_state=1).fit(x, y)
@@ -56,6 +58,7 @@ def test_without_groups_there_is_one_client_and_none_is_made_up():
     assert fitted.result_.algorithm == "dp-sgd"
 
 
+@pytest.mark.slow
 def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_not_read():
     x, y, _ = rows()
     fitted = shoal.FederatedClassifier(rounds=1, random_state=1).fit(x, y)
@@ -64,6 +67,7 @@ def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_n
     assert few == many
 
 
+@pytest.mark.slow
 def test_simulated_clients_are_warned_of_and_named_in_every_claim():
     x, y, _ = rows()
     made_up = {"data.partition": "iid", "data.clients": 12, "clients.sampling": "all", "budget.delta": 0.01}
@@ -81,6 +85,7 @@ def test_a_private_model_learns_and_a_network_of_ones_own_is_taken():
     assert chosen.fit(x, y, groups=hospital).score(x, y) > 0.8
 
 
+@pytest.mark.slow
 def test_the_regressor_asks_for_a_public_range_and_keeps_it():
     x, _, hospital = rows()
     with pytest.raises(ValueError, match="target_range is not set"):

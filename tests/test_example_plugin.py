@@ -72,6 +72,7 @@ def test_each_layer_is_clipped_by_a_bound_of_its_own():
     assert bool((left.norm(dim=0) <= 1.0).all())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("model", ["digits-mlp", "digits-cnn"])

@@ -34,6 +34,7 @@ def test_an_example_is_right(path):
         build(config.model, shape, classes)
 
 
+@pytest.mark.slow
 def test_there_is_one_for_each_data_set():
     assert {configure(path).data.name for path in EXAMPLES} == set(SHAPES)
 

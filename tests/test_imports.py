@@ -87,6 +87,7 @@ def test_flower_and_scipy_are_loaded_only_where_they_are_needed():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_importing_shoal_or_its_command_line_loads_no_heavy_library():
     heavy = ("torch", "scipy", "sklearn", "dp_accounting")
     code = f"import shoal, shoal.cli.main, sys; print([m for m in {heavy} if m in sys.modules])"
@@ -94,6 +95,7 @@ def test_importing_shoal_or_its_command_line_loads_no_heavy_library():
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "wanted"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_that_wait_are_told_to_sleep_before_torch_is_loaded(own, wanted):
     told = (

@@ -33,6 +33,7 @@ def test_every_method_stands_in_the_table():
     assert [name for name in algorithms() if f"`{name}`" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_table_claims_no_more_than_is_proven():
     from shoal.algorithms import algorithms
     from shoal.algorithms.charges import proves

@@ -39,6 +39,7 @@ def test_a_result_and_its_claims_are_short_and_name_what_is_proven(result):
     assert "report.html" in shown
 
 
+@pytest.mark.slow
 def test_a_result_without_a_claim_says_so(result, tmp_path):
     plain = play(tmp_path, {key: value for key, value in PRIVATE.items() if "." not in key} | {"algorithm": "fedavg"})
     assert "nothing is proven" in repr(plain)
@@ -50,6 +51,7 @@ def test_a_data_set_names_its_rows_shape_and_owners():
     assert "<td" in unbalanced()._repr_html_()
 
 
+@pytest.mark.slow
 def test_words_of_users_are_escaped(result):
     data = shoal.from_arrays([[0.0], [1.0]] * 4, [0, 1] * 4, name=HOSTILE)
     assert "<script" not in data._repr_html_()
@@ -79,6 +81,7 @@ def notebook(monkeypatch, seen):
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
 
 
+@pytest.mark.slow
 def test_in_a_notebook_a_bar_follows_the_rounds_beside_the_users_callbacks(tmp_path, monkeypatch):
     seen, lines = [], []
     notebook(monkeypatch, seen)

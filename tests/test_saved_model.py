@@ -120,6 +120,7 @@ def test_labels_are_predicted_each(tmp_path):
     assert found.figures == result.figures
 
 
+@pytest.mark.slow
 def test_the_next_token_comes_from_a_module_passed_again(tmp_path):
     sequence = (GENERATOR.integers(0, 6, (600, 1)) + np.arange(7)) % 6
     data = shoal.from_arrays(sequence[:, :-1], sequence[:, 1:], client=OWNERS, classes=list("abcdef"))
@@ -218,6 +219,7 @@ def test_pixels_are_scaled_as_in_training(tmp_path):
     assert np.array_equal(classes(found.columns, data.classes), expected)
 
 
+@pytest.mark.slow
 def test_personal_layers_are_those_that_nobody_has_trained(tmp_path):
     data = shoal.from_arrays(X, (X[:, 0] > 0).astype(np.int64), client=OWNERS)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
@@ -268,6 +270,7 @@ def test_a_table_is_encoded_by_its_schema_whatever_its_order(of_patients, tmp_pa
     assert model.predict(in_memory).figures == whole.figures
 
 
+@pytest.mark.slow
 def test_what_a_table_lacks_is_named_at_once_and_what_is_odd_is_counted(of_patients, tmp_path):
     model = shoal.load_model(of_patients[1].run)
     with pytest.raises(DataError, match="there are no columns 'age', 'sex'") as problem:
@@ -289,6 +292,7 @@ def test_labels_that_cannot_be_read_cost_the_figures_alone(of_patients, tmp_path
     assert "'maybe', which is not a class" in found.notes[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_larger_than_memory_is_predicted_piece_by_piece(of_patients, tmp_path, monkeypatch, suffix):
     """In pieces of four rows (of a .csv: 512 bytes) predictions, figures and notes are those of the whole."""
@@ -474,6 +478,7 @@ def test_weights_of_other_names_or_shapes_are_refused(finished):
     assert "'bias' is of shape (2,) in model.safetensors, missing in Linear" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -63,6 +63,7 @@ def users_by_client(parts):
     return [np.bincount(parts.users[parts.records(client)].ravel()) for client in range(len(parts))]
 
 
+@pytest.mark.slow
 def test_a_run_uses_so_many_records_of_a_patient_and_claims_it(tmp_path):
     settings = given(visits(tmp_path / "visits.csv"))
     _, trainer = prepare(configure(settings), None, None)
@@ -82,6 +83,7 @@ def test_a_run_uses_so_many_records_of_a_patient_and_claims_it(tmp_path):
     assert "a user (zero-out)" in words
 
 
+@pytest.mark.slow
 def test_a_killed_run_claims_under_the_same_assumptions_as_one_that_ended(tmp_path):
     """Only the ledger is left: its first line says what claims for users rest on, and no certificate hides it."""
     settings = given(visits(tmp_path / "visits.csv"), data__public_ownership=True)
@@ -114,6 +116,7 @@ def test_without_a_cap_there_is_none_because(tmp_path):
     assert all("set records.max_per_user" in each["because"] for each in found)
 
 
+@pytest.mark.slow
 def test_a_budget_for_users_sets_the_noise(tmp_path):
     settings = given(visits(tmp_path / "visits.csv"), budget__epsilon=2.0, budget__calibrate=True)
     config, trainer = prepare(configure(settings), None, None)
@@ -176,6 +179,7 @@ def test_no_user_keeps_more_than_the_cap_at_any_client():
     assert trainer.setting.user_columns == 3
 
 
+@pytest.mark.slow
 def test_a_user_at_several_clients_is_said_and_charged(tmp_path):
     path = visits(tmp_path / "visits.csv")
     path.write_text(path.read_text().replace(",1-", ",0-"))  # the same patients at both hospitals

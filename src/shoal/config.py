@@ -12,6 +12,7 @@ import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -511,12 +512,18 @@ def _known(sections: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     return {name: frozenset(field.name for field in fields(section)) for name, section in held.items()}
 
 
+@cache
+def _kinds(section: type) -> dict[str, Any]:
+    """The type of each field; resolving their names takes longer than checking the values."""
+    return get_type_hints(section)
+
+
 def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
     """The section with these changes; an instance where the section is a class."""
     new = isinstance(section, type)
     if not changes and not new:
         return section
-    kinds = get_type_hints(section if new else type(section))
+    kinds = _kinds(section if new else type(section))
     values = {key: checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
     try:
         return section(**values) if new else replace(section, **values)

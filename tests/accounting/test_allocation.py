@@ -32,6 +32,7 @@ def allocated(t: int, k: int, noise: float) -> Event:
     return Repeat(Sampled("random-allocation", k / t, Gaussian(noise)), t)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("t", "k", "noise", "delta", "epsilon", "by_rdp"), BLOCKS)
 def test_epsilon_is_that_of_the_reference(
     t: int, k: int, noise: float, delta: float, epsilon: float, by_rdp: float
@@ -78,6 +79,7 @@ def test_the_quadrature_itself_is_right() -> None:
     assert exact([0.7, 0.7], 2.0) == pytest.approx((0.0572766081, 0.0366881098), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noises", [[1.0, 1.0], [0.7, 0.7], [0.3, 0.3], [3.0] * 2, [1.0] * 3, [0.5] * 3, [0.6, 1.5], [2.0, 1.0, 0.8]]
 )
@@ -102,6 +104,7 @@ def simulated(noise: float, t: int, k: int, trials: int, seed: int) -> tuple[np.
     return losses[0], losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-8)
 @pytest.mark.parametrize(
     ("noise", "t", "k", "epsilon"), [(1.0, 10, 1, 0.5), (0.6, 20, 1, 0.5), (1.0, 10, 3, 1.0), (2.0, 5, 4, 0.5)]
@@ -119,6 +122,7 @@ def test_the_bound_agrees_with_simulation(noise: float, t: int, k: int, epsilon:
         assert drawn.mean() - 6 * error <= found <= drawn.mean() + 6 * error + 0.005 * drawn.mean()
 
 
+@pytest.mark.slow
 def test_rdp_is_never_below_pld() -> None:
     for rounds in (((1.0, 10),), ((0.4, 3),), ((4.0, 20),), ((0.7, 2), (1.4, 3))):
         event = Repeat(Allocated(rounds), 5)
@@ -148,6 +152,7 @@ def test_orders_that_are_too_high_cost_as_much_as_a_known_round() -> None:
     assert found[1] == 1024 / 18
 
 
+@pytest.mark.slow
 def test_more_rounds_cost_less_and_one_round_is_a_gaussian() -> None:
     costs = [accountants.epsilon(allocated(t, 1, 1.0), 1e-5, adjacency="zero-out").epsilon for t in (1, 2, 3, 20)]
     assert costs == sorted(costs, reverse=True)

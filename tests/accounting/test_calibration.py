@@ -68,7 +68,7 @@ def test_other_events_can_be_calibrated(event_at: Callable[[float], Event]) -> N
         (lambda count: Repeat(Gaussian(20), count), Budget(2.0, 1e-6)),
         (lambda count: Repeat(TwoLevel(0.1, 0.1, 10, 2), count), Budget(2.0, 1e-5)),
         (
-            lambda count: Repeat(Sampled("with-replacement", 0.01, Gaussian(4), draws=9), count),
+            lambda count: Repeat(Sampled("with-replacement", 0.01, Gaussian(4), draws=3), count),
             Budget(2.0, 1e-5),
         ),
     ],

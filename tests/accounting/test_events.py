@@ -85,7 +85,7 @@ def test_an_event_survives_json(event: Event) -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@settings(derandomize=True, database=None, deadline=None, max_examples=120)
 @given(anything)
 def test_whatever_json_holds_it_is_read_as_an_event_or_refused_in_words(written: Any) -> None:
     try:

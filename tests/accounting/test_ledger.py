@@ -232,7 +232,7 @@ def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(derandomize=True, database=None, deadline=None, max_examples=300)
+@settings(derandomize=True, database=None, deadline=None, max_examples=120)
 @given(
     st.one_of(
         st.binary(max_size=400),
@@ -358,6 +358,7 @@ def test_a_torn_commit_leaves_its_round_charged_and_pending(tmp_path: Path) -> N
         assert ledger.intend(1, CHARGES).attempt == 2
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path) as ledger:

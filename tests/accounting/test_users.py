@@ -24,6 +24,7 @@ def test_a_thousand_steps_cost_what_dp_accounting_finds(records: int, known: flo
     assert accountants.epsilon(event, 1e-6, "rdp").epsilon >= found.epsilon
 
 
+@pytest.mark.slow
 def test_the_pair_is_that_of_dp_accounting() -> None:
     from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
 
@@ -95,6 +96,7 @@ def test_records_that_pull_different_ways_cost_no_more(angle: float) -> None:
             assert np.maximum(one - math.exp(epsilon) * other, 0).sum() * step**2 <= bound + 1e-6
 
 
+@pytest.mark.slow
 def test_more_records_cost_more_and_one_is_a_sampled_gaussian() -> None:
     costs = [accountants.epsilon(SampledUser(records, 0.1, 1.0), 1e-5).epsilon for records in (1, 2, 3, 5, 9)]
     assert costs == sorted(costs)
@@ -123,6 +125,7 @@ def test_accountants_that_know_no_users_refuse_them(accountant: str) -> None:
         accountants.epsilon(SampledUser(2, 0.1, 1.0), 1e-5, accountant)
 
 
+@pytest.mark.slow
 def test_steps_with_next_to_no_noise_have_a_figure_and_not_a_crash() -> None:
     """The losses of neighbouring thresholds are more than 709 apart, and e^709 is the largest float."""
     records, rate, noise = 10, 0.5, 0.001

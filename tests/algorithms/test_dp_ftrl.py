@@ -296,6 +296,7 @@ def separated(**changes):
     return replace(small(NAME), clients=clients, per_round=Correlated(4.0, bands=3, momentum=0.9, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["square-root", "banded", "blt", "bisr", "band-inverse"])
 def test_clients_that_come_when_they_can_cost_the_run_what_the_dearest_of_them_does(tmp_path, kind):
     record = separated(factorisation=kind)
@@ -341,6 +342,7 @@ def test_a_scheme_that_breaks_its_word_is_stopped():
         run_round(sim.cohort, sim.params, state, RoundIndex(1, ROUNDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["blt", "band-inverse"])
 def test_a_run_that_was_stopped_ends_where_it_would_have(tmp_path, kind):
     """In research mode: the noise that is kept, and who has come, are in the checkpoint."""
@@ -358,6 +360,7 @@ def test_a_run_that_was_stopped_ends_where_it_would_have(tmp_path, kind):
     assert all(torch.equal(rest.model[key], whole.model[key]) for key in whole.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "expected"), [(1, 2.1245), (10, 8.0586), (50, 16.864)])
 def test_groups_with_poisson_sampling_cost_what_the_literature_says(groups, expected):
     """1,000 rounds, 10 of 1,000 clients expected in each; noise of 1 for each unit of the coefficients' norm."""

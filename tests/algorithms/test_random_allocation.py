@@ -46,6 +46,7 @@ def test_a_round_that_is_run_again_is_a_poisson_round_more_and_a_block_begun_aga
     assert charged(curator(), 5, again=True) == Allocated(((2.0, 5),))
 
 
+@pytest.mark.slow
 def test_no_prefix_of_a_ledger_says_less_than_the_rounds_that_were_run_cost():
     """The first r of five rounds are a block cut short: no more than the block, which is charged from the first.
 

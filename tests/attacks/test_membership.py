@@ -63,6 +63,7 @@ def test_scores_without_information_reach_the_advantage_that_is_told():
     assert Roc.of(1.0 * member, member, STREAMS).advantage == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-15)
 def test_the_points_of_a_curve_lie_where_false_positives_are_few():
     """Over seeds they are 53.9 and 49.4, each with a spread below .5."""
@@ -152,6 +153,7 @@ def test_the_most_that_an_epsilon_allows_is_reached_by_randomised_response():
     assert most == pytest.approx([0.0, truth, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_the_most_that_a_gaussian_allows_is_its_own_trade_off_and_never_less(noise):
     """Dong, Roth & Su (2022): TPR = Phi(Phi^-1(FPR) + 1/noise)."""
@@ -177,6 +179,7 @@ def test_where_nothing_is_proven_nothing_bounds_an_attack():
     assert "displaces others" in claimed(shuffled, 1e-5).because
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "words", "because"),
     [
@@ -234,6 +237,7 @@ def test_whole_inference_runs_on_trained_models_and_can_be_repeated():
     assert first.records == 40
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_the_features_and_they_are_computed_once(monkeypatch):
     from shoal import prepare
 
@@ -308,6 +312,7 @@ def test_a_model_of_one_logit_is_attacked_by_the_probability_of_its_class():
     assert membership(config, models=4, records=40, data=data).records == 40
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_attacked_as_they_were_trained():
     data = dataset()
     whole = replace(data, train_x=data.train_x.mul(4).long(), test_x=data.test_x.mul(4).long())

@@ -133,6 +133,7 @@ class Odd(nn.Module):
         return self.layer(torch.tanh(self.scale * x.flatten(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attack-cnn", "alphacdp-cnn", "odd"])
 def test_gradients_of_victims_are_those_of_plain_autograd(name):
     shape = (1, 12, 12) if name == "alphacdp-cnn" else (1, 8, 8)
@@ -202,6 +203,7 @@ def linear_objective(chosen, x, y, **changes):
     return Objective(**fields | changes), module
 
 
+@pytest.mark.slow
 def test_an_attack_on_an_unprotected_linear_model_recovers_the_input_that_algebra_gives():
     x = torch.from_numpy(STREAMS.generator("rows").random((6, 1, 12), dtype=np.float32))
     y = torch.arange(6).view(6, 1) % 3
@@ -275,6 +277,7 @@ def test_total_variation_is_the_mean_step_between_neighbours():
     assert float(total_variation(x)) == pytest.approx(0.5 + 0.5)
 
 
+@pytest.mark.slow
 def test_of_all_pictures_that_explain_what_was_seen_the_prior_takes_a_smooth_one():
     """32 linear measurements of 64 pixels: without the prior the start's noise stays where nothing was measured."""
     x = torch.linspace(0.2, 0.8, 8).expand(1, 1, 1, 8, 8)

@@ -42,6 +42,7 @@ def test_held_out_records_activate_the_share_of_rows_that_was_asked_for(data):
     assert float(share) == pytest.approx(ACTIVE, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("fedavg", ()), ("dp-sgd", ("per_record.clip_norm=1e-3", "per_step.noise_multiplier=0"))],
@@ -55,6 +56,7 @@ def test_records_that_are_alone_in_two_rows_are_read_off_clipped_or_not(data, na
     assert (alone >= 2).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_of_a_larger_batch_nothing_but_records_that_are_alone_is_read_off(data):
     settings, aim = config("fedavg"), Aim(0, 2, 32)
     outcome = attack(settings, recipe("trap-weights"), aim, data)
@@ -78,6 +80,7 @@ def test_layers_after_the_first_may_be_any(data):
     assert torch.allclose(read, x.flatten(1)[on[:, row]][0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_noise_by_the_client_hides_every_record(data):
     outcome = attack(config("dp-sgd"), recipe("trap-weights"), Aim(0, 2, 4), data)
     assert not outcome.quality.success.any()

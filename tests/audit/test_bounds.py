@@ -26,6 +26,7 @@ def test_a_curve_of_a_gaussian_is_the_known_one():
     assert (curve(x) <= expected + 1e-9).all(), "an envelope of lines lies below the curve: it flags no more"
 
 
+@pytest.mark.slow
 def test_a_curve_of_replaced_units_is_lower_and_a_sampled_one_higher():
     x = np.array([0.05, 0.2, 0.5])
     whole = bounds.tradeoff(Gaussian(2.0), "add-or-remove")(x)

@@ -74,6 +74,7 @@ def test_an_audit_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 4
 
 
+@pytest.mark.slow
 def test_bounds_hold_together_however_often_one_looks():
     """After 1, 2, 4 runs alpha is a half, a quarter, an eighth of 0.05; between them nothing is said."""
     standing = next(iter(dict(campaign._claims([algorithm("dp-sgd")], SETTINGS)).values()))
@@ -93,6 +94,7 @@ def test_bounds_hold_together_however_often_one_looks():
     assert standing.row["verdict"] == "consistent"
 
 
+@pytest.mark.slow
 def test_runs_that_refute_a_claim_together_violate_it():
     standing = next(iter(dict(campaign._claims([algorithm("dp-sgd")], SETTINGS)).values()))
     row = {"game": 0.1, "measured": 0.1, "flagged": [], "verdict": "consistent"}

@@ -35,6 +35,7 @@ def proven(noise, rate=1.0):
     return epsilon(Repeat(one, ROUNDS), DELTA, adjacency="zero-out").epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate"), [(16.0, 1.0), (4.0, 1.0), (1.0, 0.1)])
 @pytest.mark.statistical(false_alarm=4e-9)
 def test_the_right_noise_is_consistent_with_the_claim(noise, rate):
@@ -45,6 +46,7 @@ def test_the_right_noise_is_consistent_with_the_claim(noise, rate):
     assert all(0 <= seen.least <= claimed for each in found for seen in each.seen)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=4e-9)
 def test_where_the_mechanism_is_gaussian_the_estimate_is_near_the_claim():
     """The other canaries add to the noise: in so many dimensions by a fourteenth of its scale."""
@@ -59,6 +61,7 @@ def test_where_the_mechanism_is_gaussian_the_estimate_is_near_the_claim():
     assert epsilon_of_shift(math.sqrt(ROUNDS) / noise, DELTA) == pytest.approx(proven(noise), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [16.0, 8.0])
 def test_a_quarter_of_the_noise_is_flagged(noise):
     assert {measured(played(seed, noise, share=0.25), proven(noise), DELTA).verdict for seed in range(3)} <= {
@@ -67,6 +70,7 @@ def test_a_quarter_of_the_noise_is_flagged(noise):
     }
 
 
+@pytest.mark.slow
 def test_much_less_noise_refutes_a_small_claim_without_assumptions():
     for seed in range(3):
         assert measured(played(seed, 48.0, share=0.05), proven(48.0), DELTA).verdict == "VIOLATED"

@@ -33,6 +33,7 @@ def guessed(case, share=1.0, seed=0, canaries=FEW, runs=1):
     return one_run.guess(Broken(case, with_noise(case.record, share), Streams(seed)), canaries, runs)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-8)
 def test_a_claim_that_is_true_is_not_doubted_and_the_bound_stays_below_it(records):
     for seed in range(3):
@@ -42,6 +43,7 @@ def test_a_claim_that_is_true_is_not_doubted_and_the_bound_stays_below_it(record
         assert found.epsilon < found.independent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.25])
 def test_less_noise_is_found(records, share):
     found = guessed(records, share, canaries=4 * FEW)
@@ -63,6 +65,7 @@ def test_many_records_are_canaries_of_several_clients_as_few_are_of_one(records)
     assert run.everyone.right / run.everyone.guesses == pytest.approx(0.678, abs=0.05), "Phi(mu/2)"
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-8)
 def test_the_final_model_shows_less_than_every_round_of_clients_that_come_rarely(clients):
     found = guessed(clients)
@@ -70,11 +73,13 @@ def test_the_final_model_shows_less_than_every_round_of_clients_that_come_rarely
     assert min(found.p_value, found.final_p_value) > one_run.FLAG
 
 
+@pytest.mark.slow
 def test_the_final_model_shows_a_quarter_of_the_noise_too(clients):
     found = guessed(clients, 0.25)
     assert found.p_value < found.final_p_value < one_run.FLAG
 
 
+@pytest.mark.slow
 def test_where_all_come_in_every_round_the_final_model_shows_the_same():
     case = next(cases(algorithm("dp-ftrl"), "client", epsilon=4.0, rounds=3))
     found = guessed(case, canaries=200)

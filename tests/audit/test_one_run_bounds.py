@@ -102,6 +102,7 @@ def test_no_adversary_of_a_small_mechanism_is_right_more_often(number):
             assert best_guesses(chances, c, v) <= p_value_of(curve, [Count(m, c, v)]) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_an_event_that_all_canaries_share_is_within_the_bound_and_beyond_independent_scores():
     """With probability tau a Gaussian mechanism's whole tail comes at once: mechanisms exist that do so."""
     tau, m, mu = 0.05, 10_000, 0.925
@@ -130,6 +131,7 @@ def test_no_better_than_chance_shows_nothing():
     assert independent_epsilon([Count(1000, 1000, 500)], 1e-5, 0.05) == 0
 
 
+@pytest.mark.slow
 def test_runs_together_show_more_than_the_best_of_them():
     runs = [Count(1000, 200, right) for right in (160, 165, 170, 165)]
     alone = [epsilon([run], 1e-5, 0.05) for run in runs]

@@ -71,6 +71,7 @@ def test_orders_of_the_papers() -> None:
     assert few["delta"] > many["delta"]
 
 
+@pytest.mark.slow
 def test_noise_for_a_budget_keeps_it() -> None:
     found = calculate("noise", "--sampling-rate", ".01", "--steps", "1000", "--epsilon", "1", "--delta", "1e-5")
     assert found["epsilon"] <= 1

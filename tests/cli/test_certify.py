@@ -63,6 +63,7 @@ def forged(run, change):
     path.write_bytes(checker.written(held))
 
 
+@pytest.mark.slow
 def test_a_signed_certificate_holds(signed, shell, tmp_path):
     code, out, _ = shell("certify", "--check", signed, "--public-key", tmp_path / "keys" / "operator.pub")
     assert code == 0
@@ -84,6 +85,7 @@ def test_without_a_key_it_says_unsigned(run, shell, tmp_path):
     assert shell("certify", "--check", run, "--public-key", tmp_path / "keys" / "operator.pub")[0] == 1
 
 
+@pytest.mark.slow
 def test_a_change_of_one_character_anywhere_is_found(signed):
     path = signed / "certificate.json"
     text = path.read_text(encoding="utf-8")

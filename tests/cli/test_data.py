@@ -54,6 +54,7 @@ def shoal_data(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_list_names_all_and_says_what_is_missing(folder: Path) -> None:
     listed = {entry["name"]: entry for entry in shoal_data("list")["datasets"]}
     assert set(listed) == set(KNOWN)
@@ -64,12 +65,14 @@ def test_list_names_all_and_says_what_is_missing(folder: Path) -> None:
     assert all(entry["source"] and entry["licence"] for entry in listed.values())
 
 
+@pytest.mark.slow
 def test_list_for_people_names_every_set(folder: Path) -> None:
     result = invoke("list")
     assert all(name in result.stdout for name in KNOWN)
     assert max(map(len, result.stdout.splitlines())) <= 110
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_found_by_list_and_check(folder: Path) -> None:
     (folder / "adult").mkdir(parents=True)
     for name in ("adult.data", "adult.test"):
@@ -114,6 +117,7 @@ def test_real_files_are_verified_and_one_wrong_byte_is_found(tmp_path: Path, mon
     assert [file.state for file in inspect("adult").files] == ["verified", "damaged"]
 
 
+@pytest.mark.slow
 def test_imported_data_are_loaded_by_name(folder: Path, table: Path) -> None:
     shown = shoal_data("import", str(table), "--name", "mine", "--range", "age=0:600")
     assert shown["datasets"][0]["name"] == "mine"
@@ -183,6 +187,7 @@ def test_an_imported_file_that_was_changed_is_refused(folder: Path, table: Path)
         load("mine")
 
 
+@pytest.mark.slow
 def test_one_damaged_import_does_not_hide_the_others(folder: Path, table: Path) -> None:
     import_file(table, "good")
     import_file(table, "bad")

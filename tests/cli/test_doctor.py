@@ -20,6 +20,7 @@ def examined(*words):
     return CliRunner().invoke(app, ["doctor", *words])
 
 
+@pytest.mark.slow
 def test_everything_fits_on_one_screen_and_names_what_was_found(tmp_path):
     done = examined()
     assert done.exit_code == 0, done.output
@@ -32,6 +33,7 @@ def test_everything_fits_on_one_screen_and_names_what_was_found(tmp_path):
     assert (lines["secure"], lines["problems"]) == ("random=secure can be used", "none")
 
 
+@pytest.mark.slow
 def test_a_fact_that_secure_mode_needs_and_a_full_disk_are_problems_with_a_fix(monkeypatch):
     fact = (lambda: False, "it rounds as it likes", "use another machine")
     monkeypatch.setattr(platform_checks, "_FACTS", (*platform_checks._FACTS, fact))
@@ -44,6 +46,7 @@ def test_a_fact_that_secure_mode_needs_and_a_full_disk_are_problems_with_a_fix(m
     assert "make room" in found["problems"][1]
 
 
+@pytest.mark.slow
 def test_a_damaged_data_set_is_a_problem(tmp_path):
     (tmp_path / "data" / "adult").mkdir(parents=True)
     (tmp_path / "data" / "adult" / "adult.data").write_text("not the one", encoding="utf-8")

@@ -57,6 +57,7 @@ def test_each_exit_code_occurs(code, monkeypatch, tmp_path):
     assert code_of(monkeypatch, *WAYS[code](monkeypatch, tmp_path)) == code
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_exit_code_141():
     reader, writer = os.pipe()
     os.close(reader)

@@ -37,6 +37,7 @@ def test_there_is_one_line_a_round_and_it_does_not_say_how_many_took_part(tmp_pa
     assert not {"clients", "asked", "bytes_received", "seconds"} & set(rounds[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_run_after_the_round(tmp_path, watch, number, capsys):
     before = signal.getsignal(number)

@@ -112,6 +112,7 @@ def test_the_default_run_fills_its_folder_and_prints_one_json_object(tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in load_file(run / "model.safetensors").values())
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, out, _ = called(monkeypatch, capsys, "run", *SMALL, "-c", "rounds=2")
@@ -302,6 +303,7 @@ def test_python_raises_what_the_shell_prints(tmp_path):
 # ---------------------------------------------------------------- resume
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_no_other_keys(tmp_path, monkeypatch, capsys):
     run = stopped_after(tmp_path, FEDAVG, 2)
     code, _, err = called(monkeypatch, capsys, "run", "--resume", run, "-c", "rounds=9")
@@ -321,6 +323,7 @@ def test_a_resumed_run_takes_no_other_keys(tmp_path, monkeypatch, capsys):
     assert go_on(run).rounds == 6
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_with_the_model_and_metrics_of_a_whole_one(tmp_path):
     config = FEDAVG | {"server.momentum": 0.5, "server.average": 0.5, "engine.checkpoint_every": 2}
     whole = play(tmp_path / "whole", config)
@@ -378,6 +381,7 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_name(tmp_path, changed
     assert go_on(run).rounds == 6
 
 
+@pytest.mark.slow
 def test_held_out_rows_may_change(tmp_path):
     """They are in nobody's charge."""
     run = stopped_after(tmp_path, PRIVATE, 2)

@@ -65,6 +65,7 @@ unproven = pytest.mark.parametrize("name", UNPROVEN)
 # --- a seed decides everything
 
 
+@pytest.mark.slow
 @every
 def test_a_seed_decides_the_model(name):
     def model(seed):
@@ -212,6 +213,7 @@ def test_state_survives_a_checkpoint(name, tmp_path):
     assert timeless[0] == timeless[1]
 
 
+@pytest.mark.slow
 @every
 def test_every_round_is_charged_what_its_record_says_and_no_published_figure_is_shown_as_proven(name, tmp_path):
     record = small(name)

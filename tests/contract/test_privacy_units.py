@@ -86,6 +86,7 @@ def test_who_wants_clients_of_such_a_table_is_told_in_one_line_how(tmp_path, mon
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fix", [["data.client_column=hospital"], ["data.partition=iid", "data.clients=6"]])
 def test_either_way_out_leads_to_a_run(tmp_path, fix):
     name = table(tmp_path / "mine.csv", "hospital")
@@ -189,6 +190,7 @@ def test_the_page_shows_epsilon_by_client_the_worst_first(unequal):
     assert "Not for release unless clients' sizes are public" in shown.replace("&#39;", "'")
 
 
+@pytest.mark.slow
 def test_epsilon_by_client_is_shown_only_as_the_ledger_has_it(unequal, tmp_path):
     run = shutil.copytree(unequal.run, tmp_path / unequal.run.name)
     result = json.loads((run / "result.json").read_text())

@@ -157,6 +157,7 @@ def test_a_round_tells_the_noise_of_a_step_where_it_does_not_depend_on_the_data(
         assert told["step_noise"] == pytest.approx(noise_of(record) * told["record_clip"])
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_the_noise_is_the_same_whatever_the_records(name):
@@ -175,6 +176,7 @@ def far_apart(rows: np.ndarray) -> bool:
     return bool(np.abs(between).max() < float(norm.isf(ALPHA / 2 / pairs)) / math.sqrt(rows.shape[1]))
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_no_noise_is_drawn_twice_by_clients_steps_rounds_or_attempts(name):
@@ -572,6 +574,7 @@ def test_an_empty_batch_that_is_skipped_is_found(monkeypatch):
     assert not whole()
 
 
+@pytest.mark.slow
 def test_a_denominator_that_is_taken_from_the_data_is_found(monkeypatch):
     right = sanitise.ClippedByFactors.__call__
     monkeypatch.setattr(

@@ -185,6 +185,7 @@ def test_without_a_network_lfw_says_how_to_make_it(empty: Path, monkeypatch: pyt
     assert list(empty.rglob("*.npz")) == []
 
 
+@pytest.mark.slow
 def test_lfw_pixels_may_differ_but_people_may_not(tmp_path: Path) -> None:
     if (found := lfw.locate()) is None:
         pytest.skip(f"lfw is not here: set SHOAL_DATA to a folder with {lfw.PATH}")

@@ -94,6 +94,7 @@ def test_a_copy_holds_what_would_be_in_memory(task, suffix, small, monkeypatch):
         assert torch.equal(y, other_y)
 
 
+@pytest.mark.slow
 def test_each_client_is_one_stretch_and_trains_as_in_memory(small, monkeypatch):
     path, schema = patients(small / "patients.parquet"), Schema.of(CLASSES)
     config = configure({"algorithm": "fedavg", "model": "linear", "rounds": 2, "clients.sampling": "all"})

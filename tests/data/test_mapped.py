@@ -54,6 +54,7 @@ def linear():
     return nn.Linear(5, 2)
 
 
+@pytest.mark.slow
 def test_rows_on_disk_train_as_rows_in_memory_do(tmp_path):
     data = shoal.load(written(tmp_path))
     assert data.digest() == in_memory().digest()

@@ -167,6 +167,7 @@ def test_ten_million_clients_are_not_listed() -> None:
         split.records(clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "each"), [(60_000, 50), (59_999, 48), (1_021, 10)])
 def test_the_clients_of_one_deal_share_no_record(rows: int, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "LONGEST_LIST", 1)
@@ -181,6 +182,7 @@ def test_the_clients_of_one_deal_share_no_record(rows: int, each: int, monkeypat
     assert np.array_equal(split.held, np.flatnonzero(times))
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_the_labels_of_dealt_clients_are_like_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chi-square statistics of 20,000 clients, one class against the rest: mean 1, standard deviation 0.01."""

@@ -215,6 +215,7 @@ def test_any_cifar_batch_is_read_or_refused(start: bytes, rows: int) -> None:
     refused(lambda: parse_cifar((start + bytes(3073 * rows))[: 3073 * rows or None], "f"))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, len(PERSON) * 2), st.binary(max_size=3)), max_size=6))
 @settings(deadline=None)
 def test_any_adult_file_is_read_or_refused(edits: list[tuple[int, bytes]]) -> None:

@@ -34,6 +34,7 @@ def rows(text):
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("| "))] for line in lines]
 
 
+@pytest.mark.slow
 def test_every_key_of_the_configuration_is_there_with_a_type_a_default_and_a_meaning(hooks):
     found = {cells[0].strip("`"): cells for cells in rows(hooks.configuration())}
     keys = set(_TOP) | {f"{name}.{each.name}" for name, section in _SECTIONS.items() for each in fields(section)}
@@ -68,6 +69,7 @@ def test_every_paper_of_the_program_is_in_the_bibliography():
         assert each.link in text
 
 
+@pytest.mark.slow
 def test_what_a_run_writes_is_what_the_schemas_and_the_page_on_files_say(hooks, tmp_path):
     result = play(tmp_path, PRIVATE)
     written = {name: json.loads((result.run / name).read_text()) for name in ("result.json", "model.json")}

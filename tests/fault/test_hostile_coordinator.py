@@ -124,6 +124,7 @@ def test_small_steps_have_their_noise(tmp_path):
     assert float((one - other).std()) == pytest.approx(math.sqrt(2) * 8e-15 / RECORDS, rel=0.2, abs=0)
 
 
+@pytest.mark.slow
 def test_momentum_of_one_run_does_not_reach_another_of_the_same_name(tmp_path):
     """What a run without noise in its steps left is raw: in another run's update nothing would protect it."""
     momentum = {"local__momentum": 0.9, "local__keep_momentum": True}
@@ -161,6 +162,7 @@ def test_terms_are_agreed_to_once_so_that_nobody_can_ask_what_fits(replies):
     assert "answered other terms" in site.answer(TERMS, other).values["refused"]
 
 
+@pytest.mark.slow
 def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_path):
     """Else a coordinator could count the records, or find out which classes occur, one question after another."""
 
@@ -187,6 +189,7 @@ def test_terms_that_do_not_fit_are_the_only_ones_answered_and_not_by_name(tmp_pa
         again.close()
 
 
+@pytest.mark.slow
 def test_a_site_that_restarts_for_every_message_answers_other_terms_after_a_round(tmp_path):
     def fresh():
         return Site(Owner("site", tmp_path, some), joins=False)
@@ -314,6 +317,7 @@ def test_counts_below_one_are_refused(tmp_path, name, count):
     assert f"must be >= 1, got {count}" in answer.values["refused"]
 
 
+@pytest.mark.slow
 def test_refused_terms_leave_no_mark_on_the_unit(tmp_path):
     """The owner names no unit: what is shown and limited is that of the terms that were agreed to."""
     refused, agreed = terms(budget__unit="client", per_step__noise=0.5), terms(budget__unit="record")
@@ -386,6 +390,7 @@ def test_a_run_whose_end_never_comes_is_charged_before_the_next(tmp_path, run, n
     assert spent(tmp_path / "lost")[0] == PLANNED + 3, "the other run is charged from its own beginning"
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_is_charged_no_further(tmp_path):
     first, second = sampled("one"), sampled("two")
     joined(tmp_path, first, [a_round(first), the_end(first, 5)])
@@ -393,6 +398,7 @@ def test_a_run_that_ended_early_is_charged_no_further(tmp_path):
     assert spent(tmp_path)[0] == 5
 
 
+@pytest.mark.slow
 def test_a_round_after_the_end_opens_the_run_again(tmp_path):
     first, second = sampled("one"), sampled("two")
     joined(tmp_path, first, [a_round(first), the_end(first, 5), a_round(first, 9)])
@@ -407,6 +413,7 @@ def test_refused_terms_end_no_run(tmp_path):
     assert spent(tmp_path)[0] == 1
 
 
+@pytest.mark.slow
 def test_a_run_whose_end_never_came_counts_against_the_budget(tmp_path):
     """Whatever the owner allows by now: the rounds have been played."""
     first = sampled("one")
@@ -426,6 +433,7 @@ def test_what_is_left_of_a_seeded_run_is_charged_as_no_noise(tmp_path):
         assert any(isinstance(leaf, Unbounded) for leaf in leaves(ledger.charged_event("client", "release")))
 
 
+@pytest.mark.slow
 def test_an_open_run_whose_terms_are_lost_is_not_forgotten(tmp_path):
     first = sampled("one")
     joined(tmp_path, first, [a_round(first)])

@@ -97,6 +97,7 @@ def test_dropout_does_not_draw_anew_for_what_is_left_out():
         assert float(update(module, x, SecureStreams()).norm()) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
 def test_a_great_layer_behind_another_trains(streams):
     """Its inputs have a history of their own; its product is made with the noise."""

@@ -42,6 +42,7 @@ def flat(result):
     return torch.cat([tensor.flatten() for tensor in result.model.values()]).double()
 
 
+@pytest.mark.slow
 def test_a_site_refuses_canaries_unless_its_policy_allows_them(tmp_path):
     grid = with_sites(tmp_path, 1)
     offered = with_sites(tmp_path / "asked", 4, bounds=ALLOWED)
@@ -51,6 +52,7 @@ def test_a_site_refuses_canaries_unless_its_policy_allows_them(tmp_path):
     assert refused == "federation.canaries is 20, this site accepts 0 to 0 (its --bound canaries=LOW:HIGH)"
 
 
+@pytest.mark.slow
 def test_claims_and_denominators_are_those_of_the_sites_alone(tmp_path):
     plain, measured = (with_canaries(tmp_path / str(count), count, rounds=1) for count in (0, 50))
     assert measured.proven == plain.proven
@@ -73,6 +75,7 @@ def test_canaries_are_drawn_at_the_rate_of_the_sites():
     assert set(canaries.drawn(0, 0, 0.25)) != set(canaries.drawn(0, 1, 0.25))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.statistical(false_alarm=4e-9)
 def test_an_audit_agrees_with_the_right_noise(tmp_path, seeded):
@@ -83,6 +86,7 @@ def test_an_audit_agrees_with_the_right_noise(tmp_path, seeded):
     assert all(abs(seen.shift - math.sqrt(6) / 12) < 6 * math.sqrt(4 / 200) for seen in found.seen)
 
 
+@pytest.mark.slow
 def test_it_flags_a_quarter_of_the_noise(tmp_path, monkeypatch, capsys):
     add = Gaussian.add
     monkeypatch.setattr(Gaussian, "add", lambda self, total, z, *rest: add(self, total, z / 4, *rest))
@@ -96,6 +100,7 @@ def test_it_flags_a_quarter_of_the_noise(tmp_path, monkeypatch, capsys):
     assert json.loads((result.run / "audit" / "federation.json").read_text())["verdict"] == held["verdict"]
 
 
+@pytest.mark.slow
 def test_a_round_that_was_noted_twice_counts_once(tmp_path):
     result = with_canaries(tmp_path, 40, rounds=2)
     before, path = read(result.run), result.run / FILE
@@ -113,6 +118,7 @@ def test_methods_without_a_place_for_canaries_refuse_them(tmp_path, name):
         served(tmp_path, settings(name) | {"federation.canaries": 20})
 
 
+@pytest.mark.slow
 def test_a_run_without_canaries_says_what_to_do(tmp_path, monkeypatch, capsys):
     result = with_canaries(tmp_path, 0, rounds=1)
     with pytest.raises(SystemExit) as ended:

@@ -40,6 +40,7 @@ def wrong(lines):
     return [(line.what, line.words) for line in lines if line.verdict == "no"]
 
 
+@pytest.mark.slow
 def test_every_sites_head_is_bound_and_checked(tmp_path):
     run, ledgers = federation(tmp_path)
     held = certificate(run)
@@ -55,6 +56,7 @@ def test_every_sites_head_is_bound_and_checked(tmp_path):
     assert "site-00" not in (run / "ledger.jsonl").read_text(), "who takes part is no part of the ledger"
 
 
+@pytest.mark.slow
 def test_a_changed_head_is_found_by_the_ledger_and_by_the_site(tmp_path):
     run, ledgers = federation(tmp_path)
     write(run, certificate(run))
@@ -68,6 +70,7 @@ def test_a_changed_head_is_found_by_the_ledger_and_by_the_site(tmp_path):
     assert [what for what, _ in found] == ["ledger", "site site-00"]
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_not_the_sites_own_is_refused(tmp_path):
     run, ledgers = federation(tmp_path)
     write(run, certificate(run, ledgers))
@@ -77,6 +80,7 @@ def test_a_ledger_that_is_not_the_sites_own_is_refused(tmp_path):
         certificate(run, swapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [{"name": "site-01"}, {"name": "site-01", "head": "x"}, {"name": "site-01", "head": 3}, {"refused": "no"}],
@@ -93,6 +97,7 @@ def test_a_site_that_sends_no_head_is_named_as_not_covered(tmp_path, answer):
     assert checker.holds(checked(run, ledgers))
 
 
+@pytest.mark.slow
 def test_a_head_before_the_runs_own_charges_binds_no_complete_ledger(tmp_path):
     first = []
 
@@ -109,6 +114,7 @@ def test_a_head_before_the_runs_own_charges_binds_no_complete_ledger(tmp_path):
     assert words.endswith("lines after the certified head")
 
 
+@pytest.mark.slow
 def test_heads_that_come_after_the_run_was_closed_are_bound_by_another_closing_line(tmp_path):
     run, ledgers = federation(tmp_path, at_end(name="site-01"))
     grid = with_sites(tmp_path, 4)
@@ -130,6 +136,7 @@ def test_a_site_without_a_place_is_not_bound_and_a_new_round_forgets_heads(tmp_p
     assert Roster(tmp_path, 2, 3).heads == []
 
 
+@pytest.mark.slow
 def test_a_head_of_an_earlier_end_is_not_bound(tmp_path, monkeypatch):
     """As after a run that failed and was resumed, where one site does not answer at the second end."""
     assign, planted = Roster.assign_numbers, []
@@ -147,6 +154,7 @@ def test_a_head_of_an_earlier_end_is_not_bound(tmp_path, monkeypatch):
     assert {site["name"] for site in certificate(run)["sites"]} == ledgers.keys() - {"site-01"}
 
 
+@pytest.mark.slow
 def test_a_site_that_leaves_once_it_has_answered_is_bound(tmp_path):
     gone = []
     grid = with_sites(tmp_path, 4)
@@ -162,6 +170,7 @@ def test_a_site_that_leaves_once_it_has_answered_is_bound(tmp_path):
     assert len(certificate(run)["sites"]) == 4
 
 
+@pytest.mark.slow
 def test_the_page_and_the_command_say_so(tmp_path, monkeypatch, capsys):
     run, _ = federation(tmp_path)
     monkeypatch.setattr(sys, "argv", ["shoal", "certify", str(run)])

@@ -297,6 +297,7 @@ def test_where_it_shows_who_took_part_no_lot_is_believed(tmp_path, observer):
         assert leaves(ledger.charged_event("record", observer)) == {Gaussian(4.0): 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["server", "client"])
 def test_a_site_is_charged_for_noise_on_updates_without_amplification(tmp_path, at):
     """fed-sdp, a record against released models: 10 of 100 sites a round, noise 6, 100 rounds.
@@ -356,6 +357,7 @@ def test_terms_of_another_model_are_refused_before_the_site_has_a_place(replies,
     assert answer.values["refused"].endswith(words)
 
 
+@pytest.mark.slow
 def test_a_late_joiner_pays_from_when_it_joined(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 2}))

@@ -5,6 +5,7 @@ The same seed is used on both sides (`federation.seeded`), so that every batch a
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,11 +32,17 @@ NAMES = [name for name in ALL if not algorithm(name).sums_gradients]
 """The others need secure aggregation: tests/federation/secagg/test_noise_shares.py."""
 
 
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """The result and the messages of a method's federation: the same for all who ask."""
+    return cache(lambda name: served(tmp_path_factory.mktemp(name), settings(name)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_federation_ends_where_the_simulator_does(tmp_path, name):
+def test_a_federation_ends_where_the_simulator_does(tmp_path, federation, name):
     given = settings(name)
-    result, _ = served(tmp_path, given)
+    result, _ = federation(name)
     expected = simulated(tmp_path, given)
     assert farthest(result, expected) <= 1e-5
     personal = algorithm(name).local.personal  # a coordinator cannot evaluate these as clients would
@@ -91,11 +98,10 @@ def test_it_does_so_with_momentum_other_partitions_and_models(tmp_path, changes)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_but_the_boundary_values_is_on_the_wire(tmp_path, name):
+def test_nothing_but_the_boundary_values_is_on_the_wire(federation, name):
     """Each update that was sent is, number by number, what the method lets leave that client, and nothing else is."""
-    given = settings(name)
-    _, grid = served(tmp_path, given)
-    _, simulator = prepare(shoal.config.configure(given), None, None)
+    _, grid = federation(name)
+    _, simulator = prepare(shoal.config.configure(settings(name)), None, None)
     record = simulator.cohort.algorithm
     messages = [(kind, node, payload) for to, node, kind, payload in grid.wire if (to, kind) == ("to", ROUND)]
     answers = [(node, payload) for to, node, kind, payload in grid.wire if (to, kind) == ("from", ROUND)]
@@ -151,6 +157,7 @@ def test_noise_at_the_client_is_on_what_it_sends(tmp_path):
     assert 0.98 * 24 < scale < 1.02 * 24  # 52,650 numbers: off by 2% once in 10^10 times
 
 
+@pytest.mark.slow
 def test_the_ledgers_of_both_say_the_same(tmp_path):
     given = settings("trusted-curator", clients__sampling="poisson")
     result, _ = served(tmp_path, given)

@@ -32,6 +32,7 @@ def sites(folder):
     return with_sites(folder, 4, model="frozen_backbone:Backbone")
 
 
+@pytest.mark.slow
 def test_a_frozen_part_is_built_at_every_site_and_not_sent(tmp_path, given):
     result, grid = served(tmp_path, given, sites(tmp_path))
     assert set(result.model) >= {"1.weight", "1.bias"}

@@ -54,6 +54,7 @@ def test_it_ends_where_the_simulator_does_and_every_site_has_its_clients_layers(
     assert found == len(weights) > 0
 
 
+@pytest.mark.slow
 def test_no_personal_layer_crosses_the_wire(federation):
     """Every vector is as long as the shared layers, and no stretch of a site's own layers is in any message."""
     _, _, _, grid = federation
@@ -74,6 +75,7 @@ def test_no_personal_layer_crosses_the_wire(federation):
     assert rounds > 0
 
 
+@pytest.mark.slow
 def test_no_personal_layer_is_in_a_file_of_the_coordinator(federation):
     _, _, result, _ = federation
     assert list(result.model) == ["1.weight", "1.bias"]
@@ -83,12 +85,14 @@ def test_no_personal_layer_is_in_a_file_of_the_coordinator(federation):
         assert file.get_tensor("model").numel() == SHARED
 
 
+@pytest.mark.slow
 def test_the_coordinator_says_that_its_figures_are_not_those_of_the_clients(federation):
     _, _, result, _ = federation
     text = (result.run / "result.json").read_text()
     assert "the coordinator has none, so its figures are those of their initial values" in text
 
 
+@pytest.mark.slow
 def test_a_site_that_starts_again_goes_on_with_its_layers(federation):
     _, _, _, grid = federation
     for site in grid.sites.values():

@@ -280,6 +280,7 @@ def test_so_it_is_where_steps_are_normalised(tmp_path, clip, lr, weight):
     assert 6 * 15 - 1 <= norm <= 1 + 6 * (math.sqrt(650) + 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("clip", "lr"), [(1e-6, 1e4), (1e-6, 1e-9), (1e6, 1e4), (1e6, 1e-9)])
 @pytest.mark.statistical(false_alarm=2e-9)

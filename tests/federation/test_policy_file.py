@@ -221,6 +221,7 @@ def test_a_month_is_any_30_days(tmp_path):
     book.close()
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_behind_while_rounds_were_charged_forgives_nothing(tmp_path, monkeypatch):
     class Behind(datetime):
         @classmethod

@@ -22,6 +22,7 @@ def charged(folder):
         return without_sampler(leaves(ledger.charged_event("client", "release")))[0]
 
 
+@pytest.mark.slow
 def test_simulation_and_network_agree_and_everybody_comes_once_a_block(tmp_path):
     over_the_network, grid = served(tmp_path, ALLOCATED)
     assert farthest(over_the_network, simulated(tmp_path, ALLOCATED)) < 1e-5
@@ -46,6 +47,7 @@ def ask(site, message, t, **changes):
     return site.answer(ROUND, Payload(message.values | {"round": t, "attempt": 0} | changes, message.vectors)).values
 
 
+@pytest.mark.slow
 def test_a_site_is_charged_a_block_once_and_refuses_a_second_turn(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
@@ -60,6 +62,7 @@ def test_a_site_is_charged_a_block_once_and_refuses_a_second_turn(replies, tmp_p
     assert (times, block.length) == (2, 4)
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_within_a_block_is_charged_all_of_it(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 2}))
@@ -68,6 +71,7 @@ def test_a_site_that_joins_within_a_block_is_charged_all_of_it(replies, tmp_path
     assert [(leaf.length, times) for leaf, times in charged(tmp_path / "new").items()] == [(4, 1)]
 
 
+@pytest.mark.slow
 def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
@@ -80,6 +84,7 @@ def test_a_round_that_is_asked_for_again_is_a_poisson_round_more(replies, tmp_pa
     assert isinstance(again[0].event, Gaussian)
 
 
+@pytest.mark.slow
 def test_a_block_begun_again_has_one_turn_too(replies, tmp_path):
     """That turn is drawn anew with its first round, and all that is charged for it is one block."""
     site, terms, message = replies
@@ -95,6 +100,7 @@ def finish(site, message, done):
     return site.answer(END, Payload(names | {"why": "sites", "round": done})).values
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_gives_no_site_a_second_turn(replies):
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))
@@ -103,6 +109,7 @@ def test_the_end_of_a_run_gives_no_site_a_second_turn(replies):
     assert "its turn in rounds 1 to 4" in ask(site, message, 1)["refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "ended"])
 def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(replies, tmp_path, asked):
     """Of rounds 2 to 8, run again, 5 is a block begun again; in the others it might have been drawn anew."""
@@ -116,6 +123,7 @@ def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(rep
     assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 3, Sampled: 6}
 
 
+@pytest.mark.slow
 def test_no_round_before_the_furthest_is_free(replies, tmp_path):
     """A coordinator that goes back, and says that it does not, gets no turn in an earlier block for nothing."""
     site, terms, message = replies
@@ -127,6 +135,7 @@ def test_no_round_before_the_furthest_is_free(replies, tmp_path):
     assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 2, Sampled: 2}
 
 
+@pytest.mark.slow
 def test_a_long_run_takes_few_lines_and_its_cap_is_that_of_its_blocks(tmp_path):
     method = configure({"algorithm": "trusted-curator", "clients.sampling": "random-allocation",
                         "clients.cohort": 10, "per_round.noise_multiplier": 2.0}).algorithm  # fmt: skip

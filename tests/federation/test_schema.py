@@ -72,6 +72,7 @@ def test_the_order_of_a_sites_columns_changes_nothing(tmp_path, schema):
         assert any("counts of the data, not for release" in line for line in logs[0]), "the owner sees it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", [SCHEMA, None])
 def test_renamed_columns_are_refused_all_at_once_and_only_the_owner_reads_which(tmp_path, schema):
     numeric = schema is None

@@ -35,6 +35,7 @@ def spaced(**changes):
     return settings("dp-ftrl", **SEPARATED, **changes) | {"clients.cohort": 2, "rounds": 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [
@@ -58,6 +59,7 @@ def test_a_federation_with_correlated_noise_ends_where_the_simulator_does(tmp_pa
         assert len(rounds) <= (2 if "clients.separation" in given else 3)
 
 
+@pytest.mark.slow
 def test_the_coordinator_asks_those_who_are_there(tmp_path):
     """Two of four places are taken: both sites come in round 1, and again after three rounds."""
     given = spaced() | {"federation.min_sites_to_start": 2}
@@ -75,6 +77,7 @@ def test_groups_with_secret_sampling_are_simulated_only_and_both_sides_say_so(tm
         Terms.read(terms.text).settings  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_site_is_charged_by_the_numbers_that_make_the_noise_whatever_it_would_find_itself(tmp_path, monkeypatch):
     """It takes part in rounds 1 and 5: its ledger is the norm of C's columns there, of the coordinator's C."""
     given = spaced(per_round__factorisation="band-inverse", per_round__bands=3)
@@ -110,6 +113,7 @@ def test_numbers_that_make_old_noise_grow_are_refused(kind, numbers):
         terms.settings  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_numbers_of_its_noise(tmp_path):
     result, grid = served(tmp_path, spaced(per_round__factorisation="blt", per_round__buffers=2) | {"rounds": 1})
     (written,) = {payload.values["terms"] for to, _, kind, payload in grid.wire if (to, kind) == ("to", TERMS)}
@@ -158,6 +162,7 @@ def site(tmp_path):
     return made
 
 
+@pytest.mark.slow
 def test_a_site_refuses_a_round_that_comes_too_early_whatever_the_coordinator_says(site):
     assert site.ask(1) is None
     before = site.shift()
@@ -168,6 +173,7 @@ def test_a_site_refuses_a_round_that_comes_too_early_whatever_the_coordinator_sa
     assert "it has taken part in 2 rounds, and may in 2" in site.ask(8)
 
 
+@pytest.mark.slow
 def test_another_run_in_between_does_not_make_it_forget_its_rounds(site):
     """The coordinator of a run that was stopped still has its noise, and goes on with it."""
     assert site.ask(1) is None
@@ -178,6 +184,7 @@ def test_another_run_in_between_does_not_make_it_forget_its_rounds(site):
     assert "it has taken part in 2 rounds, and may in 2" in site.ask(8)
 
 
+@pytest.mark.slow
 def test_a_site_pays_for_its_own_rounds_in_all_rounds_to_come(site):
     """Two bands: a round costs 1 + c_1^2 in units of the noise, 4; c_1 = (1 + 0.9) / 2."""
     once = (1 + 0.95**2) / 16
@@ -194,12 +201,14 @@ def test_a_site_pays_for_its_own_rounds_in_all_rounds_to_come(site):
         assert sum(intent.round - intent.first + 1 for intent in ledger.charged) == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_late_pays_in_full(site):
     """A run's later rounds are charged little, for clients that have come before: this one has not."""
     site.ask(ROUNDS - 3)
     assert site.shift() == pytest.approx((1 + 0.95**2) / 16, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_round_asked_for_again_is_charged_again(site):
     """After a crash the coordinator's noise starts anew, and the site's first answer may have been seen."""
     site.ask(1)

@@ -60,6 +60,7 @@ def cost(steps):
     return accountants.epsilon(Repeat(SampledUser(4, 0.1, 6.0), steps), 1e-5, adjacency="zero-out").epsilon
 
 
+@pytest.mark.slow
 def test_each_site_caps_its_own_users_and_a_user_may_be_at_both(tmp_path):
     result, grid = federation(tmp_path)
     for site in grid.sites.values():
@@ -72,6 +73,7 @@ def test_each_site_caps_its_own_users_and_a_user_may_be_at_both(tmp_path):
     assert "no user has records at more than 2 clients" in found["because"]
 
 
+@pytest.mark.slow
 def test_users_at_one_site_alone_cost_less_by_declaration(tmp_path):
     found = epsilon(federation(tmp_path, federation__max_sites_per_user=1)[0])
     assert found["epsilon"] == pytest.approx(cost(4), rel=0.01)
@@ -102,6 +104,7 @@ def test_a_site_that_is_not_asked_pays_for_users_whom_another_may_hold(tmp_path)
         ledger.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("false", [{"clients_per_user": 1}, {"user_columns": 0}, {"public_ownership": True}])
 def test_terms_that_say_something_else_of_users_than_their_configuration_are_refused(tmp_path, false):
     _, grid = federation(tmp_path)
@@ -113,6 +116,7 @@ def test_terms_that_say_something_else_of_users_than_their_configuration_are_ref
     assert "what the terms say of users" in answer.values["refused"]
 
 
+@pytest.mark.slow
 def test_the_owner_reads_what_the_claims_for_users_rest_on(tmp_path):
     _, grid = federation(tmp_path, federation__max_sites_per_user=1)
     said = []

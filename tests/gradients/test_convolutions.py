@@ -124,6 +124,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("batch", [1, 130])
 def test_every_way_to_find_the_norms(name, batch):
@@ -316,6 +317,7 @@ def test_whole_networks_are_batched_and_agree_at_both_levels(name, batch):
             torch.testing.assert_close(ours.squares().sum(0), theirs.squares().sum(0), rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_resnet_18_is_batched():
     """Every block of it, with an eighth of its channels."""
     with torch.device("meta"):

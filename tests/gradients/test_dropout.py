@@ -88,11 +88,13 @@ def test_all_ways_drop_the_same(name, records):
     assert (found.drops, found.draws) == (True, False)
 
 
+@pytest.mark.slow
 def test_all_ways_drop_the_same_of_pictures():
     torch.manual_seed(0)
     assert_both_ways_agree(Pictures(), torch.randn(2, 3, 2, 5, 5, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_record", [False, True])
 @pytest.mark.parametrize("name", ["linear", "transformer, False", "attention, with weights, True"])
 def test_vmap_does_too(name, per_record):
@@ -114,6 +116,7 @@ def test_vmap_does_too(name, per_record):
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_seeds_decide_and_must_be_given():
     torch.manual_seed(0)
     module, x = MODELS["transformer, True"](), torch.randn(1, 3, LENGTH, WIDTH)

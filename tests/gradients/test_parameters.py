@@ -134,6 +134,7 @@ def test_other_uses_go_one_client_after_the_other(make, per_record):
     assert network(make(), torch.rand(3, 4), per_record=per_record).way != "rules"
 
 
+@pytest.mark.slow
 def test_a_matrix_times_words_is_one_matrix_for_each_record():
     torch.manual_seed(0)
 

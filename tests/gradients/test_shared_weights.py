@@ -61,6 +61,7 @@ class AttendsTwice(nn.Module):
         return self.attention(x, x, x)[0] + self.attention(x, x[:, :2], x[:, 1:3])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_a_layer_called_again(name, batch):

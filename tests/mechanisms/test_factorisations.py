@@ -35,6 +35,7 @@ TABLE = {  # root mean square and largest error, by (rounds, separation, partici
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", TABLE, ids=str)
 def test_errors_are_those_of_the_reference_to_one_per_cent(key):
     plan, bands = Participation(*key), key[1]
@@ -94,6 +95,7 @@ def test_what_is_optimised_is_better_than_the_root_of_as_many_bands(kind, begun,
     assert found < 0.999 * root
 
 
+@pytest.mark.slow
 def test_blt_never_rises_and_all_its_weights_are_positive():
     for buffers in (1, 2, 5):
         found = factorise("blt", buffers, 0.0, Participation(200, 20, 10)).coefficients(200)
@@ -132,6 +134,7 @@ def drawn(noise, rounds, numbers, streams, state=None, first=0):
     return np.stack(found) / 0.5 / 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [Streams(3), SecureStreams()], ids=["research", "secure"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
@@ -156,6 +159,7 @@ def test_a_stream_goes_on_from_what_was_kept(kind):
     np.testing.assert_array_equal(whole, np.concatenate([begun, rest]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "vectors"), [("blt", 2), ("banded", 3), ("bisr", 3)])
 def test_what_is_kept_does_not_grow_with_the_rounds(kind, vectors):
     for rounds in (9, 60):
@@ -165,6 +169,7 @@ def test_what_is_kept_does_not_grow_with_the_rounds(kind, vectors):
         assert noise.factors(Participation(rounds, 3)).vectors == vectors
 
 
+@pytest.mark.slow
 def test_in_secure_mode_the_kept_noise_is_that_which_was_released():
     """Else the rounding of every round would stay in all later ones."""
     for kind in KINDS:

@@ -94,6 +94,7 @@ def extreme(share):
     return clip.bound(memory, 0, 1, None)
 
 
+@pytest.mark.slow
 @on_devices
 @pytest.mark.parametrize("clip", [Clip(), NoisyClip(noise_multiplier=0.0), MedianClip(), QuantileClip()])
 @given(seeds, spans, bounds)

@@ -80,6 +80,7 @@ def test_golden_figures_of_too_few_survivors(survivors, expected):
     assert epsilon(Repeat(one, 1000), 1e-6).epsilon == pytest.approx(expected, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_golden_figures_of_the_method():
     record = with_shares(threshold=20, colluding=3)
     record = replace(record, records=Records("poisson", rate=0.01, nominal_records=1000))
@@ -187,6 +188,7 @@ def test_secure_mode_charges_less_noise_and_a_distance():
 # --- what a round has
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
 def test_a_round_has_the_shares_of_all_clients():
     """Chi-square on 104,000 numbers (finds 2%): sigma sqrt(10/6), more than is charged against the server."""
@@ -215,6 +217,7 @@ def summed(sim, clients=(0,), streams=None):
     return updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["flat", "split"])
 def test_a_record_is_rounded_towards_zero_on_the_grid_and_never_longer_than_its_clip(layers):
     record = small("distributed-dp-sgd", per_record=RecordClip(0.3, layers))
@@ -282,6 +285,7 @@ def test_a_large_model_takes_no_digits_from_the_sum():
     assert 0.99 < float(found.norm()) / record.bound({}, 0, ROUNDS) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=2e-7)
 def test_no_record_moves_the_sum_by_more_than_its_clip():
     """The same random numbers on 40 pairs of neighbours, one record replaced by another: two clips at most."""
@@ -306,6 +310,7 @@ def test_no_record_moves_the_sum_by_more_than_its_clip():
     assert min(moved) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_run_spends_its_budget_against_the_server(tmp_path, random):
     given = {"algorithm": "distributed-dp-sgd", "data.clients": 6, "model": "linear", "rounds": 3, "random": random}

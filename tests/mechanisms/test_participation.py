@@ -66,6 +66,7 @@ PLANS = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @few
 @given(SERIES, PLANS, SCHEDULES)
 def test_no_pattern_and_no_signs_ever_cost_more_than_is_charged(c, plan, schedule):
@@ -76,6 +77,7 @@ def test_no_pattern_and_no_signs_ever_cost_more_than_is_charged(c, plan, schedul
     assert (found <= charged * (1 + 1e-12)).all()
 
 
+@pytest.mark.slow
 @few
 @given(SERIES, PLANS, SCHEDULES)
 def test_a_round_that_is_run_again_costs_nobody_more_than_its_own_price(c, plan, schedule):
@@ -123,6 +125,7 @@ def test_coefficients_that_rise_again_need_their_majorant():
     )
 
 
+@pytest.mark.slow
 @few
 @given(SERIES, SCHEDULES, st.lists(st.integers(0, ROUNDS - 1), min_size=1, max_size=5))
 def test_one_clients_own_price_is_what_its_rounds_cost_it(c, schedule, came):

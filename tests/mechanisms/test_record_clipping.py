@@ -47,6 +47,7 @@ def test_factors_clip_as_a_slow_loop_does(make, layers):
     torch.testing.assert_close(found * factors.unsqueeze(3), by_loop(found, 1.5, layers))
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**30), bound=st.floats(1e-3, 1e3), layers=st.sampled_from(KINDS))
 @settings(max_examples=60, deadline=None)
 def test_no_record_is_longer_than_the_excess_says(seed, bound, layers):

@@ -64,6 +64,7 @@ def test_random_allocation_gives_everyone_one_round_of_every_block():
     assert not state, "at the end of a block nothing is left of it"
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_random_allocation_draws_each_round_as_often_and_clients_independently():
     """Of 400 blocks of 5 rounds: each round's share of all 60 clients, and the spread of cohorts, by chi-square."""
@@ -98,6 +99,7 @@ def test_a_block_whose_allocation_is_lost_is_refused():
         turns(Clients("random-allocation", 12), range(1, 2))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 3))
 def test_every_record_is_allocated_one_step_of_every_pass(records, batch, epochs):
     sampler = Records("random-allocation", batch)
@@ -162,6 +164,7 @@ def test_poisson_batches_hold_each_record_with_probability_batch_over_n():
         assert chosen == sorted(set(chosen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("records", [20, 400])
 def test_by_rate_each_record_is_drawn_as_often_whatever_its_client_holds(records):
     """Over 20,000 steps; 6 sigma each: false alarms below 10^-6."""

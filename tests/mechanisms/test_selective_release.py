@@ -74,6 +74,7 @@ def test_a_user_is_charged_for_the_test_too():
     assert {(leaf.records, leaf.noise, count) for leaf, count in found.items()} == {(3, 2.0, 60), (3, 1.3, 60)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
 def test_no_change_of_one_record_moves_the_test_further_than_is_charged(rate):
     """Brute force: without the record the change of the loss is m, with it a, with another b, all from -C to C."""

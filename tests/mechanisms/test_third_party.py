@@ -309,6 +309,7 @@ def test_rounds_differ_whatever_the_name_of_the_setting_that_changes(changed):
     assert record.extreme_rounds(10) == [0, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", ["per_record", "per_step", "per_update", "per_round"])
 def test_each_mechanism_is_asked_whether_it_fits_the_round(boundary):
     record = replace(cut(RECORDS), per_update=Clip(1.0), per_round=GaussianNoise(1.0))

@@ -45,6 +45,7 @@ def test_a_network_has_the_parameters_its_paper_counts(name, shape, classes, par
     assert model(torch.zeros(4, *shape)).shape == (4, classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_every_network_passes_the_check_of_example_level_privacy(name):
     check(build(name, home(name), 10), home(name), 10, record_level=True)

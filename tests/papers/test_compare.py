@@ -151,6 +151,7 @@ def kept_lines(*names):
     return [line for name in names for line in read_lines(RESULTS / f"{name}.jsonl")]
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_read_and_gets_its_lights():
     lines = kept_lines("geyer-table1", "beyond-client")
     found = {row.cell.name: row for row in compare(table("geyer-table1"), lines) if row.measure == "accuracy"}

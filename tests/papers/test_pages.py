@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.cli.main import app
-from shoal.papers import tables
+from shoal.papers import pages, table, tables
 from shoal.papers.pages import BLOCK, SHORT, write
 from shoal.papers.running import read_lines
 from support.paths import ROOT
@@ -49,7 +49,8 @@ def test_every_table_stands_on_a_page_with_a_sentence_in_short():
 
 
 @pytest.mark.slow
-def test_words_around_a_table_stay_and_old_figures_in_it_do_not(tmp_path):
+def test_words_around_a_table_stay_and_old_figures_in_it_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "tables", lambda: {name: table(name) for name in ["thesis-table4.2"]})
     page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- compare thesis-table4.2 -->\nold\n<!-- end -->\n\n**In short:** so.\n", encoding="utf-8"

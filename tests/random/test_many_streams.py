@@ -10,6 +10,7 @@ from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=5))
 def test_the_states_are_those_of_numpy(keys):
     found = sfc64_states(np.frombuffer(b"".join(keys), "<u4").reshape(len(keys), -1))

@@ -87,6 +87,7 @@ def released(name, **changes):
     return params.double().numpy() * told["expected_clients"], told
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_the_sum_that_is_released_lies_on_the_grid_of_its_clip_and_has_its_noise():
     """10,400 numbers, chi-square at ALPHA (finds 7%)."""
@@ -97,6 +98,7 @@ def test_the_sum_that_is_released_lies_on_the_grid_of_its_clip_and_has_its_noise
     assert low < np.square(found / told["noise"]).sum() < high
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=ALPHA)
 def test_an_update_leaves_its_client_with_discrete_noise():
     record = small("fed-sdp")

@@ -41,17 +41,20 @@ def test_the_epsilon_of_a_record_can_be_asked_for(runs, tmp_path):
     assert points[0]["x"] == runs[0].epsilon("record", "release") != runs[0].epsilon("client", "release")
 
 
+@pytest.mark.slow
 def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs, tmp_path):
     path = write_comparison(tmp_path / "c.html", runs)
     for run, link in zip(runs, re.findall(r'<a href="([^"]+)"', path.read_text()), strict=True):
         assert (tmp_path / link).resolve() == (run.path / "report.html").resolve()
 
 
+@pytest.mark.slow
 def test_keys_that_differ_are_columns_and_those_that_do_not_are_none(runs):
     assert differing(runs[:2]) == ["per_round.noise_multiplier"]
     assert "records.batch" not in differing(runs)
 
 
+@pytest.mark.slow
 def test_runs_of_different_figures_share_no_axis_and_the_page_says_so(runs, tmp_path):
     regressions = [read_run(play_numbers(tmp_path, FEDAVG | {"local.lr": rate}).run) for rate in (0.1, 0.05)]
     path = write_comparison(tmp_path / "c.html", [*runs, *regressions])
@@ -65,6 +68,7 @@ def test_runs_of_different_figures_share_no_axis_and_the_page_says_so(runs, tmp_
     assert "not put on one axis" not in write_comparison(path, runs).read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_learnt_nothing_is_marked(runs, tmp_path):
     poor = read_run(play_unbalanced(tmp_path, FEDAVG).run)
     path = write_comparison(tmp_path / "c.html", [*runs, poor])

@@ -74,6 +74,7 @@ def plain(tmp_path_factory):
 # ---------------------------------------------------------------- what it shows
 
 
+@pytest.mark.slow
 def test_every_run_ends_with_a_page_that_shows_the_numbers_of_metrics_jsonl(private):
     plots = embedded((private.run / "report.html").read_text())
     lines = metrics(private.run)
@@ -94,6 +95,7 @@ def test_every_run_ends_with_a_page_that_shows_the_numbers_of_metrics_jsonl(priv
         assert plots[plot]["series"][series]["values"] == [line[name] for line in lines], name
 
 
+@pytest.mark.slow
 def test_epsilon_is_drawn_for_each_unit_and_observer_with_budget_and_what_is_reported(private):
     plot = embedded((private.run / "report.html").read_text())["epsilon"]
     lines = metrics(private.run)
@@ -116,6 +118,7 @@ def test_the_training_without_privacy_is_drawn_beside_the_run(private):
     assert kept[-1]["round"] == private.rounds
 
 
+@pytest.mark.slow
 def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release(private):
     said = Text((private.run / "report.html").read_text()).said
     epsilon = next(claim["epsilon"] for claim in private.proven if claim["unit"] == "client")
@@ -127,6 +130,7 @@ def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release
     assert "The hash chain is intact" in said
 
 
+@pytest.mark.slow
 def test_delta_is_said_as_a_test_has_it(private):
     said = Text((private.run / "report.html").read_text()).said
     assert "has a true-positive rate of at most" in said
@@ -134,6 +138,7 @@ def test_delta_is_said_as_a_test_has_it(private):
     assert "but for a chance" not in said
 
 
+@pytest.mark.slow
 def test_every_claim_of_a_run_names_its_adjacency_and_that_the_number_of_clients_is_public(private):
     result = json.loads((private.run / "result.json").read_text())
     for claim in result["proven"]:
@@ -161,6 +166,7 @@ def test_a_run_that_proves_nothing_says_so_first(plain):
     assert "epsilon" not in embedded((plain.run / "report.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_confusion_counts_every_held_out_record_once_and_agrees_with_accuracy(private):
     kept = json.loads((private.run / "result.json").read_text())
     matrix = kept["confusion"]
@@ -180,6 +186,7 @@ def test_signal_to_noise_halves_where_the_noise_doubles(tmp_path):
     assert 0 < once["snr"] <= once["clients"] * once["clip"] / (once["noise"] * parameters**0.5) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_every_plot_has_words_for_who_cannot_see_it(private):
     html = (private.run / "report.html").read_text()
     for plot in embedded(html).values():
@@ -187,6 +194,7 @@ def test_every_plot_has_words_for_who_cannot_see_it(private):
         assert ("client" if plot["id"] == "spread" else "round") in plot["about"]
 
 
+@pytest.mark.slow
 def test_configuration_and_environment_are_there_whole(private):
     said = Text((private.run / "report.html").read_text()).said
     for key, value in read_run(private.run).flat_config().items():
@@ -204,6 +212,7 @@ def test_the_page_can_be_made_again_from_the_folder_alone(private):
     assert write_report(private.run).read_text() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_shows_its_rounds_and_asks_to_be_looked_at_again(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "EVERY", 0.0)
     monkeypatch.setattr(recorder, "SHARE", float("inf"))
@@ -232,6 +241,7 @@ def test_pages_take_a_small_share_of_a_runs_time(tmp_path, monkeypatch):
     assert written == [0, 7, 14, 21, 28, 35, 40]  # at the start, at the end, and one every two seconds
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_shows_what_it_has_and_goes_on_where_it_was(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     html = (run / "report.html").read_text()
@@ -243,6 +253,7 @@ def test_a_run_that_was_stopped_shows_what_it_has_and_goes_on_where_it_was(tmp_p
     assert embedded(html)["accuracy"]["x"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_edited_shows(tmp_path):
     run = play(tmp_path, PRIVATE).run
     ledger = run / "ledger.jsonl"
@@ -255,6 +266,7 @@ def test_a_ledger_that_was_edited_shows(tmp_path):
     assert all(claim["epsilon"] is None for claim in read_run(run).proven)
 
 
+@pytest.mark.slow
 def test_a_result_that_was_edited_shows(tmp_path):
     """What is proven stands in the ledger's last line too."""
     run = play(tmp_path, PRIVATE).run
@@ -272,6 +284,7 @@ def test_a_result_that_was_edited_shows(tmp_path):
     assert "result.json and the ledger's closing line disagree" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_ledger_that_was_cut_off_shows_against_the_checkpoint(tmp_path):
     run = play(tmp_path, PRIVATE).run
     ledger = run / "ledger.jsonl"
@@ -309,6 +322,7 @@ def require_nothing_printed(run):
     assert "0.0123" not in html + compared.read_text()
 
 
+@pytest.mark.slow
 def test_a_private_selection_that_the_ledger_does_not_know_shows(tmp_path):
     run = play(tmp_path, PRIVATE).run
 
@@ -319,6 +333,7 @@ def test_a_private_selection_that_the_ledger_does_not_know_shows(tmp_path):
     require_nothing_printed(run)
 
 
+@pytest.mark.slow
 def test_a_result_whose_ledger_lost_its_last_line_shows(tmp_path):
     run = play(tmp_path, PRIVATE).run
     ledger = run / "ledger.jsonl"
@@ -327,6 +342,7 @@ def test_a_result_whose_ledger_lost_its_last_line_shows(tmp_path):
     require_nothing_printed(run)
 
 
+@pytest.mark.slow
 def test_what_is_proven_of_a_run_without_a_result_follows_from_what_was_charged(tmp_path):
     """Its metrics are nobody's proof."""
     whole = play(tmp_path, PRIVATE)
@@ -350,6 +366,7 @@ def test_a_round_that_was_charged_and_not_released_counts(tmp_path):
     assert read_run(run).epsilon("client", "release") > before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_charged_after_it_was_selected_proves_nothing(tmp_path):
     """What a selection proves is about the run as it was."""
     whole = play(tmp_path, PRIVATE)
@@ -362,6 +379,7 @@ def test_a_run_that_was_charged_after_it_was_selected_proves_nothing(tmp_path):
     assert all("after a private selection" in claim["because"] for claim in read_run(whole.run).proven)
 
 
+@pytest.mark.slow
 def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path):
     run = play(tmp_path, PRIVATE).run
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -373,6 +391,7 @@ def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path)
     assert plots["accuracy"]["x"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_metrics_without_an_end_are_not_read_for_ever(tmp_path):
     run = play(tmp_path, FEDAVG).run
     (run / "metrics.jsonl").unlink()
@@ -383,6 +402,7 @@ def test_metrics_without_an_end_are_not_read_for_ever(tmp_path):
 # ---------------------------------------------------------------- it never costs a run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["run_page", "write_page"])
 def test_a_page_that_fails_is_told_of_once_and_the_run_is_whole(tmp_path, monkeypatch, caplog, broken):
     def fail(*_):
@@ -404,6 +424,7 @@ def test_a_page_that_fails_is_told_of_once_and_the_run_is_whole(tmp_path, monkey
 # ---------------------------------------------------------------- it is safe and small
 
 
+@pytest.mark.slow
 def test_names_and_labels_cannot_become_markup(tmp_path):
     rows = [([[float(k), 1.0], [0.0, float(k)]], [0, 1]) for k in range(1, 9)]
     clients = [(x, y) for x, y in rows]
@@ -419,6 +440,7 @@ def test_names_and_labels_cannot_become_markup(tmp_path):
     assert not any(name.startswith("on") for _, attrs in seen.tags for name in attrs)
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_of_the_network(private):
     seen = Text((private.run / "report.html").read_text())
     for tag, attrs in seen.tags:
@@ -514,6 +536,7 @@ def test_notes_that_all_bounds_share_are_printed_once():
     assert shared_notes(both[:1]) == (both[:1], ""), "one bound keeps its own"
 
 
+@pytest.mark.slow
 def test_the_headline_is_never_a_bound_in_name_only_where_there_is_a_better_one(private):
     run = read_run(private.run)
     loose = [claim("client", "release", 5470.0), claim("record", "release", 2.0)]
@@ -558,6 +581,7 @@ def test_a_run_that_had_ended_says_what_it_said_then(tmp_path, monkeypatch):
     assert read_run(run).ledger.whole
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 @pytest.mark.parametrize(
     ("epsilon", "shown"),

@@ -128,6 +128,7 @@ def test_the_terminal_says_that_nothing_was_learnt(unlearnt):
     assert "warning This model is no better than a constant answer" in said
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_a_regression_and_its_worst_client(regression):
     said = shown(regression)
     assert f"RMSE {regression.score:.4g} on held-out data (always the mean: {regression.trivial['rmse']:.4g})" in said
@@ -147,6 +148,7 @@ def test_the_progress_bar_shows_the_figure_of_the_task(tmp_path):
     assert float(task.fields["score"]) == pytest.approx(result.score, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_runs_are_listed_with_the_figure_of_their_task(unlearnt, regression):
     listed = CliRunner().invoke(runs_app, ["list", "--runs", str(regression.run.parent)]).stdout
     assert f"RMSE {regression.score:.4g}" in listed
@@ -169,6 +171,7 @@ def test_the_page_says_that_nothing_was_learnt(unlearnt):
     assert '<div class="tile bad">\n      <h2>Accuracy</h2>' in html
 
 
+@pytest.mark.slow
 def test_the_page_of_a_regression_has_its_figures_and_no_confusion(regression):
     html = (regression.run / "report.html").read_text()
     assert "<h2>RMSE</h2>" in html
@@ -179,6 +182,7 @@ def test_the_page_of_a_regression_has_its_figures_and_no_confusion(regression):
         assert f"<dt>{name}</dt>" in html
 
 
+@pytest.mark.slow
 def test_the_page_draws_the_figure_over_rounds_and_by_client(regression):
     data = json.loads((regression.run / "report.html").read_text().split('id="data">')[1].split("</script>")[0])
     plots = {plot["id"]: plot for plot in data["plots"]}
@@ -207,6 +211,7 @@ def test_a_regression_that_goes_on_shows_its_figure(tmp_path, monkeypatch):
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_result_without_the_new_keys_is_still_shown(tmp_path):
     run = play(tmp_path, PRIVATE).run
     new = {"task", "headline", "higher_is_better", "trivial_answer", "figures", "trivial", "figures_by_client"}

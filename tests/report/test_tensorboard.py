@@ -32,6 +32,7 @@ def events(run):
     return {name: {event.step: event.value for event in read.Scalars(name)} for name in read.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("stop", [None, 3])
 def test_event_files_hold_every_round_once_also_after_a_stop(tmp_path, stop):
@@ -50,6 +51,7 @@ def test_event_files_hold_every_round_once_also_after_a_stop(tmp_path, stop):
     assert sorted(found["accuracy"]) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_headline_figure_has_its_own_name(tmp_path):
     pytest.importorskip("tensorboard")

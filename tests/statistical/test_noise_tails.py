@@ -64,6 +64,7 @@ def test_radii_that_are_not_extended_where_they_should_be_are_flagged(monkeypatc
     assert tails.sampler_checks(STREAMS, torch.device("cpu"))[-1].flagged
 
 
+@pytest.mark.slow
 def test_noise_that_leaves_out_steps_of_its_grid_is_flagged(monkeypatch):
     monkeypatch.setattr("shoal.random.discrete_gaussian.parts", lambda width: ((512, 2048.0),))
     assert tails.discrete_steps(SecureStreams().generator("x")).flagged

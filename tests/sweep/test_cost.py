@@ -252,6 +252,7 @@ def test_a_cell_whose_result_was_edited_proves_nothing_on_the_sweeps_page(tmp_pa
     assert "0.0123" not in write_sweep_page(outcome).read_text()
 
 
+@pytest.mark.slow
 def test_what_is_charged_is_what_all_cells_cost(sweep):
     outcome = outcome_of(*sweep)
     assert outcome.to_json()["charged"][0]["epsilon"] == client(cost.all_together(*sweep)).epsilon

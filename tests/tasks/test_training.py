@@ -145,6 +145,7 @@ def test_a_loss_and_a_metric_of_ones_own(config, tmp_path, monkeypatch):
     assert result.figures["largest"] >= result.score
 
 
+@pytest.mark.slow
 def test_classes_that_are_numbers_may_be_regressed(tmp_path):
     ratings = np.clip(np.round(3 + X[:, 0]), 1, 5)
     data = shoal.from_arrays(X, ratings, client=OWNERS)
@@ -265,6 +266,7 @@ def test_a_loss_of_ones_own_sees_whole_numbers_as_they_are(width, tmp_path):
     assert set(again.train_y.unique().tolist()) <= {20, 30}
 
 
+@pytest.mark.slow
 def test_a_range_means_regression_whatever_values_the_targets_happen_to_have(tmp_path):
     data = shoal.from_arrays(X, np.clip(np.round(3 + X[:, 0]), 1, 5), client=OWNERS)
     assert trained(CLIENT_LEVEL | {"rounds": 1}, data, linear(1), tmp_path, range=(1.0, 5.0)).task == "regression"

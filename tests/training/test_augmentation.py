@@ -55,6 +55,7 @@ def simulator(record, model=None, data=None, streams=None, device="cpu", **setti
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.integers(5, 9), st.integers(5, 9), st.integers(0, 2 * CROPS**2 - 1))
 def test_a_view_is_a_crop_of_the_padded_picture_which_may_be_flipped(high, wide, view):
@@ -93,6 +94,7 @@ def by_autograd(record, cohort, params, client):
     return -record.local.rate(0, ROUNDS) * total / record.records.batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("micro_batch", [None, 2])
 def test_a_records_gradient_is_the_mean_over_its_views_and_clipped_after_that(way, micro_batch):

@@ -46,6 +46,7 @@ def test_an_improvement_must_be_large_enough_where_one_is_asked_for():
     assert not StopSection(patience=1, min_improvement=0.1).reached([0.5, 0.61], True)
 
 
+@pytest.mark.slow
 def test_it_stops_early_and_claims_what_all_planned_rounds_cost(tmp_path):
     """What is claimed must not depend on when it stopped."""
     noisy = PRIVATE | {"rounds": 10, "server.lr": 1e-9}  # the model hardly moves
@@ -60,6 +61,7 @@ def test_it_stops_early_and_claims_what_all_planned_rounds_cost(tmp_path):
     assert certificate(result.run)["rounds"] == 10
 
 
+@pytest.mark.slow
 def test_a_run_that_has_stopped_early_stays_stopped_and_is_charged_once(tmp_path):
     config = PRIVATE | {"rounds": 10, "server.lr": 1e-9, "stop": {"patience": 2, "public": True}}
     result = stopped(tmp_path, config)

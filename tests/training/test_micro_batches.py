@@ -63,6 +63,7 @@ def assert_same(found, wanted, **close):
         torch.testing.assert_close(vars(found[1]), vars(wanted[1]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
 @pytest.mark.parametrize("name", METHODS)
 def test_pieces_of_a_batch_give_the_step_of_the_batch(name, way):
@@ -71,6 +72,7 @@ def test_pieces_of_a_batch_give_the_step_of_the_batch(name, way):
         assert_same(trained(METHODS[name], micro_batch, way=way), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_in_float64_to_nine_digits(name):
     wanted = trained(METHODS[name], None, double=True)
@@ -159,6 +161,7 @@ def test_in_secure_mode_all_pieces_have_one_public_width(monkeypatch):
     assert widths == [4, 4, 4] * (len(widths) // 3)
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_client_is_that_of_a_piece():
     whole, pieces = (
         simulator(POISSON, settings=Settings("cpu", threads=1, micro_batch=size)).cohort.chunker.client_bytes

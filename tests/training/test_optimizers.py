@@ -87,8 +87,11 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [(case, "rules") for case in CASES]
+    + [(case, way) for case in ("both", "everything") for way in ("vmap", "sequential")],
+)  # the optimiser takes gradients as they come: a way matters for their order and their padding alone
 def test_it_does_what_torch_does_for_each_client(case, way):
     local, optimizer = CASES[case]
     sim = clients_of(local, way=way)
@@ -103,6 +106,7 @@ def test_it_does_what_torch_does_for_each_client(case, way):
         assert float(expected.norm()) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["both", "everything"])
 def test_running_statistics_are_neither_decayed_nor_pulled(case):
     local, optimizer = CASES[case]
@@ -112,6 +116,7 @@ def test_running_statistics_are_neither_decayed_nor_pulled(case):
     torch.testing.assert_close(found[0], expected, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["momentum", "adamw"])
 def test_a_client_that_keeps_its_state_goes_on_where_it_was(case):
     """Two rounds of one client from its own model equal one optimiser that runs through."""
@@ -134,6 +139,7 @@ def test_a_client_that_keeps_its_state_goes_on_where_it_was(case):
     assert not torch.allclose(forgetful, update, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_client_that_diverges_keeps_what_it_had():
     sim = clients_of(Local(lr=1e12, momentum=0.9, keep_momentum=True, weight_decay=1.0, epochs=9))
     had = torch.ones(sim.cohort.network.layout.size)
@@ -161,6 +167,7 @@ def test_a_run_that_is_resumed_ends_as_if_nothing_had_been(tmp_path):
     assert all(torch.equal(rest.model[name], tensor) for name, tensor in whole.model.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_that_take_the_place_of_others_begin_where_these_do(case):
     """What a CUDA graph relies on: copied memory, and values taken over in it; the model of the round included."""
@@ -243,6 +250,7 @@ KEPT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp-sgd", "quantile-record", "adaclip"])
 @pytest.mark.parametrize("changes", KEPT, ids=["momentum", "adamw", "personal", "everything"])
 def test_noisy_sums_are_all_that_updates_and_kept_state_know_of_the_records(name, changes, monkeypatch):

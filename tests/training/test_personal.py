@@ -253,6 +253,7 @@ def test_no_clients_layer_is_in_the_released_model(ran):
     assert all(torch.equal(tensor, initial[name]) for name, tensor in found.items())
 
 
+@pytest.mark.slow
 def test_the_clients_own_layers_are_in_a_file_of_their_own_that_is_not_for_release(ran):
     with safe_open(ran.run / "personal.safetensors", framework="pt") as file:
         assert file.metadata()["release"] == release.PERSONAL
@@ -266,6 +267,7 @@ def test_the_clients_own_layers_are_in_a_file_of_their_own_that_is_not_for_relea
     assert not torch.equal(rows[f"{clients[0]}/3.weight"], rows[f"{clients[1]}/3.weight"])
 
 
+@pytest.mark.slow
 def test_the_result_says_how_it_was_evaluated_and_that_nothing_is_claimed(ran):
     (note,) = json.loads((ran.run / "result.json").read_text())["notes"]
     assert note.startswith("personal layers (3) never leave their clients, and nothing is claimed for them")
@@ -321,6 +323,7 @@ def test_each_held_out_record_is_predicted_with_its_clients_own_layers():
     assert scores["fedavg"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_client_that_never_took_part_uses_the_initial_layers():
     _, sim = prepare(configure(GIVEN), None, None)
     evaluation, users = sim.evaluation, sim.evaluation.users

@@ -39,6 +39,7 @@ def everyone_once(turns):
     return sorted(client for _, clients in turns for client in clients) == list(range(CLIENTS))
 
 
+@pytest.mark.slow
 def test_a_run_is_charged_its_blocks_and_proves_them_for_clients_against_released_models(tmp_path, taken):
     run = play(tmp_path, ALLOCATED)
     assert charged(run.run) == {BLOCK: 2}
@@ -51,6 +52,7 @@ def test_a_run_is_charged_its_blocks_and_proves_them_for_clients_against_release
     assert [line["expected_clients"] for line in run.metrics] == [3] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_resumed_run_keeps_its_allocation_and_is_charged_no_more(tmp_path, taken, random):
     run = stopped_after(tmp_path, ALLOCATED | {"random": random}, 2)
@@ -63,12 +65,14 @@ def test_a_resumed_run_keeps_its_allocation_and_is_charged_no_more(tmp_path, tak
     assert ALLOCATION not in load_file(run / CHECKPOINT)
 
 
+@pytest.mark.slow
 def test_research_mode_ends_with_the_same_model_however_often_it_is_stopped(tmp_path):
     whole = play(tmp_path / "whole", ALLOCATED)
     resumed = go_on(stopped_after(tmp_path / "stopped", ALLOCATED, 3))
     assert all((whole.model[key] == resumed.model[key]).all() for key in whole.model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed_in", "more"), [(2, {Sampled: 1}), (4, {Allocated: 1})])
 def test_a_round_that_is_killed_is_charged_again_and_its_clients_are_drawn_anew(
     tmp_path, taken, monkeypatch, killed_in, more
@@ -99,6 +103,7 @@ def test_a_round_that_is_killed_is_charged_again_and_its_clients_are_drawn_anew(
     assert everyone_once(played[4:])
 
 
+@pytest.mark.slow
 def test_a_new_round_that_is_charged_together_with_one_that_is_run_again_goes_on_as_allocated(tmp_path, taken):
     """Round 3 was charged and killed. Rounds 3 and 4 are charged as one second attempt, though round 4 had none."""
     run = stopped_after(tmp_path, ALLOCATED | {"engine.checkpoint_every": 2}, 2)

@@ -169,6 +169,7 @@ def test_v_c_and_u_s_are_those_of_001():
     assert told["bytes_sent"] == 5 * 4 * updates.shape[1]
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_counts_as_zero_and_the_round_goes_on():
     dataset = load("digits")
     x = dataset.train_x.clone()
@@ -204,6 +205,7 @@ def test_an_empty_poisson_cohort_leaves_the_model_as_it_is():
     assert torch.equal(params, sim.params)
 
 
+@pytest.mark.slow
 def test_ten_thousand_clients_are_index_views():
     dataset = load("digits")
     parts = partition(
@@ -255,6 +257,7 @@ def test_a_model_that_views_its_pictures_is_trained_and_evaluated(channels, tmp_
 # --- secure mode: nobody's gradient depends on who else is there, not even in its last digits
 
 
+@pytest.mark.slow
 def test_in_secure_mode_the_shape_of_a_poisson_batch_says_nothing_of_who_was_drawn():
     """Of 32 rows and of 33 a product may be rounded in two ways, and a ReLU go two ways by that."""
     record = replace(algorithm("dp-sgd"), records=Records("poisson", 8), local=Local(steps=2))

@@ -73,6 +73,7 @@ def plain_loop(sim, record):
     return torch.stack(found), kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updates", [None, 3])
 def test_a_step_is_kept_where_the_loss_of_other_records_falls(updates):
     record = with_tests(updates)
@@ -83,6 +84,7 @@ def test_a_step_is_kept_where_the_loss_of_other_records_falls(updates):
     torch.testing.assert_close(sim.params + moved, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"way": "vmap"}, {"way": "sequential"}, {"micro_batch": 2}])
 def test_every_way_to_train_keeps_the_same_steps(settings):
     expected, _ = plain_loop(simulation(with_tests()), with_tests())
@@ -112,6 +114,7 @@ def test_dropout_is_off_in_a_test():
         torch.testing.assert_close(sim.cohort.network.losses(sim.params.view(1, -1), x, y)[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [Streams(2), SecureStreams()], ids=["research", "secure"])
 @pytest.mark.statistical(false_alarm=1e-7)
 def test_the_noise_of_the_test_is_what_is_charged_and_never_the_same(monkeypatch, streams):
@@ -128,6 +131,7 @@ def test_the_noise_of_the_test_is_what_is_charged_and_never_the_same(monkeypatch
     assert len(np.unique(numbers)) > 0.99 * numbers.size  # on secure mode's grid a few may meet
 
 
+@pytest.mark.slow
 def test_records_without_a_finite_loss_fail_the_tests_of_their_client_alone():
     sim, found = simulation(with_tests()), []
     wild = digits().train_x.clone()

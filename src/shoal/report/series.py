@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shoal.accounting.rounding import up
@@ -62,7 +62,7 @@ class Plot:
 
     def to_json(self) -> dict[str, Any]:
         """The plot as JSON."""
-        return asdict(self)
+        return {**vars(self), "series": [vars(each) for each in self.series]}
 
 
 def column(lines: Iterable[dict[str, Any]], name: str) -> dict[int, float]:

@@ -301,6 +301,7 @@ def test_a_run_that_stopped_so_can_be_resumed(tmp_path):
         site.close()
 
 
+@pytest.mark.slow
 def test_a_good_round_forgives_the_failed_ones(tmp_path):
     grid_, seen = with_keys(tmp_path), count()
 

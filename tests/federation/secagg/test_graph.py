@@ -90,6 +90,7 @@ def test_the_bound_on_cuts_is_at_least_the_sum_of_its_terms(n, threshold, collud
     assert by_part, "the second bound is the smaller one for some parts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "colluding"), [(101, 1), (150, 15), (300, 30), (1000, 1), (1000, 100)])
 def test_a_computed_graph_is_safe_delivers_and_has_no_neighbour_too_many(sites, colluding):
     found = computed(sites, 2 * sites // 3 + 1, colluding)
@@ -211,6 +212,7 @@ def test_by_brute_force_what_can_be_unmasked_is_closed_under_picks():
     assert smaller > 0, "such sums exist: only their probability protects"
 
 
+@pytest.mark.slow
 def test_cuts_are_no_more_frequent_than_their_bound():
     """Random picks of 5 among 10 sites, of which one may be gone: in how many graphs some choice of survivors leaves
     a part cut off, by trying all of them."""
@@ -240,6 +242,7 @@ def cuttable(picks, threshold, inside):
     return False
 
 
+@pytest.mark.slow
 def test_small_parts_that_pick_within_themselves_are_no_more_frequent_than_their_bound():
     """Three of 16 sites who each picked one of the other two: the second bound, for a list of all 16 or of 11."""
     n, k, threshold, size = 16, 2, 11, 3
@@ -294,6 +297,7 @@ def test_too_few_give_no_sum_and_no_share(tiny):
     assert not cohort.sent(UNMASK)
 
 
+@pytest.mark.slow
 def test_a_site_deals_to_its_picks_and_learns_nothing_of_others(tiny):
     cohort = tiny()
     cohort.sum(numbers())
@@ -320,6 +324,7 @@ def test_fewer_neighbours_than_needed_leave_no_sum(tiny):
         cohort.sum(numbers(), lost, back=back)
 
 
+@pytest.mark.slow
 def test_a_wrong_share_and_false_shares_are_named_as_ever(tiny):
     cohort, values = tiny(), numbers()
 
@@ -438,6 +443,7 @@ def test_a_list_of_dealers_that_does_not_fit_is_refused(tiny, dealers, why):
     assert re.search(why, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{}", "[0, 0]", '["0"]', "[0.5]"])
 def test_a_list_of_dealers_that_makes_no_sense_is_refused(tiny, text):
     cohort, values = tiny(), numbers()
@@ -529,6 +535,7 @@ def test_a_forged_entry_is_refused_by_those_who_pick_it_and_nobody_is_on_the_lis
             cohort.desks[0].answer(SHARES, Payload({"cards": BundleList.of(found | change(found)).packed}), NOW, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -551,6 +558,7 @@ def test_a_site_that_deals_to_others_than_it_may_is_a_drop_out(tiny, change, why
     assert [why in problem for problem in cohort.invalid] == [True]
 
 
+@pytest.mark.slow
 def test_a_bad_signature_of_the_dealers_is_a_bad_answer(tiny):
     cohort, values = tiny(), numbers()
 

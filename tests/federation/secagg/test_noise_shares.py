@@ -63,6 +63,7 @@ def finished(tmp_path_factory):
     return served(folder, given(), with_keys(folder))
 
 
+@pytest.mark.slow
 def test_sites_end_where_the_simulator_does(tmp_path, finished):
     """With the same seed each draws the same records and the same share of the noise."""
     result, _ = finished
@@ -73,6 +74,7 @@ def test_sites_end_where_the_simulator_does(tmp_path, finished):
     assert result.metrics[0]["noise"] == pytest.approx(0.5 / 5 * math.sqrt(4 / 2))
 
 
+@pytest.mark.slow
 def test_what_is_unmasked_is_on_the_records_grid_and_the_claim_is_of_secure_mode(tmp_path, monkeypatch):
     kept, was = [], SecureCohort._summed
 
@@ -111,6 +113,7 @@ def fits(numbers, width) -> bool:
     return chi2.isf(1 - ALPHA, SLOTS) < square < chi2.isf(ALPHA, SLOTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MESSAGES)
 @pytest.mark.statistical(false_alarm=4 * ALPHA)
 def test_a_site_that_goes_at_any_message_leaves_the_noise_that_is_charged(kind):
@@ -126,6 +129,7 @@ def test_a_site_that_goes_at_any_message_leaves_the_noise_that_is_charged(kind):
     assert senders - 1 >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_too_few_at_any_message_leave_no_sum(kind):
     made = cohort()
@@ -133,6 +137,7 @@ def test_too_few_at_any_message_leave_no_sum(kind):
         made.sum(contributions(made.plan), [(kind, 2), (kind, 3)])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical(false_alarm=4 * ALPHA)
 def test_colluding_sites_subtract_their_shares_and_the_charged_noise_is_left():
     """Two of six may collude; with a third one it would be too little."""
@@ -148,6 +153,7 @@ def test_colluding_sites_subtract_their_shares_and_the_charged_noise_is_left():
 # ---------------------------------------------------------------- what a site agrees to, and what it is charged
 
 
+@pytest.mark.slow
 def test_the_sites_ledger_charges_what_its_records_suffer(tmp_path):
     """At its own sampling rate, once for each round in which it sent something, also where there was no sum."""
     grid = with_keys(tmp_path, requirements=Requirements(epsilon=500.0, unit="record", observer="server"))
@@ -174,6 +180,7 @@ def _terms(grid):
     return Terms.read(message.text("terms"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -206,6 +213,7 @@ def test_shares_that_the_grid_or_the_modulus_cannot_hold_are_refused():
         Cohort(SITES, slots=SLOTS, changes={"algorithm": "distributed-dp-sgd", "per_update.bits": 16})
 
 
+@pytest.mark.slow
 def test_claims_name_the_observers(finished):
     told = json.loads((finished[0].run / "result.json").read_text())["proven"]
     proven = {(claim["unit"], claim["observer"]) for claim in told if claim["epsilon"] is not None}

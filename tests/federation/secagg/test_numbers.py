@@ -93,6 +93,7 @@ def test_what_cannot_be_split_is_refused(size, threshold):
 # ---------------------------------------------------------------- masks
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 6), st.data())
 def test_masks_cancel_whoever_drops_out(sites, data):
@@ -140,6 +141,7 @@ def test_bits_pass_a_parcel_unharmed():
     assert (from_vector(passed) == words).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=30),
@@ -185,6 +187,7 @@ class Extreme(SecureGenerator):
         return np.full(count, 2**64 - 1, np.uint64)
 
 
+@pytest.mark.slow
 def test_the_greatest_noise_is_what_the_plan_says():
     plan = Plan(4, 3, 1, 10, 0.4, 1.633, 0.2)
     update = torch.zeros(10)
@@ -231,6 +234,7 @@ def test_a_sum_of_shares_costs_no_more_than_one_gaussian():
 # ---------------------------------------------------------------- noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gone", [(), ((ROUND, 2),), ((SHARES, 1), (UNMASK, 3))], ids=["all", "one gone", "some gone"]
 )
