@@ -390,11 +390,13 @@ def _by_section(
 def _refuse_contradictions(top: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if not 1 <= top["rounds"] <= MOST_ROUNDS:
         raise ConfigError(f"rounds must be in 1 to {MOST_ROUNDS:,}, got {top['rounds']}")
-    apart = "contradict each other: leave one of them out"
+    contradict = "contradict each other: leave one of them out"
     if "records.rate" in given and "records.batch" in given:
-        raise ConfigError(f"records.rate {given['records.rate']} and records.batch {given['records.batch']} {apart}")
+        raise ConfigError(
+            f"records.rate {given['records.rate']} and records.batch {given['records.batch']} {contradict}"
+        )
     if top["random"] == "secure" and top["noise_seed"] is not None:
-        raise ConfigError(f"noise_seed {top['noise_seed']} and random=secure {apart}")
+        raise ConfigError(f"noise_seed {top['noise_seed']} and random=secure {contradict}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

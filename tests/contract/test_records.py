@@ -491,7 +491,7 @@ def test_a_run_may_spend_a_budget_of_records(tmp_path):
     assert proven["client", "server"] is None, "an epsilon in the hundreds is none"
 
 
-def test_a_budget_for_clients_that_noise_for_records_cannot_keep_is_refused_with_the_mend(tmp_path):
+def test_a_budget_for_clients_that_noise_for_records_cannot_keep_is_refused_with_the_fix(tmp_path):
     with pytest.raises(
         ConfigError, match=r"does not pay for the first round .* protects records: budget\.unit=record"
     ):

@@ -73,7 +73,7 @@ def explained(event: Event, adjacency: Adjacency) -> Iterator[Line]:
             (step,) = (inner.event for inner in [event.local_event] if isinstance(inner, Repeat))
             yield from explained(step, adjacency)
         case BySize(worst, uses):
-            said = f"clients of {len(uses)} ranges of sizes, each with its own rate and steps; the dearest counts"
+            said = f"clients of {len(uses)} ranges of sizes, each with its own rate and steps; the costliest counts"
             yield Line(f"{said}; at worst:", "a record stays with one client, so the largest cost over clients holds")
             yield from explained(worst, adjacency)
         case OnClients(clients, inner):

@@ -345,15 +345,15 @@ def without_sampler(counts: Mapping[Leaf, int]) -> tuple[dict[Leaf, int], float]
     return ideal, sum((leaf.distance * n for leaf, n in counts.items() if isinstance(leaf, SamplerError)), 0.0)
 
 
-def apart(event: Event) -> Event:
+def for_worst_client(event: Event) -> Event:
     """The event where a record may move between clients: as for the worst of them."""
     match event:
         case BySize(worst, _):
             return worst
         case Compose(events):
-            return Compose(tuple(apart(item) for item in events))
+            return Compose(tuple(for_worst_client(item) for item in events))
         case Repeat(inner, count):
-            return Repeat(apart(inner), count)
+            return Repeat(for_worst_client(inner), count)
     return event
 
 
@@ -401,7 +401,7 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
         case Repeat(inner, count):
             _walk(inner, times * count, counts)
         case OnClients(clients, inner):  # whose sizes may differ
-            _walk(apart(inner), times * clients, counts)
+            _walk(for_worst_client(inner), times * clients, counts)
         case SampledUser(records, rate, noise) if records == 1 or rate in (0, 1):
             _walk(Sampled("poisson", rate, Gaussian(noise / records)), times, counts)
         case Sampled() | TwoLevel():

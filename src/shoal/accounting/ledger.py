@@ -331,11 +331,10 @@ class Ledger(Record):
             os.ftruncate(self._file or -1, self._size)
 
     def _unwritable(self, error: OSError, released: bool = False) -> LedgerError:
-        mend = "free some space" if error.errno in FULL else "make it writable"
+        fix = "free some space" if error.errno in FULL else "make it writable"
         done = "The round's model is written, and its charge" if released else "Nothing was released by this round"
         return LedgerError(
-            f"the ledger {self.path} cannot be written: {error.strerror or error}. "
-            f"{done}; {mend}, then resume the run"
+            f"the ledger {self.path} cannot be written: {error.strerror or error}. {done}; {fix}, then resume the run"
         )
 
 

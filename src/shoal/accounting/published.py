@@ -137,7 +137,7 @@ def central_epochs(noise: float, epsilon: float, delta: float = 1e-5, rate: floa
     return int(kept.value) + 1
 
 
-def end_to_end_example_delta(
+def end_to_end_record_delta(
     noise: float, client_rate: float, rounds: int, epsilon: float = 1.31, local_steps: int = 6
 ) -> float:
     """Tables 4.3 to 4.6, per record: clients and batches treated as one Poisson sample of records per step."""

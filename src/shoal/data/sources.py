@@ -265,7 +265,7 @@ def _not_obtained(files: Sequence[File], tried: Mapping[str, str]) -> DataError:
     lines += [f"  tried {url}: {reason}" for url, reason in tried.items()]
     if not tried:
         lines.append("  no public mirror has it")
-    lines.append(f"  mend: put it below {folders()[0]}, or set SHOAL_DATA to the folder that holds it")
+    lines.append(f"  fix: put it below {folders()[0]}, or set SHOAL_DATA to the folder that holds it")
     return DataError("\n".join(lines))
 
 

@@ -254,18 +254,18 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
         raise ConfigError(f"{path} is not a certificate: {error}") from None
 
 
-def warn_of_end(path: Path, report: Callable[[str], None], mend: str = "run: shoal keys renew") -> None:
+def warn_of_end(path: Path, report: Callable[[str], None], fix: str = "run: shoal keys renew") -> None:
     """Report a certificate that ends within 30 days; raise a ConfigError where it is not valid now."""
     for certificate in read_certificates(path):
         start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         if now() >= end:
-            raise ConfigError(f"the certificate {path} expired on {end:%Y-%m-%d}; {mend}")
+            raise ConfigError(f"the certificate {path} expired on {end:%Y-%m-%d}; {fix}")
         if now() < start:
             raise ConfigError(
                 f"the certificate {path} is valid from {start:%Y-%m-%d %H:%M} UTC; check the clock here"
             )
         if now() + SOON >= end:
-            report(f"the certificate {path} expires in {(end - now()).days} days, on {end:%Y-%m-%d}; {mend}")
+            report(f"the certificate {path} expires in {(end - now()).days} days, on {end:%Y-%m-%d}; {fix}")
 
 
 def fingerprint(key: Any) -> str:

@@ -7,7 +7,7 @@
 | compiled | the same under torch.compile, which takes a while at first | only by name |
 | sequential | one client, or record, after the other (`sequential`) | any model |
 
-Every way but the last is compared with plain gradients first, on made-up records.
+Every way but the last is compared with plain gradients first, on synthetic records.
 
 `Network.backward` runs the model forward and backward for clients with one parameter vector each and returns
 a tape; `Tape.accumulate` then adds the gradient to any vectors, so that a plain SGD step needs no gradient
@@ -136,7 +136,7 @@ class Network(Protocol):
 
 
 Seconds = Callable[[Network], float]
-"""What a way takes for one record, measured on made-up ones."""
+"""What a way takes for one record, measured on synthetic ones."""
 Sizes = Callable[[Network], tuple[int, int]]
 """How many clients are trained at once, and with how many records each."""
 

@@ -203,7 +203,7 @@ def _refuse_mixing_loss(task: Task, output: torch.Tensor, changed: torch.Tensor,
     for y in (targets, targets[[1, 0, 1]]):
         before, after = _losses(task, output, y), _losses(task, changed, y[:1].expand_as(y))
         if not before.isfinite().all():
-            raise ModelError("the loss of made-up records is not finite, so that it may mix records unseen")
+            raise ModelError("the loss of synthetic records is not finite, so that it may mix records unseen")
         if not torch.allclose(before[[0, 2]], after[[0, 2]]):
             raise ModelError(
                 "task.loss mixes the records of a batch (one record's loss changes with another's output or target), "

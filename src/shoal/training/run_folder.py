@@ -180,8 +180,8 @@ def _sync(folder: Path) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> str:
-    mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
-    return f"{path} cannot be written: {error.strerror or error}; {mend}, then resume the run"
+    fix = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
+    return f"{path} cannot be written: {error.strerror or error}; {fix}, then resume the run"
 
 
 def environment(device: torch.device, random: str = "research") -> str:
