@@ -34,6 +34,7 @@ LAYERS = {
     "models": 3,
     "data": 3,
     "training": 4,
+    "config_sections": 4,
     "config": 5,
     "prepare": 5.1,
     "suggest": 5.1,

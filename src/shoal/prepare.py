@@ -13,7 +13,8 @@ from torch import nn
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import calibrated
 from shoal.cache import cache_folder
-from shoal.config import Config, DataSection
+from shoal.config import Config
+from shoal.config_sections import DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shoal.algorithms.base import Algorithm
-from shoal.config import FederationSection
+from shoal.config_sections import FederationSection
 from shoal.errors import ConfigError
 from shoal.federation.secagg.graph import SPARSE_ABOVE, Graph, computed
 from shoal.federation.secagg.masks import MODULUS
