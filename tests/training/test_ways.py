@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import shoal
-from shoal.api import Interrupted
 from shoal.config import configure, read_toml
 from shoal.errors import ModelError, RunError
 from shoal.gradients import network
 from shoal.gradients.network import SLOWER
 from shoal.prepare import prepare
+from shoal.result import Interrupted
 from shoal.training import cuda_graphs, trial_step
 from shoal.training.chunking import Chunker
 from shoal.training.cuda_graphs import Graphs

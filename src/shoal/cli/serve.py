@@ -62,8 +62,8 @@ def command(
     as_json: JsonWithProgress = False,
 ) -> None:
     """Coordinate a federation: sites `shoal join` it, train on their own data and send protected updates."""
-    from shoal.api import Interrupted
     from shoal.federation.missing import require_flower
+    from shoal.result import Interrupted
 
     require_flower()
     from shoal.federation.operations.control import ControlSocket
