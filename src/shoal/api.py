@@ -78,7 +78,6 @@ def run(
         ConfigError: Something is wrong with the configuration; the message names the key and the fix.
         Interrupted: The run was stopped between two rounds, and can be resumed.
     """
-
     started = time.perf_counter()
     if notebook.display() is not None if progress is None else progress:
         on_start, on_round = notebook.with_bar(on_start, on_round)
@@ -104,7 +103,6 @@ def run(
 
 def _led(ranks: Ranks, ready: Callable[[], Prepared], train: Callable[[Config, Trainer[Any]], Result]) -> Result:
     """A run over several ranks, on rank 0: it prepares first, so that the others find what it has cached."""
-
     with ranks.leading():
         settings, trainer = ready()
         for rank in ranks.others:
@@ -119,7 +117,6 @@ def _led(ranks: Ranks, ready: Callable[[], Prepared], train: Callable[[Config, T
 
 def _followed(ranks: Ranks, ready: Callable[[str], Prepared]) -> Result:
     """The same on another rank; the result is rank 0's."""
-
     try:
         way = ranks.receive(0)[1]["way"]
         with ranks.reporting():
@@ -160,7 +157,6 @@ def settings_of(
 
 
 def _refuse_empty_claims(config: Config) -> None:
-
     said = proves(config.algorithm)
     if config.algorithm.claims_privacy and said.startswith("nothing"):
         raise ConfigError(
@@ -171,7 +167,6 @@ def _refuse_empty_claims(config: Config) -> None:
 
 def _resumed_settings(run: Path, data: Any, model: Any, algorithm: Any) -> Config:
     """The configuration of an earlier run; only data, model and algorithm that it cannot name may be passed again."""
-
     for key, value in (("data", data), ("model", model), ("algorithm", algorithm)):
         if isinstance(value, str | Mapping):
             raise ConfigError(f"a resumed run keeps its own configuration: leave out {key}={value!r}")
@@ -203,7 +198,6 @@ def _settings(
     overrides: Sequence[str],
     keys: Mapping[str, Any],
 ) -> Config:
-
     given: Any = config if config is not None or (not keys and data is None and model is None) else dict(keys)
     words = list(overrides)
     if given is None:

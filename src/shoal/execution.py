@@ -38,7 +38,6 @@ OnEnd = Callable[[Result], None]
 
 def board_module(log: str) -> ModuleType:
     """The module whose `Board` logs each round."""
-
     return {"tensorboard": tensorboard, "mlflow": mlflow_board}[log]
 
 
@@ -58,7 +57,6 @@ def execute(
 
     `passed`: the model was passed in Python, and no name can build it again.
     """
-
     folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
         spending = _begun(config, trainer, folder, ledger, new=resume is None)
@@ -96,7 +94,6 @@ def execute(
 
 
 def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
-
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
     return RunFolder.create(runs, name)
@@ -104,7 +101,6 @@ def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
 
 def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
     """The budget of this run, with its ledger open; a resumed run continues from its checkpoint."""
-
     if new:
         mode = trainer.cohort.streams.mode
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
@@ -127,7 +123,6 @@ def _proven(ledger: Ledger, spending: Spending) -> Claims:
 
 def _model_file(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, proven: Claims) -> bytes:
     """The content of model.safetensors; of a run that had already ended, the file that its ledger names."""
-
     before = folder.path / WEIGHTS
     if before.is_file() and folder.digest(WEIGHTS) == (ledger.closed or {}).get("model"):
         return before.read_bytes()
@@ -140,7 +135,6 @@ def _end(
     ledger: Ledger, trainer: Trainer[Any], stopped: str, proven: Claims, by_client: Mapping[str, Any], model: bytes
 ) -> None:
     """Close the ledger, before the model that it names is written; an earlier version's closing line names none."""
-
     digest, closed, heads = hashlib.sha256(model).hexdigest(), ledger.closed, trainer.cohort.ledger_heads
     others = bool(heads) and (closed or {}).get("sites") != digest_of_heads(heads)
     if closed is None or closed.get("model", digest) != digest or others:
@@ -159,7 +153,6 @@ def _released(
     passed: bool,
 ) -> Result:
     """Write the model and its description; returns the result."""
-
     mode, metrics = trainer.cohort.streams.mode, folder.metrics()
     write_whole(folder.path / WEIGHTS, model)
     description = describe(config, trainer, proven, folder.digest(WEIGHTS), passed)
@@ -187,7 +180,6 @@ def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, A
 
     Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
     """
-
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     if parts is None or (opened is not None and "data" not in opened):
@@ -213,7 +205,6 @@ def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
 
 def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
     """Warnings of a delta that is too large, for the units for which something is proven."""
-
     held, users = _held(trainer), trainer.evaluation.dataset.users
     owned = np.zeros(0) if users is None or not len(held) else users[held]
     units = {"client": trainer.setting.clients, "record": len(held), "user": len(np.unique(owned[owned >= 0]))}

@@ -63,7 +63,6 @@ class Result:
         return f"Result({self._words()}; {claims}; {self.run})"
 
     def _repr_html_(self) -> str:
-
         published = [
             (row["unit"], "published, not proven", row["epsilon"], row["delta"], row["recipe"])
             for row in published_rows(self.published)
