@@ -15,6 +15,7 @@ LAYERS = {
     "bibliography": 0,
     "errors": 0,
     "html_text": 0,
+    "files": 0.1,
     "checked": 0.1,
     "cache": 0,
     "toml_text": 0,

@@ -18,6 +18,7 @@ from shoal import release
 from shoal.accounting.claims import Published, large_delta
 from shoal.accounting.ledger import Ledger, digest_of_heads
 from shoal.config import Config, to_toml
+from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
 from shoal.prepare import limit_of
 from shoal.report import mlflow_board, tensorboard
@@ -28,7 +29,7 @@ from shoal.saved_model import describe, read_from_data
 from shoal.training.budget import Spending, assumed_facts, refuse_budget
 from shoal.training.client_data import digest
 from shoal.training.ranks import Lost
-from shoal.training.run_folder import RunFolder, environment, packed, write_whole
+from shoal.training.run_folder import RunFolder, environment, packed
 from shoal.training.trainer import Trainer
 
 OnStart = Callable[[Config, Trainer[Any], Path], None]

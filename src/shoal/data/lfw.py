@@ -19,9 +19,10 @@ from shoal.data.dataset import Dataset
 from shoal.data.known import DAMAGED, MISSING, VERIFIED, FileState, Known
 from shoal.data.readers import read_npz
 from shoal.data.scaling import pictures
-from shoal.data.sources import atomic, find, folders, writable_folder
+from shoal.data.sources import find, folders, writable_folder
 from shoal.errors import DataError
 from shoal.extras import optional
+from shoal.files import atomic
 
 PATH = "lfw/lfw62.npz"
 PEOPLE = 62
