@@ -288,17 +288,7 @@ def from_json(written: object, depth: int = 0) -> Event:
     name = written["event"]
     if name not in _KINDS:
         raise ConfigError(f"no event is called {_short(name)}{nearest(name[:40], _KINDS)}")
-    values = {key: value for key, value in written.items() if key != "event"}
-    if "of" in values:
-        inner = values.pop("of")
-        if name == "compose":
-            _require(isinstance(inner, list), "of", inner, "a list of events")
-            values["events"] = tuple(from_json(item, depth + 1) for item in inner)
-        else:
-            values["event"] = from_json(inner, depth + 1)
-    for key in ("uses", "rounds"):
-        if isinstance(values.get(key), list):
-            values[key] = tuple(tuple(item) if isinstance(item, list) else item for item in values[key])
+    values = _values(written, depth)
     known = {field.name for field in fields(_KINDS[name])}
     if unknown := sorted(map(str, set(values) - known)):
         raise ConfigError(f"event '{name}' has no key {_short(unknown[0])}{nearest(unknown[0][:40], known)}")
@@ -307,6 +297,20 @@ def from_json(written: object, depth: int = 0) -> Event:
     except TypeError as error:
         raise ConfigError(f"event '{name}' cannot be read: {error}") from error
     return event
+
+
+def _values(written: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The fields of an event, with the events and lists inside it as they are in Python."""
+    values = {key: value for key, value in written.items() if key not in ("event", "of")}
+    if "of" in written and written["event"] == "compose":
+        _require(isinstance(written["of"], list), "of", written["of"], "a list of events")
+        values["events"] = tuple(from_json(item, depth + 1) for item in written["of"])
+    elif "of" in written:
+        values["event"] = from_json(written["of"], depth + 1)
+    for key in ("uses", "rounds"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(tuple(item) if isinstance(item, list) else item for item in values[key])
+    return values
 
 
 def leaves(event: Event) -> dict[Leaf, int]:
@@ -394,12 +398,8 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
         case Compose(events):
             for item in events:
                 _walk(item, times, counts)
-        case Repeat(Sampled("shuffled", rate, inner), count):
-            _walk(inner, times * passes(rate, count), counts)
-        case Repeat(Sampled("random-allocation", rate), count) if rate > 0:
-            _walk(event.event, times * math.ceil(count / block_length(rate)), counts)
-        case Repeat(inner, count):
-            _walk(inner, times * count, counts)
+        case Repeat():
+            _walk_repeated(event, times, counts)
         case OnClients(clients, inner):  # whose sizes may differ
             _walk(for_worst_client(inner), times * clients, counts)
         case SampledUser(records, rate, noise) if records == 1 or rate in (0, 1):
@@ -408,6 +408,16 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             _walk_sampled(event, times, counts)
         case Gaussian() | SampledUser() | Allocated() | Unbounded() | BySize() | SamplerError():
             counts[event] += times
+
+
+def _walk_repeated(event: Repeat, times: int, counts: Counter[Leaf | BySize]) -> None:
+    match event:
+        case Repeat(Sampled("shuffled", rate, inner), count):
+            _walk(inner, times * passes(rate, count), counts)
+        case Repeat(Sampled("random-allocation", rate), count) if rate > 0:
+            _walk(event.event, times * math.ceil(count / block_length(rate)), counts)
+        case Repeat(inner, count):
+            _walk(inner, times * count, counts)
 
 
 def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf | BySize]) -> None:

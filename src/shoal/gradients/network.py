@@ -244,12 +244,15 @@ class _Ways:
             return None
         if way == "rules" and self.without_rules:
             return self.without_rules
-        if trial is None:
-            held = kinds_held(self.module, self.layout) if way == "rules" else []
-            random = drawing(self.module)
-            if random:
-                return f"nothing is known of what layer {random[0]} draws"
-            return f"the model's own code uses its parameter {held[0][0]}" if held else None
+        return self._refusal_untried(way) if trial is None else self._refusal_tried(way, trial)
+
+    def _refusal_untried(self, way: Way) -> str | None:
+        if random := drawing(self.module):
+            return f"nothing is known of what layer {random[0]} draws"
+        held = kinds_held(self.module, self.layout) if way == "rules" else []
+        return f"the model's own code uses its parameter {held[0][0]}" if held else None
+
+    def _refusal_tried(self, way: Way, trial: _Trial) -> str | None:
         if way == "compiled" and trial.places:
             return "a compiled step has no seeds for dropout"
         if trial.draws and (way == "rules" or not self.per_record):

@@ -53,13 +53,7 @@ def check(
         ModelError: It does not fit; the message names the layer and the fix.
     """
     name = type(model).__name__
-    if any(is_lazy(p) for p in model.parameters()):
-        raise ModelError(f"model {name} has lazy layers; give them their sizes, or run it once before")
-    odd = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
-    if odd is not None:
-        raise ModelError(f"model {name} has parameters of {odd}; training is in torch.float32: give model.float()")
-    if count(model) == 0:
-        raise ModelError(f"model {name} has no parameters to train")
+    _check_parameters(model, name)
     if record_level:
         _refuse_mixing_layers(model, "mixes the records of a batch, so that record-level privacy cannot hold")
     elif noisy_updates:
@@ -80,6 +74,16 @@ def check(
             _refuse_mixing(model, before, after)
             _refuse_mixing_loss(task, before, after, like)
         _refuse_memory(model, batch, changed, input_shape, after)
+
+
+def _check_parameters(model: nn.Module, name: str) -> None:
+    if any(is_lazy(p) for p in model.parameters()):
+        raise ModelError(f"model {name} has lazy layers; give them their sizes, or run it once before")
+    odd = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
+    if odd is not None:
+        raise ModelError(f"model {name} has parameters of {odd}; training is in torch.float32: give model.float()")
+    if count(model) == 0:
+        raise ModelError(f"model {name} has no parameters to train")
 
 
 def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
