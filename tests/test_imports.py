@@ -41,7 +41,7 @@ LAYERS = {
     "suggest": 5.1,
     "write_table": 5.1,
     "saved_model": 5.15,
-    "export": 5.2,
+    "model_export": 5.2,
     "experiment_file": 5.15,
     "report": 5.15,
     "result": 5.16,
@@ -83,7 +83,7 @@ def test_flower_and_scipy_are_loaded_only_where_they_are_needed():
     """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of. And a site
     that starts needs no library of numerics besides torch."""
     modules = "shoal.cli.main, shoal.api, shoal.prepare, " + ", ".join(
-        f"shoal.federation.{name}" for name in ("coordinator", "site", "keys")
+        f"shoal.federation.{name}" for name in ("coordinator", "site", "key_files")
     )
     late = ("flwr", "fastapi", "httpx", "scipy", "sklearn", "dp_accounting", "matplotlib", "pandas")
     code = f"import {modules}, sys; print([m for m in {late} if m in sys.modules])"

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from shoal.accounting.ledger import FILE
+from shoal.accounting.privacy_ledger import FILE
 from shoal.algorithms.charges import proves
 from shoal.config import Config, configure, flat, read_toml, to_dict
 from shoal.data import Dataset

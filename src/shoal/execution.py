@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal import release
 from shoal.accounting.claims import Published, large_delta
-from shoal.accounting.ledger import Ledger, digest_of_heads
+from shoal.accounting.privacy_ledger import Ledger, digest_of_heads
 from shoal.config import Config, to_toml
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS

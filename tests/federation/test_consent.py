@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, leaves, without_sampler
-from shoal.accounting.ledger import Ledger, verify
+from shoal.accounting.privacy_ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run

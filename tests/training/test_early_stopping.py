@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.accounting.ledger import verify
+from shoal.accounting.privacy_ledger import verify
 from shoal.config import configure
 from shoal.config_sections import StopSection
 from shoal.errors import ConfigError

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from shoal.accounting.events import Allocated, Gaussian, Sampled, leaves, without_sampler
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.mechanisms.sampling.clients import ALLOCATION, RandomAllocation
 from shoal.training.run_folder import CHECKPOINT, RunFolder
 from support.tiny import CLIENTS, PRIVATE, go_on, play, stopped_after

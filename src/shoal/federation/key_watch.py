@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.errors import ConfigError, RunError
-from shoal.federation.keys import SERVER, SERVER_KEY, read_sites, warn_of_end
+from shoal.federation.key_files import SERVER, SERVER_KEY, read_sites, warn_of_end
 
 INTERVAL = 1.0  # seconds between looks
 Stamp = dict[Path, tuple[int, int, int]]

@@ -20,17 +20,17 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from shoal import release
-from shoal.accounting.ledger import verify
+from shoal.accounting.privacy_ledger import verify
 from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit, now
 from shoal.federation.messages import InvalidMessage, Payload, Value, printable
-from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.site_policy import Bounds
 from shoal.federation.site_records import columns_read
 from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.files import write_whole
