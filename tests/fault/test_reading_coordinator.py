@@ -17,7 +17,8 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.federation.flower.superlink import SuperLink, Tls
 from shoal.federation.flower.transport import Transport
-from shoal.federation.key_files import make_authority, make_site, read_sites
+from shoal.federation.key_files import read_sites
+from shoal.federation.key_making import make_authority, make_site
 from shoal.federation.messages import Payload
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms

@@ -27,17 +27,13 @@ from shoal.federation.key_files import (
     authorities,
     fingerprint,
     has_password,
-    make_authority,
-    make_site,
     read_certificates,
     read_public_key,
     read_site_key,
     read_sites,
-    renew,
-    revoke,
-    rotate_site,
     warn_of_end,
 )
+from shoal.federation.key_making import make_authority, make_site, renew, revoke, rotate_site
 from shoal.federation.key_watch import KeyWatch
 from shoal.federation.roster import Roster
 

@@ -19,7 +19,8 @@ from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger
 from shoal.federation.flower.apps import owner
-from shoal.federation.key_files import authorities, make_authority
+from shoal.federation.key_files import authorities
+from shoal.federation.key_making import make_authority
 from shoal.federation.messages import Payload
 from shoal.federation.policy_check import refusals
 from shoal.federation.policy_file import policy_of, read_policy

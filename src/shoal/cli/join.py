@@ -172,7 +172,8 @@ def _address(host: str, ca: Path | None, insecure: bool) -> str:
 
 def _key(path: Path | None, folder: Path, password_file: Path | None) -> EllipticCurvePrivateKey:
     """The site's key; without one, a new key that is kept in the site's folder."""
-    from shoal.federation.key_files import make_site, read_site_key
+    from shoal.federation.key_files import read_site_key
+    from shoal.federation.key_making import make_site
 
     if path is None:
         path = folder / "own.key"

@@ -23,7 +23,8 @@ from shoal.federation.federated_run import serve
 from shoal.federation.flower.node import Endpoint, JoinError, Link, run_site
 from shoal.federation.flower.superlink import ALIVE, SuperLink, Tls, identity
 from shoal.federation.flower.transport import Transport
-from shoal.federation.key_files import make_authority, make_site, public_pem, read_site_key, read_sites, revoke
+from shoal.federation.key_files import public_pem, read_site_key, read_sites
+from shoal.federation.key_making import make_authority, make_site, revoke
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader

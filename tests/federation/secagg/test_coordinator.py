@@ -25,7 +25,8 @@ from shoal.errors import ConfigError, RunError
 from shoal.federation.consent import Requirements
 from shoal.federation.federated_run import coordinator, serve
 from shoal.federation.flower.transport import Transport
-from shoal.federation.key_files import make_site, public_pem, read_public, read_site_key
+from shoal.federation.key_files import public_pem, read_public, read_site_key
+from shoal.federation.key_making import make_site
 from shoal.federation.messages import Payload
 from shoal.federation.roster import Roster
 from shoal.federation.secagg import graph, round_plan
