@@ -18,9 +18,10 @@ from shoal.gradients.network import SLOWER
 from shoal.prepare import prepare
 from shoal.result import Interrupted
 from shoal.training import cuda_graphs, trial_step
+from shoal.training.batch_plan import planned
 from shoal.training.chunking import Chunker
 from shoal.training.cuda_graphs import Graphs
-from shoal.training.local_training import planned, train
+from shoal.training.local_training import train
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.levels import CLIENT_LEVEL, LEVELS, RECORD_LEVEL
