@@ -20,7 +20,7 @@ from shoal.data.features import cached
 from shoal.data.known import KNOWN
 from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
-from shoal.gradients.network import Way
+from shoal.gradients.ways import Way
 from shoal.inputs import parts, single
 from shoal.models import build, check
 from shoal.models.check import refuse_tokens, takes_tokens
