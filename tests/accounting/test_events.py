@@ -22,13 +22,9 @@ from shoal.accounting.events import (
     SampledUser,
     TwoLevel,
     Unbounded,
-    block_length,
-    blocks,
-    by_size,
-    for_worst_client,
     from_json,
-    leaves,
 )
+from shoal.accounting.leaves import block_length, blocks, by_size, for_worst_client, leaves
 from shoal.errors import ConfigError, ShoalError
 
 noises = st.floats(1e-3, 1e3)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.accounting import accountants, hash_chain
-from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded, leaves
+from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded
+from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger, verify
 from shoal.errors import LedgerError, ShoalError
 

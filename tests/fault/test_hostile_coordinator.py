@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Unbounded, leaves
+from shoal.accounting.events import Unbounded
+from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, leaves, without_sampler
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
+from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event

@@ -9,7 +9,8 @@ from typing import Any
 
 from shoal.accounting import calibration, selection
 from shoal.accounting.claims import Observer, Proven, Unit, claim, nothing, of_research, prove
-from shoal.accounting.events import Compose, Event, Unbounded, for_worst_client
+from shoal.accounting.events import Compose, Event, Unbounded
+from shoal.accounting.leaves import for_worst_client
 from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.algorithms.charges import PAIRS, whole_run
 from shoal.config import Config, configure

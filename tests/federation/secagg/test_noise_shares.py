@@ -12,7 +12,8 @@ from scipy.stats import chi2
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting.events import Gaussian, Sampled, leaves, without_sampler
+from shoal.accounting.events import Gaussian, Sampled
+from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Ledger
 from shoal.errors import ConfigError
 from shoal.federation.consent import Requirements

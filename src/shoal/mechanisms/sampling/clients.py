@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from shoal.accounting.events import NOTHING, Event, Sampled, Unbounded, block, gaussian_noise
+from shoal.accounting.events import NOTHING, Event, Sampled, Unbounded
+from shoal.accounting.leaves import block, gaussian_noise
 from shoal.accounting.theorems import Unit
 from shoal.errors import ConfigError, RunError
 from shoal.mechanisms.participation import Participation
