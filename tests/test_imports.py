@@ -4,6 +4,8 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,27 @@ def test_imports_go_one_way():
         for module in imports(path) if own != "__init__" else ():
             other = module.split(".")[1] if module.startswith("shoal.") else own
             assert other == own or LAYERS[other] < LAYERS[own], f"{path} must not import {module}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not inside functions either; types that only a checker reads count too."""
+    names = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in files()}
+    graph = {
+        name: {
+            module if module in names else module.rpartition(".")[0]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level
+            for module in (f"{node.module}.{each.name}" for each in node.names)
+        }
+        & names.keys()
+        for name, path in names.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises a CycleError that names the modules
+
+
+def test_no_two_modules_have_the_same_name():
+    counts = Counter(path.name for path in files() if path.name != "__init__.py")
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 @pytest.mark.slow
