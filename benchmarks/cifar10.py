@@ -31,8 +31,8 @@ from torch import Tensor, nn
 import shoal
 from shoal.accounting import accountants, calibration
 from shoal.accounting.events import Event, Gaussian, Repeat, Sampled
-from shoal.api import Interrupted
 from shoal.data import Dataset
+from shoal.result import Interrupted
 from shoal.training.augmentation import CROPS, augmented
 from synthetic_pictures import WIDTH, PictureNetwork
 

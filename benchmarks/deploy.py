@@ -55,7 +55,7 @@ def pictures(path: Path, rows: int, seed: int) -> None:
 
 
 def prepared(folder: Path, sites: int, rounds: int, steps: int) -> None:
-    from shoal.federation.keys import make_authority, make_site
+    from shoal.federation.key_making import make_authority, make_site
 
     make_authority(folder / "keys", ["127.0.0.1"], 2)
     for number in range(sites):

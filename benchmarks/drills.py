@@ -39,7 +39,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import shoal
-from shoal.accounting.ledger import Record
+from shoal.accounting.privacy_ledger import Record
 from shoal.data import load
 from shoal.training.run_folder import CHECKPOINT
 from support.deployed import Deployed, config, deployed

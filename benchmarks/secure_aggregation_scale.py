@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.config import Config, configure, to_toml
 from shoal.federation.consent import Requirements
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.secagg.aggregator import SecureAggregator, Take
 from shoal.federation.secagg.client import SecureAggregationClient

@@ -243,8 +243,8 @@ def api() -> str:
 def shapes() -> dict[str, type[BaseModel]]:
     """What Shoal's JSON objects hold, as pydantic models."""
     from shoal.accounting.claims import Proven, Published
-    from shoal.api import Result
     from shoal.models.bundle import Bundle
+    from shoal.result import Result
 
     result: dict[str, Any] = {"release": str, "run": str, "score": float | None, "learnt": bool}
     result["proven"] = list[dict[str, Any]]  # of claims

@@ -14,11 +14,11 @@ import typer
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.cli.main import app
+from shoal.federation.federated_run import planned_terms
 from shoal.federation.policy_check import refusals
 from shoal.federation.policy_file import read_policy
-from shoal.federation.serve import planned_terms
 from support.paths import ROOT
 from support.ports import free_port
 

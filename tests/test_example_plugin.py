@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import shoal
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import charges
 from shoal.audit.auditing import Effort, audit

@@ -4,6 +4,8 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ LAYERS = {
     "bibliography": 0,
     "errors": 0,
     "html_text": 0,
+    "files": 0.1,
     "checked": 0.1,
     "cache": 0,
     "toml_text": 0,
@@ -34,15 +37,18 @@ LAYERS = {
     "models": 3,
     "data": 3,
     "training": 4,
+    "config_sections": 4,
     "config": 5,
     "prepare": 5.1,
     "suggest": 5.1,
     "write_table": 5.1,
     "saved_model": 5.15,
-    "export": 5.2,
+    "model_export": 5.2,
     "experiment_file": 5.15,
     "report": 5.15,
-    "api": 5.2,
+    "result": 5.16,
+    "execution": 5.2,
+    "api": 5.25,
     "estimator": 5.3,
     "attacks": 6,
     "audit": 6,
@@ -74,12 +80,33 @@ def test_imports_go_one_way():
             assert other == own or LAYERS[other] < LAYERS[own], f"{path} must not import {module}"
 
 
+def test_no_modules_import_each_other_in_a_circle():
+    """Not inside functions either; types that only a checker reads count too."""
+    names = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in files()}
+    graph = {
+        name: {
+            module if module in names else module.rpartition(".")[0]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level
+            for module in (f"{node.module}.{each.name}" for each in node.names)
+        }
+        & names.keys()
+        for name, path in names.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises a CycleError that names the modules
+
+
+def test_no_two_modules_have_the_same_name():
+    counts = Counter(path.name for path in files() if path.name != "__init__.py")
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
 @pytest.mark.slow
 def test_flower_and_scipy_are_loaded_only_where_they_are_needed():
     """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of. And a site
     that starts needs no library of numerics besides torch."""
     modules = "shoal.cli.main, shoal.api, shoal.prepare, " + ", ".join(
-        f"shoal.federation.{name}" for name in ("coordinator", "site", "keys")
+        f"shoal.federation.{name}" for name in ("coordinator", "site", "key_files")
     )
     late = ("flwr", "fastapi", "httpx", "scipy", "sklearn", "dp_accounting", "matplotlib", "pandas")
     code = f"import {modules}, sys; print([m for m in {late} if m in sys.modules])"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shoal
+from shoal import saved_model
 from shoal.data import large_tables, table_files
 from shoal.data.schema import Schema
 from shoal.errors import DataError, ModelError, RunError, ShoalError
@@ -310,7 +311,7 @@ def test_a_table_larger_than_memory_is_predicted_piece_by_piece(of_patients, tmp
     monkeypatch.setattr(large_tables, "IN_MEMORY", 0)
     monkeypatch.setattr(large_tables, "PIECE", 4 * large_tables._row_bytes(model.schema))
     monkeypatch.setattr(table_files, "BLOCK", 32)
-    monkeypatch.setattr(Schema, "encode", None)
+    monkeypatch.setattr(saved_model, "encode_by_schema", None)
     for name, path in tables.items():
         found = model.predict(path)
         assert found.notes == whole[name].notes

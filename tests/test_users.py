@@ -8,7 +8,7 @@ import pytest
 import shoal
 from shoal.accounting import accountants
 from shoal.accounting.events import Repeat, SampledUser
-from shoal.accounting.ledger import Record
+from shoal.accounting.privacy_ledger import Record
 from shoal.config import configure, to_dict
 from shoal.data import from_arrays
 from shoal.data.partitions import ListedPartition

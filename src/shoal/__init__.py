@@ -9,17 +9,18 @@ if TYPE_CHECKING:
     from shoal import algorithms
     from shoal.algorithms import algorithms as list_algorithms
     from shoal.algorithms.base import Algorithm
-    from shoal.api import Result, run
+    from shoal.api import run
     from shoal.data import Dataset, from_arrays, from_clients, load
     from shoal.errors import ShoalError
     from shoal.estimator import FederatedClassifier, FederatedRegressor
+    from shoal.result import Result
     from shoal.saved_model import load_model
 
 __version__ = "0.2.0"
 
 _HOME = {
     "run": "shoal.api:run",
-    "Result": "shoal.api:Result",
+    "Result": "shoal.result:Result",
     "Algorithm": "shoal.algorithms.base:Algorithm",
     "list_algorithms": "shoal.algorithms:algorithms",
     "Dataset": "shoal.data:Dataset",

@@ -1,4 +1,4 @@
-"""What goes wrong in Shoal, in words for the person who can mend it: the thing, the value, the mend."""
+"""What goes wrong in Shoal, in words for the person who can fix it: the thing, the value, the fix."""
 
 from __future__ import annotations
 

@@ -13,13 +13,14 @@ from torch import nn
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import calibrated
 from shoal.cache import cache_folder
-from shoal.config import Config, DataSection
+from shoal.config import Config
+from shoal.config_sections import DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
 from shoal.data.known import KNOWN
 from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
-from shoal.gradients.network import Way
+from shoal.gradients.ways import Way
 from shoal.inputs import parts, single
 from shoal.models import build, check
 from shoal.models.check import refuse_tokens, takes_tokens

@@ -22,6 +22,7 @@ from shoal.data.columns import Tally
 from shoal.data.features import features
 from shoal.data.large_tables import encoded_pieces, is_large
 from shoal.data.schema import Schema
+from shoal.data.schema_encoding import encode_by_schema, read_by_schema
 from shoal.data.table_files import column_names, read_table
 from shoal.data.tables import Encoded, encode_again
 from shoal.errors import ConfigError, DataError, RunError
@@ -289,8 +290,8 @@ class Model:
     def _encode(self, data: Any, where: str, *, targets: bool) -> Encoded:
         assert self.schema is not None
         if _is_file(data):
-            data = self.schema.read(Path(data), targets=targets, owners=False)
-        return self.schema.encode(data, where, targets=targets, owners=False)
+            data = read_by_schema(self.schema, Path(data), targets=targets, owners=False)
+        return encode_by_schema(self.schema, data, where, targets=targets, owners=False)
 
     def _labelled(self, table: Encoded, where: str) -> Records:
         try:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from shoal.data.imported import OWNER_ONLY
-from shoal.data.sources import atomic
 from shoal.errors import ConfigError, DataError, nearest
 from shoal.extras import optional
+from shoal.files import atomic
 
 TYPES = (".csv", ".parquet")
 

@@ -26,8 +26,8 @@ from shoal.accounting.events import (
     SamplerError,
     TwoLevel,
     Unbounded,
-    leaves,
 )
+from shoal.accounting.leaves import leaves
 from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 

@@ -10,7 +10,8 @@ import pytest
 from scipy.special import ndtr
 
 from shoal.accounting import accountants, allocation, pld
-from shoal.accounting.events import Allocated, Compose, Event, Gaussian, Repeat, Sampled, SamplerError, leaves
+from shoal.accounting.events import Allocated, Compose, Event, Gaussian, Repeat, Sampled, SamplerError
+from shoal.accounting.leaves import leaves
 from shoal.accounting.rdp import Running
 from shoal.errors import ConfigError
 

@@ -22,13 +22,9 @@ from shoal.accounting.events import (
     SampledUser,
     TwoLevel,
     Unbounded,
-    apart,
-    block_length,
-    blocks,
-    by_size,
     from_json,
-    leaves,
 )
+from shoal.accounting.leaves import block_length, blocks, by_size, for_worst_client, leaves
 from shoal.errors import ConfigError, ShoalError
 
 noises = st.floats(1e-3, 1e3)
@@ -245,5 +241,7 @@ def test_kinds_of_clients_that_are_cut_at_other_sizes_are_cut_at_both() -> None:
 def test_where_a_record_may_lie_with_any_client_it_is_charged_for_the_worst() -> None:
     worst = leaves(TWO_KINDS.event)
     assert leaves(TWO_KINDS) == worst
-    assert by_size(apart(Repeat(Compose((TWO_KINDS,)), 3))) == {0: {leaf: 3 * n for leaf, n in worst.items()}}
+    assert by_size(for_worst_client(Repeat(Compose((TWO_KINDS,)), 3))) == {
+        0: {leaf: 3 * n for leaf, n in worst.items()}
+    }
     assert by_size(OnClients(2, TWO_KINDS)) == {0: {leaf: 2 * n for leaf, n in worst.items()}}

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy.stats import binom
 
-from shoal.accounting import accountants, claims, conversions
+from shoal.accounting import accountants, claims
 from shoal.accounting.events import Compose, Event, Gaussian, OnClients, Repeat, Sampled, TwoLevel, Unbounded
 from shoal.accounting.published import pfl_noise
 
@@ -15,6 +15,15 @@ DELTA = 1e-5
 GEYER = [(0.5, 1.20, 11, 1e-3), (0.22, 1.44, 54, 1e-5), (0.05085, 1.0925, 412, 1e-6)]
 CURATOR = [(0.1, 4.0, 635, 1e-3), (0.05, 4.0, 1740, 1e-5), (0.005, 1.85, 15_000, 1e-5)]
 COHORTS = [10, 50, 50]
+
+
+def client_noise_at_server(noise: float, batch: int, local_steps: int) -> float:
+    """The noise that protects a whole client whose update is `local_steps` noisy steps, where the update is seen.
+
+    A step's noise on the average gradient is noise x clip/batch; over the steps the client can drift by
+    local_steps x clip, the noise only by its square root. (Theorem 1 of the Thesis drops the factor `batch`.)
+    """
+    return noise / (batch * math.sqrt(local_steps))
 
 
 def poisson(rate: float, noise: float, count: int) -> Event:
@@ -58,7 +67,7 @@ def test_geyer_as_printed_proves_nothing() -> None:
     ("noise", "cohort", "dearer"), [(1.20, 50, 1.236), (1.44, 220, 1.443), (1.0925, 508.5, 1.0928)]
 )
 def test_a_private_quantile_costs_little_noise(noise: float, cohort: float, dearer: float) -> None:
-    update = conversions.noise_beside_count(noise, cohort / 20)
+    update = 1 / math.sqrt(noise**-2 - (2 * cohort / 20) ** -2)  # Andrew et al. (2021)
     assert update == pytest.approx(dearer, abs=5e-4)
     together = Sampled("poisson", 0.1, Compose((Gaussian(update), Gaussian(2 * cohort / 20))))
     assert epsilon(Repeat(together, 10)) == pytest.approx(epsilon(poisson(0.1, noise, 10)), rel=1e-6)
@@ -73,12 +82,12 @@ def test_end_to_end_per_client(
     setting: tuple[float, float, int, float], cohort: int, true_epsilon: float, needed: float
 ) -> None:
     rate, noise, rounds, delta = setting
-    in_mean = conversions.client_noise_in_mean(noise, batch=100, local_steps=6, cohort=cohort)
+    in_mean = client_noise_at_server(noise, batch=100, local_steps=6) * math.sqrt(cohort)
     assert epsilon(poisson(rate, in_mean, rounds), delta) == pytest.approx(true_epsilon, rel=5e-3)
     wanted = noise / math.sqrt(6)
     assert wanted / in_mean * noise == pytest.approx(needed, rel=0.01)
-    proven = conversions.client_noise_proven_in_mean(noise, batch=100, local_steps=6, cohort=cohort)
-    assert conversions.client_noise_at_server(noise, 100, 6) < proven < in_mean
+    proven = noise * math.sqrt(cohort - 1) / (100 * 6)  # the other clients' last steps hide the drift of all steps
+    assert client_noise_at_server(noise, 100, 6) < proven < in_mean
 
 
 @pytest.mark.parametrize(
@@ -140,7 +149,7 @@ def test_fed_cdp_with_the_sampling_rate_of_its_own_formula(
 @pytest.mark.parametrize(("scale", "true_epsilon"), [(1, 75), (5, 2543)])
 def test_fed_cdp_per_client(scale: int, true_epsilon: float) -> None:
     """100 local steps, the clip per layer over three layers; noise as printed, or DP-SGD's, smaller by B = 5."""
-    noise = conversions.client_noise_at_server(6, batch=scale, local_steps=100) / math.sqrt(3)
+    noise = client_noise_at_server(6, batch=scale, local_steps=100) / math.sqrt(3)
     assert epsilon(poisson(0.1, noise, 100)) == pytest.approx(true_epsilon, rel=0.005)
 
 

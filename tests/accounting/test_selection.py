@@ -107,7 +107,7 @@ def test_one_trial_costs_what_a_run_costs_and_more_trials_cost_more():
     assert costs[1] > costs[0]
 
 
-def test_the_dearest_cell_counts_and_one_that_proves_nothing_spoils_all():
+def test_the_costliest_cell_counts_and_one_that_proves_nothing_spoils_all():
     cheap, dear = Repeat(Gaussian(20.0), 10), Repeat(Gaussian(5.0), 10)
     trials = Trials.expecting(5.0)
     together = selection.epsilon([cheap, dear], trials, 1e-5)

@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import binom, norm
 
 from shoal.accounting import accountants, curves, rdp
-from shoal.accounting.events import Gaussian, Repeat, Sampled, SampledUser, TwoLevel, from_json, leaves
+from shoal.accounting.events import Gaussian, Repeat, Sampled, SampledUser, TwoLevel, from_json
+from shoal.accounting.leaves import leaves
 from shoal.errors import ConfigError
 
 SETTINGS = [(2, 0.01, 1.0), (3, 0.3, 0.5), (8, 0.05, 2.0), (40, 0.2, 6.0), (5, 0.9, 1.5)]

@@ -140,7 +140,7 @@ def cost(record, sizes, accountant="pld", rounds=20, **more):
 
 @pytest.mark.parametrize("noise", [2.0, "linear:4:2"])
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_clients_of_several_sizes_cost_what_the_dearest_of_them_costs(accountant, noise):
+def test_clients_of_several_sizes_cost_what_the_costliest_of_them_costs(accountant, noise):
     """Also where the noise changes from round to round: a record stays with its client."""
     record = cdp(local=Local(epochs=1), per_step=StepNoise(noise))
     for sizes in ((60, 300), (3, 61, 300), (7, 2600)):
@@ -185,8 +185,8 @@ def test_many_sizes_are_charged_as_a_few_kinds_that_cost_little_more():
     for size in sizes:
         assert found.of(size).sampling_rate >= 6 / size
         assert found.of(size).local_steps >= math.ceil(size / 6)
-    dearest = max(cost(record, (size,), "rdp") for size in sizes[:20])
-    assert cost(record, sizes, "rdp") == pytest.approx(dearest, rel=1e-9)
+    costliest = max(cost(record, (size,), "rdp") for size in sizes[:20])
+    assert cost(record, sizes, "rdp") == pytest.approx(costliest, rel=1e-9)
 
 
 @pytest.mark.parametrize(("least", "most"), [(3, 80), (6, 7), (60, 60), (1, 10**6)])

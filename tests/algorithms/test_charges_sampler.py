@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from shoal.accounting import accountants, claims, events, selection
-from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, SamplerError, leaves, without_sampler
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, SamplerError
+from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.rdp import Running
 from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.selection import Trials

@@ -14,7 +14,7 @@ from scipy.stats import norm
 import shoal
 from shoal.accounting import accountants
 from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.base import Server
 from shoal.algorithms.charges import PAIRS, event, whole_run

@@ -9,7 +9,8 @@ import pytest
 
 from shoal.accounting import accountants
 from shoal.accounting.calibration import Budget
-from shoal.accounting.events import NOTHING, Allocated, Compose, Gaussian, Sampled, Unbounded, leaves
+from shoal.accounting.events import NOTHING, Allocated, Compose, Gaussian, Sampled, Unbounded
+from shoal.accounting.leaves import leaves
 from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import PAIRS, calibrated, event, proves, whole_run

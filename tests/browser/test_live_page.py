@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.federation.operations.http_server import OperationsServer
+from shoal.federation.operations.status_server import OperationsServer
 from support import chromium
 from support.axe import AXE, FOUND
 from support.operations import CLAIM, SITES, STATUS, monitored

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal.accounting.events import Gaussian, Sampled
-from shoal.accounting.ledger import Charge, Ledger
+from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.cli import account, ledger
 from shoal.errors import ConfigError, LedgerError
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from shoal.accounting import checker
-from shoal.accounting.ledger import Charge, Ledger
+from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.cli.main import main
 from support.tiny import FEDAVG, PRIVATE, go_on, play
 

@@ -26,7 +26,7 @@ def code_of(monkeypatch, *words):
 
 
 def unsound(monkeypatch, _folder):
-    monkeypatch.setattr(platform_checks, "_FACTS", ((lambda: False, "it is broken", "mend it"),))
+    monkeypatch.setattr(platform_checks, "_FACTS", ((lambda: False, "it is broken", "repair it"),))
     return ["doctor"]
 
 

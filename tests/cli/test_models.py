@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.cli.main import app, main
-from shoal.training import made_up
+from shoal.training import trial_step
 
 NETS = """
 from torch import nn
@@ -40,7 +40,7 @@ FEW = ["-c", "data.clients=10", "-c", "engine.threads=1", "-c", "engine.device=c
 def folder(tmp_path, monkeypatch):
     (tmp_path / "nets_to_check.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(made_up.MadeUpStep, "seconds", lambda self, net, *given: float(net.way == "sequential"))
+    monkeypatch.setattr(trial_step.TrialStep, "seconds", lambda self, net, *given: float(net.way == "sequential"))
     yield
     sys.modules.pop("nets_to_check", None)
 

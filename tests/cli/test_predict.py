@@ -167,7 +167,7 @@ def kind(request):
 
 def exported(run, kind, path, model=None):
     """The model, what its own runtime makes of the file, and the description inside the file."""
-    from shoal.export import export
+    from shoal.model_export import export
 
     loaded = shoal.load_model(run, model=model, trust_code=True)
     assert export(loaded, path, kind) <= 1e-5
@@ -229,7 +229,7 @@ class Looking(torch.nn.Linear):
 
 @pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_in_one_line_and_nothing_is_written(kind, tmp_path):
-    from shoal.export import export
+    from shoal.model_export import export
 
     run = play(tmp_path, FEDAVG | {"rounds": 1}).run
     model = shoal.load_model(run, model=Looking(4, 2))

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from shoal.accounting.ledger import verify
+from shoal.accounting.privacy_ledger import verify
 from shoal.cli import main as main_module
 from shoal.cli import run as run_module
 from shoal.cli.main import main

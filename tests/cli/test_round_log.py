@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.api import Interrupted
 from shoal.cli.round_log import RoundLog
 from shoal.federation.operations import logs
 from shoal.federation.operations.logs import Log
+from shoal.result import Interrupted
 from support.federations import served, settings
 
 

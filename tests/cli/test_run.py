@@ -18,10 +18,10 @@ import shoal
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat, Sampled
 from shoal.algorithms.charges import PAIRS
-from shoal.api import Interrupted
 from shoal.cli.main import main
 from shoal.config import configure
 from shoal.errors import ConfigError, DataError, LedgerError, ModelError, RunError
+from shoal.result import Interrupted
 from support.deploy_children import start
 from support.tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
 
@@ -422,7 +422,7 @@ def test_a_run_without_the_key_of_its_data_does_not_go_on(tmp_path):
 
 
 def test_a_ledger_of_an_earlier_version_says_nothing_of_the_data_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.api._about_data", lambda *_: {})
+    monkeypatch.setattr("shoal.execution._about_data", lambda *_: {})
     run = stopped_after(tmp_path, PRIVATE, 2)
     monkeypatch.undo()
     assert not (run / "data-key.json").exists()

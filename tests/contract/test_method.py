@@ -14,8 +14,9 @@ import torch
 
 import shoal
 import shoal.algorithms
-from shoal.accounting.events import Gaussian, Sampled, Unbounded, leaves, without_sampler
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.events import Gaussian, Sampled, Unbounded
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import PAIRS, event, proves, whole_run
 from shoal.bibliography import cited

@@ -21,13 +21,15 @@ from shoal.accounting.events import TwoLevel, Unbounded
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, whole_run
 from shoal.errors import ConfigError
+from shoal.mechanisms import record_clipping
 from shoal.mechanisms.coordinate_clipping import AdaClip
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip, RecordClipping
 from shoal.random.streams import Streams
 from shoal.training import local_training, sanitise
-from shoal.training.local_training import planned, train
+from shoal.training.batch_plan import planned
+from shoal.training.local_training import train
 from shoal.training.round_index import RoundIndex
 from support.small_federation import (
     ALPHA,
@@ -493,7 +495,7 @@ def test_a_run_may_spend_a_budget_of_records(tmp_path):
     assert proven["client", "server"] is None, "an epsilon in the hundreds is none"
 
 
-def test_a_budget_for_clients_that_noise_for_records_cannot_keep_is_refused_with_the_mend(tmp_path):
+def test_a_budget_for_clients_that_noise_for_records_cannot_keep_is_refused_with_the_fix(tmp_path):
     with pytest.raises(
         ConfigError, match=r"does not pay for the first round .* protects records: budget\.unit=record"
     ):
@@ -565,9 +567,9 @@ def test_a_clip_of_each_layer_that_is_charged_as_one_of_the_whole_is_found(monke
 
 @pytest.mark.slow
 def test_an_empty_batch_that_is_skipped_is_found(monkeypatch):
-    right = sanitise.ClippedByFactors.__call__
+    right = record_clipping.ClippedByFactors.__call__
     monkeypatch.setattr(
-        sanitise.ClippedByFactors,
+        record_clipping.ClippedByFactors,
         "__call__",
         lambda self, tape, real, moving: right(self, tape, real, moving * (real.sum(1) > 0)),
     )
@@ -576,9 +578,9 @@ def test_an_empty_batch_that_is_skipped_is_found(monkeypatch):
 
 @pytest.mark.slow
 def test_a_denominator_that_is_taken_from_the_data_is_found(monkeypatch):
-    right = sanitise.ClippedByFactors.__call__
+    right = record_clipping.ClippedByFactors.__call__
     monkeypatch.setattr(
-        sanitise.ClippedByFactors,
+        record_clipping.ClippedByFactors,
         "__call__",
         lambda self, tape, real, moving: right(
             replace(self, batch=float(real.sum(1)[0].clamp(min=1))), tape, real, moving

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from safetensors import safe_open
 
 from shoal import release
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.attacks import attack_report as attack_page
 from shoal.attacks.attack_plots import _png
 from shoal.audit import audit_report as audit_page
@@ -170,7 +170,7 @@ def test_an_attack_says_so(tmp_path):
 @pytest.mark.slow
 def test_what_a_site_keeps_says_so_and_is_still_read(tmp_path):
     pytest.importorskip("flwr", reason="needs the extra 'deploy'")
-    from shoal.federation.serve import serve
+    from shoal.federation.federated_run import serve
     from support.loopback import with_sites
 
     grid = with_sites(tmp_path, 2)

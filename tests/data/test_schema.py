@@ -15,6 +15,7 @@ from pyarrow import parquet
 from shoal.config import configure, read_toml, to_toml
 from shoal.data.load import load, with_schema
 from shoal.data.schema import Schema
+from shoal.data.schema_encoding import encode_by_schema, read_by_schema
 from shoal.errors import ConfigError, DataError
 
 HOSPITAL: dict[str, Any] = {
@@ -57,7 +58,7 @@ def write(
 
 def test_a_table_becomes_numbers_by_public_constants_alone(tmp_path: Path) -> None:
     schema = hospital()
-    found = schema.encode(schema.read(write(tmp_path / "t.csv")))
+    found = encode_by_schema(schema, read_by_schema(schema, write(tmp_path / "t.csv")))
     assert found.features == schema.features
     assert schema.features == ("age", "age is missing", "sex=F", "sex=M", "ward=a", "ward=b", "ward=unknown")
     assert found.inputs.tolist() == [
@@ -81,7 +82,10 @@ def test_neither_the_order_of_a_file_nor_that_of_the_schema_matters(tmp_path: Pa
     first, other = write(tmp_path / "a.csv"), write(tmp_path / "b.csv", order="died,ward,age,hospital,patient_id,sex")
     turned = Schema.of(HOSPITAL | {"columns": dict(reversed(HOSPITAL["columns"].items()))})
     assert turned.digest == hospital().digest
-    a, b = hospital().encode(hospital().read(first)), turned.encode(turned.read(other))
+    a, b = (
+        encode_by_schema(schema, read_by_schema(schema, path))
+        for schema, path in ((hospital(), first), (turned, other))
+    )
     assert np.array_equal(a.inputs, b.inputs)
     assert np.array_equal(a.targets, b.targets)
 
@@ -96,8 +100,8 @@ def test_a_parquet_file_of_other_types_means_the_same(tmp_path: Path) -> None:
     }
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     schema = hospital(classes=[False, True])
-    found = schema.encode(schema.read(tmp_path / "t.parquet"))
-    expected = hospital().encode(hospital().read(write(tmp_path / "t.csv")))
+    found = encode_by_schema(schema, read_by_schema(schema, tmp_path / "t.parquet"))
+    expected = encode_by_schema(hospital(), read_by_schema(hospital(), write(tmp_path / "t.csv")))
     assert np.array_equal(found.inputs, expected.inputs)
     assert np.array_equal(found.targets, expected.targets)
 
@@ -105,8 +109,8 @@ def test_a_parquet_file_of_other_types_means_the_same(tmp_path: Path) -> None:
 def test_predictions_need_no_label_and_sites_no_client_column(tmp_path: Path) -> None:
     path = tmp_path / "new.csv"
     path.write_text("ward,sex,age\na,F,25\n")
-    table = hospital().read(path, targets=False, owners=False)
-    found = hospital().encode(table, targets=False, owners=False)
+    table = read_by_schema(hospital(), path, targets=False, owners=False)
+    found = encode_by_schema(hospital(), table, targets=False, owners=False)
     assert found.inputs.shape == (1, 7)
     assert (found.targets, found.owners) == (None, None)
 
@@ -115,10 +119,10 @@ def test_all_missing_columns_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("age,gender\n1,F\n")
     with pytest.raises(DataError, match="no columns 'sex', 'ward', 'died', 'hospital'; it has age, gender"):
-        hospital().read(path)
+        read_by_schema(hospital(), path)
     path.write_text("age,sexx,ward,died,hospital\n1,F,a,0,n\n")
     with pytest.raises(DataError, match="no column 'sex'; did you mean 'sexx'"):
-        hospital().read(path)
+        read_by_schema(hospital(), path)
 
 
 def test_codes_stay_what_they_are_and_a_category_may_be_called_na(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_codes_stay_what_they_are_and_a_category_may_be_called_na(tmp_path: Path
     schema = Schema.of(
         {"label": "label", "classes": [0, 1], "columns": {"code": {"kind": "category", "categories": ["007", "NA"]}}}
     )
-    assert schema.encode(schema.read(path)).inputs.tolist() == [[1, 0], [0, 0], [0, 1], [0, 0]]
+    assert encode_by_schema(schema, read_by_schema(schema, path)).inputs.tolist() == [[1, 0], [0, 0], [0, 1], [0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_a_value_that_cannot_be_used_is_named_with_column_and_row(
 ) -> None:
     path = write(tmp_path / "t.csv", [*ROWS, row])
     with pytest.raises(DataError) as refused:
-        hospital().encode(hospital().read(path))
+        encode_by_schema(hospital(), read_by_schema(hospital(), path))
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -162,7 +166,7 @@ def test_a_value_that_cannot_be_used_is_named_with_column_and_row(
 def test_a_missing_number_without_a_constant_is_refused(tmp_path: Path) -> None:
     schema = with_column("age", kind="number", range=[0, 100])
     with pytest.raises(DataError, match=r"'age': 1 of 4 values are missing; set schema\.columns\.age\.missing"):
-        schema.encode(schema.read(write(tmp_path / "t.csv")))
+        encode_by_schema(schema, read_by_schema(schema, write(tmp_path / "t.csv")))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def test_words_are_hashed_the_same_everywhere(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text('note,label\n"Chest pain, acute",0\nacute PAIN,1\n,0\n')
     schema = Schema.of({"label": "label", "classes": [0, 1], "columns": {"note": {"kind": "text", "buckets": 16}}})
-    first, second, empty = schema.encode(schema.read(path)).inputs
+    first, second, empty = encode_by_schema(schema, read_by_schema(schema, path)).inputs
     assert np.flatnonzero(first).tolist() == [1, 5, 7]
     assert set(np.flatnonzero(second)) < set(np.flatnonzero(first))
     assert not empty.any()

@@ -19,6 +19,7 @@ from shoal.data.common_columns import find_client, find_label
 from shoal.data.load import load, with_schema
 from shoal.data.propose import propose
 from shoal.data.schema import Schema
+from shoal.data.schema_encoding import encode_by_schema, read_by_schema
 from shoal.data.table_files import column_names, read_columns
 from shoal.errors import ShoalError
 
@@ -103,7 +104,7 @@ def test_what_is_read_is_what_is_written(
     header, rows = table
     path = tmp_path / "t.csv"
     path.write_bytes(written(header, rows, end=end, mark=mark, encoding="utf-8-sig" if bom else "utf-8"))
-    found = SCHEMA.encode(SCHEMA.read(path))
+    found = encode_by_schema(SCHEMA, read_by_schema(SCHEMA, path))
     cells = {name: [row[at] for row in rows] for at, name in enumerate(header)}
     features = dict(zip(SCHEMA.features, found.inputs.T, strict=True))
     assert len(found.inputs) == len(rows)
@@ -135,7 +136,7 @@ def test_what_is_no_number_or_no_class_is_refused_in_one_line_and_nothing_else_i
     usable = all(cell in MISSING_TEXTS or is_number(cell) for cell in cells["number"])
     labels = [row[header.index("label")] for row in rows]
     usable &= all(label in ("0", "1", "0.0") for label in labels)
-    refused = refusal(lambda: SCHEMA.encode(SCHEMA.read(path)))
+    refused = refusal(lambda: encode_by_schema(SCHEMA, read_by_schema(SCHEMA, path)))
     assert (refused is None) == usable
     assert refused is None or "column 'number'" in refused or "label column 'label'" in refused
 
@@ -187,7 +188,7 @@ def test_damaged_bytes_give_errors_of_one_line_only(
         data[:at] if how == "cut" else data[:at] + bad + data[at + (len(bad) if how == "replace" else 0) :]
     )
     for read in (
-        lambda: SCHEMA.encode(SCHEMA.read(path)),
+        lambda: encode_by_schema(SCHEMA, read_by_schema(SCHEMA, path)),
         lambda: load(path),
         lambda: propose(path, ["label"], "site"),
     ):
@@ -201,7 +202,7 @@ def test_another_encoding_is_refused_and_named(tmp_path: Path, encoding: str) ->
         written(["number", "group", "label", "site"], [["1", "é", "0", "Zürich"]] * 4, encoding=encoding)
     )
     with pytest.raises(ShoalError) as refused:
-        SCHEMA.encode(SCHEMA.read(path))
+        encode_by_schema(SCHEMA, read_by_schema(SCHEMA, path))
     assert "UTF-8" in str(refused.value) or "UTF8" in str(refused.value) or "no columns" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -209,10 +210,14 @@ def test_another_encoding_is_refused_and_named(tmp_path: Path, encoding: str) ->
 def test_two_columns_of_one_name_are_refused_where_they_matter(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("number,group,label,site,x,x\n1,F,0,n,1,2\n2,M,1,s,1,2\n")
-    assert SCHEMA.read(path).num_rows == 2
+    assert read_by_schema(SCHEMA, path).num_rows == 2
     for text in ("number,number,group,label,site\n1,1,F,0,n\n", "x,x,label\n1,2,0\n"):
         path.write_text(text)
-        for read in (lambda: SCHEMA.read(path), lambda: load(path), lambda: propose(path, ["label"], None)):
+        for read in (
+            lambda: read_by_schema(SCHEMA, path),
+            lambda: load(path),
+            lambda: propose(path, ["label"], None),
+        ):
             with pytest.raises(ShoalError, match=r"several columns named|no columns"):
                 read()
 
@@ -224,10 +229,10 @@ def test_one_class_and_no_rows_are_refused(tmp_path: Path) -> None:
         propose(path, ["label"], "site")
     path.write_text("number,group,label,site\n")
     with pytest.raises(ShoalError, match="has no rows"):
-        SCHEMA.read(path)
+        read_by_schema(SCHEMA, path)
     path.write_bytes(b"")
     with pytest.raises(ShoalError, match="no columns"):
-        SCHEMA.read(path)
+        read_by_schema(SCHEMA, path)
 
 
 @pytest.mark.slow
@@ -236,7 +241,7 @@ def test_of_a_million_columns_a_few_are_read_and_all_are_refused_by_the_header(t
     path = tmp_path / "wide.csv"
     row = ",5" * (10**6 - 4)
     path.write_text(f"{','.join(names)}\n1,F,0,n{row}\n2,M,1,s{row}\n")
-    assert SCHEMA.encode(SCHEMA.read(path)).targets.tolist() == [0, 1]  # type: ignore[union-attr]
+    assert encode_by_schema(SCHEMA, read_by_schema(SCHEMA, path)).targets.tolist() == [0, 1]  # type: ignore[union-attr]
     for read in (lambda: load(path), lambda: propose(path, ["label"], "site"), lambda: read_columns(path, names)):
         with pytest.raises(ShoalError, match="has 1,000,000 columns, more than 100,000") as refused:
             read()

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from shoal.accounting.ledger import verify
+from shoal.accounting.privacy_ledger import verify
 from support.deployed import Deployed
 from support.markdown import Reader, blocks
 from support.paths import ROOT

@@ -11,17 +11,18 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Unbounded, leaves
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.events import Unbounded
+from shoal.accounting.leaves import leaves
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Requirements
 from shoal.federation.coordinator import RemoteCohort
 from shoal.federation.messages import Payload
-from shoal.federation.policy import Bounds
 from shoal.federation.roster import Roster
 from shoal.federation.site import INTERNAL_ERROR, Owner, Site
+from shoal.federation.site_policy import Bounds
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request, Validator

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shoal.accounting.ledger import Ledger, verify
+from shoal.accounting.privacy_ledger import Ledger, verify
 from shoal.errors import LedgerError, RunError
 from shoal.random.streams import Streams
 from shoal.report.run_reader import read_run

@@ -12,12 +12,13 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.federation.flower.superlink import SuperLink, Tls
 from shoal.federation.flower.transport import Transport
-from shoal.federation.keys import make_authority, make_site, read_sites
+from shoal.federation.key_files import read_sites
+from shoal.federation.key_making import make_authority, make_site
 from shoal.federation.messages import Payload
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms

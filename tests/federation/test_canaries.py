@@ -11,11 +11,11 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting.ledger import Record
+from shoal.accounting.privacy_ledger import Record
 from shoal.audit.federated_canaries import audit_federation
 from shoal.cli.main import main
 from shoal.errors import ConfigError, RunError
-from shoal.federation.policy import Bounds
+from shoal.federation.site_policy import Bounds
 from shoal.federation.terms import TERMS
 from shoal.mechanisms.gaussian import Gaussian
 from shoal.report.certificate import certificate

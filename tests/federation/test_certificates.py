@@ -9,12 +9,12 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal import release
 from shoal.accounting import checker
-from shoal.accounting.ledger import Record
+from shoal.accounting.privacy_ledger import Record
 from shoal.cli.main import main
 from shoal.errors import ConfigError
+from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.roster import Roster
-from shoal.federation.serve import serve
 from shoal.federation.terms import END
 from shoal.report.certificate import certificate, write
 from support.federations import BAD, full_cohort, served

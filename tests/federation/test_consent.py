@@ -9,9 +9,12 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal.federation.serve import serve
+
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, leaves, without_sampler
-from shoal.accounting.ledger import Ledger, verify
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import Ledger, verify
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
@@ -21,7 +24,6 @@ from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _repeats
 from shoal.federation.messages import Payload
-from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms

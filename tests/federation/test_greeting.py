@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting import ledger
-from shoal.accounting.ledger import Record
+from shoal.accounting import privacy_ledger
+from shoal.accounting.privacy_ledger import Record
 from shoal.federation import coordinator, site
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
@@ -46,7 +46,7 @@ def full_once(monkeypatch, tmp_path):
             full.clear()
             raise NO_SPACE
 
-    write_line, write_file = ledger._write_all, site.write_whole
+    write_line, write_file = privacy_ledger._write_all, site.write_whole
 
     def line_written(file, raw):
         check(tmp_path / os.readlink(f"/proc/self/fd/{file}"))
@@ -58,7 +58,7 @@ def full_once(monkeypatch, tmp_path):
 
     def at(place):
         if place == "ledger":
-            monkeypatch.setattr(ledger, "_write_all", line_written)
+            monkeypatch.setattr(privacy_ledger, "_write_all", line_written)
         else:
             monkeypatch.setattr(site, "write_whole", file_written)
         return fill

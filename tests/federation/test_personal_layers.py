@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure
 from shoal.errors import ConfigError
 from shoal.federation.messages import Payload

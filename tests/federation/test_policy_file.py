@@ -12,14 +12,15 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.cli.main import main
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger
 from shoal.federation.flower.apps import owner
-from shoal.federation.keys import authorities, make_authority
+from shoal.federation.key_files import authorities
+from shoal.federation.key_making import make_authority
 from shoal.federation.messages import Payload
 from shoal.federation.policy_check import refusals
 from shoal.federation.policy_file import policy_of, read_policy
@@ -230,7 +231,7 @@ def test_a_clock_that_was_behind_while_rounds_were_charged_forgives_nothing(tmp_
 
     book = ledger(tmp_path, Requirements(epsilon_per_month=1.0), clock=lambda: datetime.now(UTC))
     assert refusal(book, 0) is None
-    monkeypatch.setattr("shoal.accounting.ledger.datetime", Behind)
+    monkeypatch.setattr("shoal.accounting.privacy_ledger.datetime", Behind)
     done = 1 + sum(refusal(book, t) is None for t in range(1, 20))
     book.close()
     assert costs(done) <= 1 < costs(done + 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.accounting.events import Allocated, Gaussian, Sampled, leaves, without_sampler
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.events import Allocated, Gaussian, Sampled
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure
 from shoal.federation.consent import Refused, Requirements, SiteLedger
 from shoal.federation.messages import Payload

@@ -10,8 +10,9 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Compose, Gaussian, Unbounded, leaves, without_sampler
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.events import Compose, Gaussian, Unbounded
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError

@@ -441,7 +441,7 @@ def test_in_a_batch_of_one_width_a_gradient_does_not_depend_on_its_place_nor_on_
     """To the last digit, with these layers and widths.
 
     Secure mode does not rest on it: with others a last digit can depend on the place, so that there records lie in
-    random places of a batch (local_training.planned).
+    random places of a batch (batch_plan.planned).
     """
     torch.manual_seed(0)
     shape = {"linear": (784,), "convolutions": (1, 28, 28), "positions": (20, 32)}[kind]

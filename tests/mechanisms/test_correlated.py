@@ -125,7 +125,7 @@ def test_no_updates_that_point_elsewhere_cost_more(bands, momentum, turns, round
 @pytest.mark.slow
 @few
 @given(BANDS, MOMENTUM, TURNS, st.sampled_from(["linear:4:1", "linear:1:4", "cyclic:4:2", "decay:3:0.3:1", "2"]))
-def test_at_any_time_what_was_charged_is_what_the_dearest_client_has_paid(bands, momentum, turns, schedule):
+def test_at_any_time_what_was_charged_is_what_the_costliest_client_was_charged(bands, momentum, turns, schedule):
     noise, rounds = Correlated(schedule, bands=bands, momentum=momentum), 9
     root = matrix(noise, rounds) / np.array([[noise.multiplier(t, rounds)] for t in range(rounds)])
     for now in range(1, rounds + 1):

@@ -10,7 +10,8 @@ import torch
 
 import shoal
 from shoal.accounting.accountants import epsilon
-from shoal.accounting.events import Gaussian, Repeat, Sampled, SamplerError, Unbounded, leaves
+from shoal.accounting.events import Gaussian, Repeat, Sampled, SamplerError, Unbounded
+from shoal.accounting.leaves import leaves
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, whole_run
 from shoal.config import configure

@@ -146,7 +146,7 @@ def test_gradients_and_count_together_are_one_gaussian():
     assert found**-2 + (2 * 2.0 * 5) ** -2 == pytest.approx(6.0**-2)
 
 
-def test_too_little_noise_for_the_count_is_refused_with_the_mend():
+def test_too_little_noise_for_the_count_is_refused_with_the_fix():
     with pytest.raises(ConfigError, match=r"per_record\.count_noise_multiplier 0\.05 x 5 .* raise it over 0\.6"):
         QuantileRecordClip().update_noise(6.0, 5)
 

@@ -90,6 +90,6 @@ def test_the_clip_never_falls_below_its_floor():
         ("epsilon-exponential:0.3:1.3:1", r"delta in \(0, 1\)"),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_the_mend(text, says):
+def test_what_is_no_schedule_is_refused_with_the_fix(text, says):
     with pytest.raises(ConfigError, match=says):
         parse(text)

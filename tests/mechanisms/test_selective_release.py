@@ -9,7 +9,8 @@ import torch
 from scipy.stats import norm
 
 from shoal.accounting import accountants
-from shoal.accounting.events import Gaussian, Sampled, Unbounded, leaves
+from shoal.accounting.events import Gaussian, Sampled, Unbounded
+from shoal.accounting.leaves import leaves
 from shoal.accounting.published import dpsur_epsilon
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, whole_run

@@ -23,7 +23,7 @@ from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.errors import ConfigError, PluginError
 from shoal.federation.consent import Refused
-from shoal.federation.policy import Bounds
+from shoal.federation.site_policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
 from shoal.mechanisms.gaussian import Gaussian as GaussianNoise

@@ -83,7 +83,7 @@ def test_the_median_clip_is_the_median_of_the_norms():
 
 
 def test_a_falling_clip_falls_from_round_to_round(monkeypatch):
-    """000 Algorithm 6, in real rounds with updates far longer than the clip."""
+    """The Thesis, Algorithm 6, in real rounds with updates far longer than the clip."""
     stubbed(monkeypatch, lambda client, size: 1e5 * of_one_length(client, size))
     record = plain_server(silent(small("trusted-curator", per_update=Clip("decay:4:0.5:0.7"))))
     sim = simulator(replace(record, clients=replace(record.clients, cohort=1)))
@@ -152,7 +152,7 @@ def test_counting_costs_what_andrew_et_al_say(noise, cohort, on_updates):
     assert clip.update_noise(0, cohort) == 0
 
 
-def test_too_little_noise_for_the_count_is_refused_with_the_mend():
+def test_too_little_noise_for_the_count_is_refused_with_the_fix():
     with pytest.raises(ConfigError, match=r"count_noise_multiplier 0\.05 x 4 is too little .* raise it over 0\.15"):
         QuantileClip().update_noise(1.2, 4)
     with pytest.raises(ConfigError, match=r"per_update\.count_noise_multiplier"):

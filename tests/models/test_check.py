@@ -1,4 +1,4 @@
-"""What the check refuses, and the mend for BatchNorm."""
+"""What the check refuses, and the fix for BatchNorm."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ class Counter(nn.Module):
 @pytest.mark.parametrize(
     "norm", [nn.BatchNorm2d(6), nn.SyncBatchNorm(6), nn.InstanceNorm2d(6, track_running_stats=True)]
 )
-def test_a_layer_that_mixes_examples_is_refused_with_its_place_and_the_mend(norm):
+def test_a_layer_that_mixes_examples_is_refused_with_its_place_and_the_fix(norm):
     with pytest.raises(ModelError, match=rf"layer '1.0' is {type(norm).__name__}.*nn.GroupNorm"):
         check(with_norm(norm), SHAPE, 4, record_level=True)
 
@@ -75,7 +75,7 @@ def test_batchnorm_passes_where_no_example_level_privacy_is_asked_for_and_is_lef
     assert not model.training
 
 
-def test_replacing_batchnorm_is_the_mend():
+def test_replacing_batchnorm_is_the_fix():
     model = with_norm(nn.BatchNorm2d(6))
     nn.init.constant_(model[1][0].weight, 2.0)
     mended = replace_batchnorm(model)

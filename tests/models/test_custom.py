@@ -97,7 +97,7 @@ def test_the_seed_decides_its_weights_too():
         ("my_own_package.needy:f", "needs the module 'a_library_that_nobody_has', which is not installed"),
     ],
 )
-def test_what_is_wrong_with_it_is_said_with_the_mend(path, words):
+def test_what_is_wrong_with_it_is_said_with_the_fix(path, words):
     with pytest.raises(ModelError, match=words):
         build(path, (5,), 3)
 

@@ -171,7 +171,7 @@ def test_short_names_stand_for_the_thesis_networks():
         ("linear", (3,), 0, "outputs must be at least 1, got 0"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_mend(name, shape, classes, words):
+def test_what_does_not_fit_is_refused_with_the_fix(name, shape, classes, words):
     with pytest.raises(ModelError, match=words):
         build(name, shape, classes)
 

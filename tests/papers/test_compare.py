@@ -296,10 +296,10 @@ def test_a_failed_cell_gives_the_exit_code_4_and_is_named(tmp_path, monkeypatch)
 
 def test_a_note_of_several_lines_breaks_no_table():
     found = one_cell()
-    crash = {"key": found.cells[0].work.key(False), "seed": 0, "failed": "no data\n  tried a\n  mend: b"}
+    crash = {"key": found.cells[0].work.key(False), "seed": 0, "failed": "no data\n  tried a\n  fix: b"}
     rows = compare(found, [crash])
     for text in (to_markdown(found, rows), to_block(found, rows)):
-        assert "failed: no data tried a mend: b |\n" in text
+        assert "failed: no data tried a fix: b |\n" in text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.runs import app as runs_app
 from shoal.report import recorder

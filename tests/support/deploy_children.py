@@ -28,10 +28,10 @@ from typing import Any, NoReturn
 PRELOADED = [
     "shoal.cli.main",
     "shoal.prepare",
-    "shoal.federation.serve",
+    "shoal.federation.federated_run",
     "shoal.federation.flower.superlink",
     "shoal.federation.flower.node",
-    "shoal.federation.operations.http_server",
+    "shoal.federation.operations.status_server",
     "shoal.report.recorder",
     "shoal.report.run_page",
     "shoal.saved_model",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.federation.keys import make_authority, make_site
+from shoal.federation.key_making import make_authority, make_site
 from support.deploy_children import Child, start
 from support.ports import free_port
 

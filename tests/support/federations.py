@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shoal
 from shoal.algorithms import algorithm
+from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
-from shoal.federation.serve import serve
 from shoal.federation.terms import ROUND
 from shoal.mechanisms.update_clipping import QuantileClip
 from support.loopback import with_sites

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.config import configure, to_toml
 from shoal.federation.consent import Requirements
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from shoal.federation.secagg.aggregator import SecureAggregator
 from shoal.federation.secagg.client import SecureAggregationClient

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.api import Interrupted, Result
+from shoal.result import Interrupted, Result
 
 CLIENTS = 12
 

@@ -10,8 +10,9 @@ import pytest
 import shoal
 from shoal.accounting import accountants, selection
 from shoal.accounting.claims import RESEARCH
-from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel, leaves
-from shoal.accounting.ledger import Charge, Ledger
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel
+from shoal.accounting.leaves import leaves
+from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.accounting.selection import Trials
 from shoal.report.run_reader import read_run
 from shoal.sweep import cost

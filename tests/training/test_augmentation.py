@@ -18,8 +18,9 @@ from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.sampling import Records
 from shoal.random.streams import Streams
 from shoal.training.augmentation import CROPS, PADDING, augmented
+from shoal.training.batch_plan import planned
 from shoal.training.engine_settings import Settings
-from shoal.training.local_training import planned, train
+from shoal.training.local_training import train
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate

@@ -18,10 +18,10 @@ from shoal.training import cuda_graphs
 from shoal.training.chunking import _bytes_of_one
 from shoal.training.context import stand_ins
 from shoal.training.engine_settings import Settings
-from shoal.training.made_up import MadeUpStep
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
+from shoal.training.trial_step import TrialStep
 from support.small_federation import digits, parted, simulator, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -158,7 +158,7 @@ def test_the_largest_chunk_fits_the_memory():
     """What the dry run found is what a chunk of many takes, to a quarter."""
     sim = simulator(small("fed-cdp"), layers=3, settings=Settings("cuda"))
     data = sim.cohort.client_data
-    step = MadeUpStep(sim.evaluation.module, stand_ins(data.x), torch.zeros(3, dtype=torch.int64).cuda(), 64, True)
+    step = TrialStep(sim.evaluation.module, stand_ins(data.x), torch.zeros(3, dtype=torch.int64).cuda(), 64, True)
     each, fixed = _bytes_of_one(step, sim.cohort.network)
     assert step.peak_bytes(sim.cohort.network, 64) == pytest.approx(fixed + 64 * each, rel=0.25)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.accounting.ledger import verify
-from shoal.config import StopSection, configure
+from shoal.accounting.privacy_ledger import verify
+from shoal.config import configure
+from shoal.config_sections import StopSection
 from shoal.errors import ConfigError
 from shoal.report.certificate import certificate
 from shoal.report.run_reader import read_run

@@ -11,8 +11,9 @@ from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import MaxClip, RecordClip
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
+from shoal.training.batch_plan import planned
 from shoal.training.engine_settings import Settings
-from shoal.training.local_training import _first, planned, train
+from shoal.training.local_training import _first, train
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 from support.small_federation import ROUNDS, digits, parted, simulator, small

@@ -19,8 +19,9 @@ from shoal.mechanisms.sampling import Clients, Records
 from shoal.random import normals
 from shoal.random.secure_streams import SecureStreams, rounded_sum
 from shoal.random.streams import Streams
+from shoal.training.batch_plan import planned
 from shoal.training.engine_settings import Settings
-from shoal.training.local_training import planned, train
+from shoal.training.local_training import train
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate
 from support.small_federation import simulator, small

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
-from shoal.accounting.events import Allocated, Gaussian, Sampled, leaves, without_sampler
-from shoal.accounting.ledger import Ledger
-from shoal.mechanisms.sampling.clients import ALLOCATION, RandomAllocation
+from shoal.accounting.events import Allocated, Gaussian, Sampled
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import Ledger
+from shoal.mechanisms.sampling.separated_clients import ALLOCATION, RandomAllocation
 from shoal.training.run_folder import CHECKPOINT, RunFolder
 from support.tiny import CLIENTS, PRIVATE, go_on, play, stopped_after
 

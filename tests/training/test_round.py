@@ -20,8 +20,9 @@ from shoal.mechanisms.sampling import Clients, Records
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training import round as engine_round
+from shoal.training.batch_plan import planned
 from shoal.training.engine_settings import Settings
-from shoal.training.local_training import planned, train
+from shoal.training.local_training import train
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from shoal.training.trainer import simulate

@@ -16,8 +16,9 @@ from shoal.mechanisms.selective_release import SelectiveRelease
 from shoal.mechanisms.step_test import StepTest
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
+from shoal.training.batch_plan import planned
 from shoal.training.engine_settings import Settings
-from shoal.training.local_training import planned, train
+from shoal.training.local_training import train
 from shoal.training.round_index import RoundIndex
 from shoal.training.step_selection import Selection
 from shoal.training.trainer import simulate

@@ -11,16 +11,17 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import shoal
-from shoal.api import Interrupted
 from shoal.config import configure, read_toml
 from shoal.errors import ModelError, RunError
 from shoal.gradients import network
 from shoal.gradients.network import SLOWER
 from shoal.prepare import prepare
-from shoal.training import cuda_graphs, made_up
+from shoal.result import Interrupted
+from shoal.training import cuda_graphs, trial_step
+from shoal.training.batch_plan import planned
 from shoal.training.chunking import Chunker
 from shoal.training.cuda_graphs import Graphs
-from shoal.training.local_training import planned, train
+from shoal.training.local_training import train
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
 from support.levels import CLIENT_LEVEL, LEVELS, RECORD_LEVEL
@@ -325,7 +326,7 @@ def test_the_choice_sees_no_record(monkeypatch):
         seen.append((net.way, self.sample, self.targets, self.batch, *given))
         return 1.0
 
-    monkeypatch.setattr(made_up.MadeUpStep, "seconds", seconds)
+    monkeypatch.setattr(trial_step.TrialStep, "seconds", seconds)
     for x in (X, 1e30 * X[::-1].copy()):
         trainer_of(CLIENT_LEVEL, Squares(), "auto", shoal.from_arrays(x, Y, client=OWNERS)).close()
     first, second = seen[:2], seen[2:]
@@ -346,7 +347,7 @@ def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypat
         seen.append((self.batch, *given))
         return 1.0
 
-    monkeypatch.setattr(made_up.MadeUpStep, "seconds", seconds)
+    monkeypatch.setattr(trial_step.TrialStep, "seconds", seconds)
     for mode in ("secure", "research"):
         for kept in (slice(None), slice(None, None, 4)):  # clients of 12 and of 3 records
             dataset = shoal.from_arrays(X[kept], Y[kept], client=OWNERS[kept])
@@ -358,21 +359,21 @@ def test_in_secure_mode_the_choice_follows_from_public_numbers(config, monkeypat
 
 @pytest.mark.slow
 def test_a_process_measures_each_model_once(monkeypatch):
-    monkeypatch.setattr(made_up, "_measured", {})
+    monkeypatch.setattr(trial_step, "_measured", {})
     timed = []
-    monkeypatch.setattr(made_up.MadeUpStep, "_timed", lambda self, workers, steps: timed.append(1) or 1.0)
+    monkeypatch.setattr(trial_step.TrialStep, "_timed", lambda self, workers, steps: timed.append(1) or 1.0)
     for _ in range(2):
         trainer_of(CLIENT_LEVEL, Squares(), "auto").close()
-        assert len(timed) == 2 * (1 + made_up.TIMES)
+        assert len(timed) == 2 * (1 + trial_step.TIMES)
     trainer_of(RECORD_LEVEL, Squares(), "auto").close()
-    assert len(timed) == 4 * (1 + made_up.TIMES)
+    assert len(timed) == 4 * (1 + trial_step.TIMES)
 
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_way_it_began(tmp_path, monkeypatch):
     """Another would change its last digits."""
     fast = {"vmap": 1.0, "sequential": 2.0}
-    monkeypatch.setattr(made_up.MadeUpStep, "seconds", lambda self, net, *given: fast[net.way])
+    monkeypatch.setattr(trial_step.TrialStep, "seconds", lambda self, net, *given: fast[net.way])
 
     def stop(config, trainer, run):
         trainer.stop()
@@ -453,12 +454,12 @@ def test_a_client_that_does_not_fit_is_refused_with_the_fix():
 
 @pytest.mark.parametrize("hidden", [0, 5000])
 def test_the_largest_chunk_on_cuda_follows_from_what_one_more_client_takes(hidden, monkeypatch):
-    """On made-up memory: 1,000 bytes for all, 100 for each client; a library's workspace hides those of the first."""
+    """Simulated memory: 1,000 bytes for all, 100 for each client; a library's workspace hides those of the first."""
     trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
     cohort, used = trainer.cohort, lambda self, net, clients: max(hidden * (clients < 4), 1000 + 100 * clients)
-    monkeypatch.setattr(made_up.MadeUpStep, "peak_bytes", used)
-    monkeypatch.setattr(made_up.MadeUpStep, "device", torch.device("cuda"))
-    step = made_up.MadeUpStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
+    monkeypatch.setattr(trial_step.TrialStep, "peak_bytes", used)
+    monkeypatch.setattr(trial_step.TrialStep, "device", torch.device("cuda"))
+    step = trial_step.TrialStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
     found = Chunker(cohort.algorithm, cohort.network, step, 1, 10_000 / 2**30)
     assert found.client_bytes == 100
     assert found.largest == 90
@@ -486,9 +487,9 @@ def test_where_no_two_clients_fit_each_is_a_chunk(most, monkeypatch):
     cohort = trainer.cohort
     for name, found in {"memory_allocated": 0, "reset_peak_memory_stats": None, "max_memory_allocated": 100}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
-    monkeypatch.setattr(made_up.MadeUpStep, "device", torch.device("cuda"))
-    monkeypatch.setattr(made_up.MadeUpStep, "step", lambda self, net, clients: too_large if clients > most else int)
-    step = made_up.MadeUpStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
+    monkeypatch.setattr(trial_step.TrialStep, "device", torch.device("cuda"))
+    monkeypatch.setattr(trial_step.TrialStep, "step", lambda self, net, clients: too_large if clients > most else int)
+    step = trial_step.TrialStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 8, False)
     assert Chunker(cohort.algorithm, cohort.network, step, 1, 1.0).largest == 1
     trainer.close()
 

@@ -15,18 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from shoal.accounting import composition, pld, rdp
-from shoal.accounting.events import (
-    Allocated,
-    Event,
-    Gaussian,
-    Leaf,
-    Sampled,
-    SampledUser,
-    TwoLevel,
-    Unbounded,
-    leaves,
-    without_sampler,
-)
+from shoal.accounting.events import Allocated, Event, Gaussian, Leaf, Sampled, SampledUser, TwoLevel, Unbounded
+from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.rounding import IN_NAME_ONLY, up
 from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.theorems import Adjacency, counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import singledispatch
 
 from shoal.accounting.events import (
     Allocated,
@@ -44,55 +45,87 @@ class Line:
         return asdict(self)
 
 
+@singledispatch
 def explained(event: Event, adjacency: Adjacency) -> Iterator[Line]:
     """The lines of an event, the outermost first; one that this module has no words for is named."""
-    match event:
-        case Gaussian(noise):
-            yield _of(f"Gaussian noise of {noise:g} x the sensitivity", of_scheme("none", adjacency))
-        case Sampled(kind, rate, Gaussian(noise)):
-            said = f"{_drawn(kind, rate, event.draws)}; Gaussian noise of {noise:g} x the sensitivity"
-            yield _of(said, of_scheme("none" if rate == 1 else kind, adjacency))
-        case Sampled(kind, rate, inner):
-            yield _of(_drawn(kind, rate, event.draws), of_scheme(kind, adjacency))
-            yield from explained(inner, adjacency)
-        case SampledUser(records, rate, noise):
-            said = f"each of a user's records, {records:,} at most, enters independently with probability {rate:g}"
-            yield _of(f"{said}; Gaussian noise of {noise:g} x what one record moves", of_scheme("by-user", adjacency))
-        case Allocated(rounds):
-            noises = ", ".join(f"{noise:g} in {count:,}" for noise, count in rounds)
-            said = f"it enters one of {event.length:,} rounds, drawn in secret before the first of them"
-            yield _of(
-                f"{said}; Gaussian noise, in units of the sensitivity: {noises}",
-                of_scheme("random-allocation", adjacency),
-            )
-        case TwoLevel(rate, local_steps=steps, participation=participation):
-            seen = "which can be seen" if participation == "visible" else "which stays hidden"
-            why = Cell(MEAN, "") if participation == "visible" else Cell("amplified by secret sampling", BALLE)
-            yield _of(f"the client takes part with probability {rate:g}, {seen}", Cell() if rate == 1 else why)
-            yield Line(f"it then makes {steps:,} local steps, with fresh noise in each", COMPOSED)
-            (step,) = (inner.event for inner in [event.local_event] if isinstance(inner, Repeat))
-            yield from explained(step, adjacency)
-        case BySize(worst, uses):
-            said = f"clients of {len(uses)} ranges of sizes, each with its own rate and steps; the dearest counts"
-            yield Line(f"{said}; at worst:", "a record stays with one client, so the largest cost over clients holds")
-            yield from explained(worst, adjacency)
-        case OnClients(clients, inner):
-            yield Line(f"up to {clients:,} clients hold the record, each with noise of its own", COMPOSED)
-            yield from explained(inner, adjacency)
-        case Repeat(inner, count):
-            yield Line(f"{count:,} times, with fresh noise:", COMPOSED)
-            yield from explained(inner, adjacency)
-        case Compose(events):
-            for inner in events:
-                yield from explained(inner, adjacency)
-        case SamplerError(distance):
-            yield Line(
-                f"the noise that is drawn is within {up(distance, 2)} of its distribution (total variation)",
-                "(epsilon, delta) becomes (epsilon, delta + (1 + e^epsilon) distance)",
-                "triangle inequality, on both neighbours",
-            )
-        case _:
-            yield Line(f"event {event.to_json()['event']}")
+    yield Line(f"event {event.to_json()['event']}")
+
+
+@explained.register
+def _(event: Gaussian, adjacency: Adjacency) -> Iterator[Line]:
+    yield _of(f"Gaussian noise of {event.noise:g} x the sensitivity", of_scheme("none", adjacency))
+
+
+@explained.register
+def _(event: Sampled, adjacency: Adjacency) -> Iterator[Line]:
+    kind, rate, inner = event.kind, event.rate, event.event
+    if isinstance(inner, Gaussian):
+        said = f"{_drawn(kind, rate, event.draws)}; Gaussian noise of {inner.noise:g} x the sensitivity"
+        yield _of(said, of_scheme("none" if rate == 1 else kind, adjacency))
+    else:
+        yield _of(_drawn(kind, rate, event.draws), of_scheme(kind, adjacency))
+        yield from explained(inner, adjacency)
+
+
+@explained.register
+def _(event: SampledUser, adjacency: Adjacency) -> Iterator[Line]:
+    said = (
+        f"each of a user's records, {event.records:,} at most, enters independently with probability {event.rate:g}"
+    )
+    yield _of(f"{said}; Gaussian noise of {event.noise:g} x what one record moves", of_scheme("by-user", adjacency))
+
+
+@explained.register
+def _(event: Allocated, adjacency: Adjacency) -> Iterator[Line]:
+    noises = ", ".join(f"{noise:g} in {count:,}" for noise, count in event.rounds)
+    said = f"it enters one of {event.length:,} rounds, drawn in secret before the first of them"
+    said += f"; Gaussian noise, in units of the sensitivity: {noises}"
+    yield _of(said, of_scheme("random-allocation", adjacency))
+
+
+@explained.register
+def _(event: TwoLevel, adjacency: Adjacency) -> Iterator[Line]:
+    visible, rate = event.participation == "visible", event.client_rate
+    seen = "which can be seen" if visible else "which stays hidden"
+    why = Cell(MEAN, "") if visible else Cell("amplified by secret sampling", BALLE)
+    yield _of(f"the client takes part with probability {rate:g}, {seen}", Cell() if rate == 1 else why)
+    yield Line(f"it then makes {event.local_steps:,} local steps, with fresh noise in each", COMPOSED)
+    (step,) = (inner.event for inner in [event.local_event] if isinstance(inner, Repeat))
+    yield from explained(step, adjacency)
+
+
+@explained.register
+def _(event: BySize, adjacency: Adjacency) -> Iterator[Line]:
+    said = f"clients of {len(event.uses)} ranges of sizes, each with its own rate and steps; the costliest counts"
+    yield Line(f"{said}; at worst:", "a record stays with one client, so the largest cost over clients holds")
+    yield from explained(event.event, adjacency)
+
+
+@explained.register
+def _(event: OnClients, adjacency: Adjacency) -> Iterator[Line]:
+    yield Line(f"up to {event.clients:,} clients hold the record, each with noise of its own", COMPOSED)
+    yield from explained(event.event, adjacency)
+
+
+@explained.register
+def _(event: Repeat, adjacency: Adjacency) -> Iterator[Line]:
+    yield Line(f"{event.count:,} times, with fresh noise:", COMPOSED)
+    yield from explained(event.event, adjacency)
+
+
+@explained.register
+def _(event: Compose, adjacency: Adjacency) -> Iterator[Line]:
+    for inner in event.events:
+        yield from explained(inner, adjacency)
+
+
+@explained.register
+def _(event: SamplerError, adjacency: Adjacency) -> Iterator[Line]:
+    yield Line(
+        f"the noise that is drawn is within {up(event.distance, 2)} of its distribution (total variation)",
+        "(epsilon, delta) becomes (epsilon, delta + (1 + e^epsilon) distance)",
+        "triangle inequality, on both neighbours",
+    )
 
 
 def _drawn(kind: str, rate: float, draws: int | None) -> str:

@@ -433,7 +433,7 @@ def _two_level(event: Event, times: int, total: Total) -> None:
 
 
 def _by_size(event: Event, times: int, total: Total) -> None:
-    """Clients of several sizes: a record stays with its client, so the dearest client counts, not the worst mix."""
+    """Clients of several sizes: a record stays with its client, so the costliest counts, not the worst mix."""
     worst, uses = event["of"], event["uses"]
     if total.records is not None:
         _, rate, steps = next((use for use in reversed(uses) if use[0] <= total.records), uses[0])

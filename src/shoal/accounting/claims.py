@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 from shoal.accounting import accountants
 from shoal.accounting.accountants import Answer
-from shoal.accounting.events import Event, TwoLevel, leaves
+from shoal.accounting.events import Event, TwoLevel
+from shoal.accounting.leaves import leaves
 from shoal.accounting.rounding import up
 from shoal.accounting.theorems import Adjacency, refused_for_clients
 from shoal.accounting.theorems import Observer as Observer

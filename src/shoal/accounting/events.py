@@ -8,10 +8,8 @@ is what one unit can add to or take from the sum (the clip); accountants double 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
 from typing import Any, Literal, TypeAlias, get_args
 
 from shoal.errors import ConfigError, nearest
@@ -47,7 +45,7 @@ class Gaussian(_Fact):
     noise: float
 
     def __post_init__(self) -> None:
-        _require(_is_number(self.noise) and 0 < self.noise < math.inf, "noise", self.noise, "> 0 and finite")
+        require(_is_number(self.noise) and 0 < self.noise < math.inf, "noise", self.noise, "> 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,13 @@ class Sampled(_Fact):
 
     def __post_init__(self) -> None:
         _require_one_of(SamplingKind, "kind", self.kind)
-        _require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
+        require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
         if self.kind == "none":
-            _require(self.rate == 1, "rate", self.rate, "1 where nothing is sampled")
+            require(self.rate == 1, "rate", self.rate, "1 where nothing is sampled")
         if self.kind == "with-replacement":
-            _require(_is_count(self.draws, 1), "draws", self.draws, "a whole number >= 1")
+            require(_is_count(self.draws, 1), "draws", self.draws, "a whole number >= 1")
         else:
-            _require(self.draws is None, "draws", self.draws, f"left out for {self.kind} sampling")
+            require(self.draws is None, "draws", self.draws, f"left out for {self.kind} sampling")
         _require_events("sampled", self.event)
 
 
@@ -91,8 +89,8 @@ class SampledUser(_Fact):
     noise: float
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
-        _require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
+        require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
+        require(_is_rate(self.rate), "rate", self.rate, "in [0, 1]")
         Gaussian(self.noise)  # validates it
 
 
@@ -109,7 +107,7 @@ class Allocated(_Fact):
 
     def __post_init__(self) -> None:
         listed = isinstance(self.rounds, tuple) and len(self.rounds) > 0 and all(map(_is_noise, self.rounds))
-        _require(listed, "rounds", self.rounds, "a list of [noise, rounds]")
+        require(listed, "rounds", self.rounds, "a list of [noise, rounds]")
 
     @property
     def length(self) -> int:
@@ -139,11 +137,11 @@ class TwoLevel(_Fact):
     records: int = 1
 
     def __post_init__(self) -> None:
-        _require(_is_rate(self.client_rate), "client_rate", self.client_rate, "in [0, 1]")
-        _require(_is_count(self.local_steps, 1), "local_steps", self.local_steps, "a whole number >= 1")
+        require(_is_rate(self.client_rate), "client_rate", self.client_rate, "in [0, 1]")
+        require(_is_count(self.local_steps, 1), "local_steps", self.local_steps, "a whole number >= 1")
         _require_one_of(Participation, "participation", self.participation)
-        _require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
-        _require(self.records == 1 or self.local == "poisson", "local", self.local, "poisson for several records")
+        require(_is_count(self.records, 1), "records", self.records, "a whole number >= 1")
+        require(self.records == 1 or self.local == "poisson", "local", self.local, "poisson for several records")
         self.local_event  # noqa: B018  (its parts validate themselves)
 
     @property
@@ -175,14 +173,14 @@ class BySize(_Fact):
     uses: tuple[Use, ...]
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.event, TwoLevel), "of", self.event, "a two-level event inside 'by-size'")
+        require(isinstance(self.event, TwoLevel), "of", self.event, "a two-level event inside 'by-size'")
         listed = isinstance(self.uses, tuple) and len(self.uses) > 0 and all(map(_is_use, self.uses))
-        _require(listed, "uses", self.uses, "a list of [least records, sampling rate, local steps]")
+        require(listed, "uses", self.uses, "a list of [least records, sampling rate, local steps]")
         sizes = [least for least, _, _ in self.uses]
-        _require(sizes == sorted(set(sizes)), "uses", self.uses, "in ascending order of records")
+        require(sizes == sorted(set(sizes)), "uses", self.uses, "in ascending order of records")
         for each in map(self.of, sizes):
             worst = each.sampling_rate <= self.event.sampling_rate and each.local_steps <= self.event.local_steps
-            _require(worst, "uses", self.uses, "no worse than the event around them")
+            require(worst, "uses", self.uses, "no worse than the event around them")
 
     def of(self, records: int) -> TwoLevel:
         """What happened to a record of a client with so many records."""
@@ -198,7 +196,7 @@ class OnClients(_Fact):
     event: Event
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.clients, 1), "clients", self.clients, "a whole number >= 1")
+        require(_is_count(self.clients, 1), "clients", self.clients, "a whole number >= 1")
         _require_events("on-clients", self.event)
 
 
@@ -210,7 +208,7 @@ class Repeat(_Fact):
     count: int
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.count, 0), "count", self.count, "a whole number >= 0")
+        require(_is_count(self.count, 0), "count", self.count, "a whole number >= 0")
         _require_events("repeat", self.event)
 
 
@@ -221,7 +219,7 @@ class Compose(_Fact):
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.events, tuple), "of", self.events, "a tuple of events")
+        require(isinstance(self.events, tuple), "of", self.events, "a tuple of events")
         _require_events("compose", *self.events)
 
 
@@ -232,7 +230,7 @@ class Unbounded(_Fact):
     because: str
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.because, str) and self.because != "", "because", self.because, "a reason")
+        require(isinstance(self.because, str) and self.because != "", "because", self.because, "a reason")
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ class SamplerError(_Fact):
     distance: float
 
     def __post_init__(self) -> None:
-        _require(_is_number(self.distance) and 0 <= self.distance <= 1, "distance", self.distance, "in [0, 1]")
+        require(_is_number(self.distance) and 0 <= self.distance <= 1, "distance", self.distance, "in [0, 1]")
 
 
 Event: TypeAlias = (
@@ -288,17 +286,7 @@ def from_json(written: object, depth: int = 0) -> Event:
     name = written["event"]
     if name not in _KINDS:
         raise ConfigError(f"no event is called {_short(name)}{nearest(name[:40], _KINDS)}")
-    values = {key: value for key, value in written.items() if key != "event"}
-    if "of" in values:
-        inner = values.pop("of")
-        if name == "compose":
-            _require(isinstance(inner, list), "of", inner, "a list of events")
-            values["events"] = tuple(from_json(item, depth + 1) for item in inner)
-        else:
-            values["event"] = from_json(inner, depth + 1)
-    for key in ("uses", "rounds"):
-        if isinstance(values.get(key), list):
-            values[key] = tuple(tuple(item) if isinstance(item, list) else item for item in values[key])
+    values = _values(written, depth)
     known = {field.name for field in fields(_KINDS[name])}
     if unknown := sorted(map(str, set(values) - known)):
         raise ConfigError(f"event '{name}' has no key {_short(unknown[0])}{nearest(unknown[0][:40], known)}")
@@ -309,145 +297,18 @@ def from_json(written: object, depth: int = 0) -> Event:
     return event
 
 
-def leaves(event: Event) -> dict[Leaf, int]:
-    """The event as a multiset of leaves, which accountants add up."""
-    return _settled(_counted(event), None)
-
-
-def by_size(event: Event) -> dict[int, dict[Leaf, int]]:
-    """The leaves by client size: for clients with at least this many records, up to the next key; the first is 0."""
-    counts = _counted(event)
-    sizes = {least for leaf in counts if isinstance(leaf, BySize) for least, _, _ in leaf.uses[1:]}
-    return {records: _settled(counts, records) for records in sorted({0, *sizes})}
-
-
-def _counted(event: Event) -> Counter[Leaf | BySize]:
-    counts: Counter[Leaf | BySize] = Counter()
-    _walk(event, 1, counts)
-    return counts
-
-
-def _settled(counts: Mapping[Leaf | BySize, int], records: int | None) -> dict[Leaf, int]:
-    """The leaves for clients with so many records; without a number, for the worst client."""
-    settled: Counter[Leaf] = Counter()
-    for leaf, times in counts.items():
-        if isinstance(leaf, BySize):
-            for inner, more in leaves(leaf.event if records is None else leaf.of(records)).items():
-                settled[inner] += times * more
-        else:
-            settled[leaf] += times
-    return dict(settled)
-
-
-def without_sampler(counts: Mapping[Leaf, int]) -> tuple[dict[Leaf, int], float]:
-    """The events as if their noise were sampled perfectly, and the total distance from that."""
-    ideal: dict[Leaf, int] = {leaf: n for leaf, n in counts.items() if not isinstance(leaf, SamplerError)}
-    return ideal, sum((leaf.distance * n for leaf, n in counts.items() if isinstance(leaf, SamplerError)), 0.0)
-
-
-def apart(event: Event) -> Event:
-    """The event where a record may move between clients: as for the worst of them."""
-    match event:
-        case BySize(worst, _):
-            return worst
-        case Compose(events):
-            return Compose(tuple(apart(item) for item in events))
-        case Repeat(inner, count):
-            return Repeat(apart(inner), count)
-    return event
-
-
-def passes(rate: float, steps: int) -> int:
-    """Passes over the data that so many shuffled steps begin: a unit enters one step of each.
-
-    Rounding must not turn 7.000000000000001 passes into 8, nor any passes at all into none.
-    """
-    return math.ceil(rate * steps * (1 - 2**-51))
-
-
-def blocks(noises: Sequence[float], length: int) -> Event:
-    """Rounds with these noises in blocks of random allocation."""
-    return Compose(tuple(block(noises[start : start + length], length) for start in range(0, len(noises), length)))
-
-
-def block(noises: Sequence[float], length: int) -> Event:
-    """A block of random allocation: cut short, it keeps its last noise; of a single round, it is that round."""
-    if length == 1:
-        return Gaussian(noises[0])
-    runs = [(noise, len(list(same))) for noise, same in groupby(noises)]
-    return Allocated((*runs[:-1], (runs[-1][0], runs[-1][1] + length - len(noises))))
-
-
-def block_length(rate: float) -> int:
-    """The rounds of a block, of which a unit enters one, where it enters this share of all rounds.
-
-    Rounded down: where a unit enters k of t rounds, any k of them, that costs no more than k blocks of t/k, rounded
-    down (Feldman & Shenfeld 2025). Rounding must not turn 100 rounds into 99.
-    """
-    return max(1, math.floor(1 / rate * (1 + 2**-50)))
-
-
-def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
-    match event:
-        case _ if times == 0:
-            pass
-        case Compose(events):
-            for item in events:
-                _walk(item, times, counts)
-        case Repeat(Sampled("shuffled", rate, inner), count):
-            _walk(inner, times * passes(rate, count), counts)
-        case Repeat(Sampled("random-allocation", rate), count) if rate > 0:
-            _walk(event.event, times * math.ceil(count / block_length(rate)), counts)
-        case Repeat(inner, count):
-            _walk(inner, times * count, counts)
-        case OnClients(clients, inner):  # whose sizes may differ
-            _walk(apart(inner), times * clients, counts)
-        case SampledUser(records, rate, noise) if records == 1 or rate in (0, 1):
-            _walk(Sampled("poisson", rate, Gaussian(noise / records)), times, counts)
-        case Sampled() | TwoLevel():
-            _walk_sampled(event, times, counts)
-        case Gaussian() | SampledUser() | Allocated() | Unbounded() | BySize() | SamplerError():
-            counts[event] += times
-
-
-def _walk_sampled(event: Sampled | TwoLevel, times: int, counts: Counter[Leaf | BySize]) -> None:
-    rate = event.rate if isinstance(event, Sampled) else event.client_rate
-    inner = event.event if isinstance(event, Sampled) else event.local_event
-    always = rate == 1 or (isinstance(event, Sampled) and event.kind in ("none", "shuffled"))
-    found = {inner: 1} if isinstance(inner, Gaussian) else leaves(inner)
-    if rate == 0 or not found:
-        return
-    if always and not (isinstance(event, Sampled) and event.kind == "with-replacement"):
-        _walk(inner, times, counts)
-    elif isinstance(event, Sampled) and event.kind == "random-allocation":
-        _walk(_allocated(inner, rate), times, counts)
-    elif isinstance(event, TwoLevel) or isinstance(inner, Gaussian):
-        counts[event] += times
-    elif unbounded := [leaf for leaf in found if isinstance(leaf, Unbounded)]:
-        counts[unbounded[0]] += times
-    else:
-        noise = gaussian_noise(inner)
-        simple = inner if noise is None else Gaussian(noise)
-        counts[Sampled(event.kind, rate, simple, event.draws)] += times
-
-
-def _allocated(inner: Event, rate: float) -> Event:
-    """A block of 1/rate equal rounds, of which the unit enters one."""
-    if (reason := next((leaf for leaf in leaves(inner) if isinstance(leaf, Unbounded)), None)) is not None:
-        return reason
-    noise = gaussian_noise(inner)
-    _require(noise is not None, "of", inner, "Gaussian noise inside random-allocation")
-    length = block_length(rate)
-    return Gaussian(noise or 0.0) if length == 1 else Allocated(((noise or 0.0, length),))
-
-
-def gaussian_noise(event: Event) -> float | None:
-    """The noise of the one Gaussian equivalent to several on the same data; None where there is none."""
-    found = leaves(event)
-    if not found or not all(isinstance(leaf, Gaussian) for leaf in found):
-        return None
-    weights = [count / leaf.noise**2 for leaf, count in found.items() if isinstance(leaf, Gaussian)]
-    return 1 / math.sqrt(sum(weights))
+def _values(written: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The fields of an event, with the events and lists inside it as they are in Python."""
+    values = {key: value for key, value in written.items() if key not in ("event", "of")}
+    if "of" in written and written["event"] == "compose":
+        require(isinstance(written["of"], list), "of", written["of"], "a list of events")
+        values["events"] = tuple(from_json(item, depth + 1) for item in written["of"])
+    elif "of" in written:
+        values["event"] = from_json(written["of"], depth + 1)
+    for key in ("uses", "rounds"):
+        if isinstance(values.get(key), list):
+            values[key] = tuple(tuple(item) if isinstance(item, list) else item for item in values[key])
+    return values
 
 
 def _is_number(value: object) -> bool:
@@ -471,7 +332,8 @@ def _is_noise(value: object) -> bool:
     return listed and 0 < value[0] < math.inf  # type: ignore[index]
 
 
-def _require(holds: bool, name: str, value: object, what: str) -> None:
+def require(holds: bool, name: str, value: object, what: str) -> None:
+    """Raise a ConfigError where a field of an event cannot be so."""
     if not holds:
         raise ConfigError(f"{name} must be {what}, got {_short(value)} (in an event for the accountant)")
 
@@ -479,12 +341,12 @@ def _require(holds: bool, name: str, value: object, what: str) -> None:
 def _require_one_of(choices: Any, name: str, value: object) -> None:
     names = get_args(choices)
     if value not in names:
-        _require(False, name, value, f"one of {', '.join(names)}{nearest(str(value)[:40], names)}")
+        require(False, name, value, f"one of {', '.join(names)}{nearest(str(value)[:40], names)}")
 
 
 def _require_events(name: str, *events: object) -> None:
     for event in events:
-        _require(isinstance(event, _Fact), "of", event, f"an event inside '{name}'")
+        require(isinstance(event, _Fact), "of", event, f"an event inside '{name}'")
 
 
 def _short(value: object) -> str:

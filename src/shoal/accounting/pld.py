@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from shoal.accounting import allocation, curves
 from shoal.accounting.curves import Array, Curve, Pair
-from shoal.accounting.events import Allocated, Gaussian, Leaf, Sampled, SampledUser, TwoLevel, leaves
+from shoal.accounting.events import Allocated, Gaussian, Leaf, Sampled, SampledUser, TwoLevel
+from shoal.accounting.leaves import leaves
 from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 

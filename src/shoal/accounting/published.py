@@ -27,15 +27,15 @@ def moments_epsilon(rate: float, noise: float, steps: int, delta: float, orders:
     return _figure(accountants.epsilon(_steps(rate, noise, steps), delta, "rdp-classic", orders=orders).epsilon)
 
 
-def composed_epsilon(rate: float, noises: Sequence[float], steps: int, delta: float, orders: str = "tf72") -> float:
+def composed_epsilon(rate: float, noises: Sequence[float], steps: int, delta: float) -> float:
     """The moments accountant where each of these noises was used in so many steps."""
     event = Compose(tuple(_steps(rate, noise, steps) for noise in noises))
-    return _figure(accountants.epsilon(event, delta, "rdp-classic", orders=orders).epsilon)
+    return _figure(accountants.epsilon(event, delta, "rdp-classic", orders="tf72").epsilon)
 
 
-def moments_delta(rate: float, noise: float, steps: int, epsilon: float, orders: str = "2-32") -> float:
+def moments_delta(rate: float, noise: float, steps: int, epsilon: float) -> float:
     """The moments accountant, read the other way."""
-    return _figure(accountants.delta(_steps(rate, noise, steps), epsilon, "rdp-classic", orders=orders).delta)
+    return _figure(accountants.delta(_steps(rate, noise, steps), epsilon, "rdp-classic", orders="2-32").delta)
 
 
 # Wei et al. (2023): Fed-SDP, Fed-CDP, Fed-alphaCDP
@@ -137,7 +137,7 @@ def central_epochs(noise: float, epsilon: float, delta: float = 1e-5, rate: floa
     return int(kept.value) + 1
 
 
-def end_to_end_example_delta(
+def end_to_end_record_delta(
     noise: float, client_rate: float, rounds: int, epsilon: float = 1.31, local_steps: int = 6
 ) -> float:
     """Tables 4.3 to 4.6, per record: clients and batches treated as one Poisson sample of records per step."""
@@ -158,29 +158,6 @@ def end_to_end_most_rounds(
     recovered = noise / math.sqrt(local_steps)
     budget = Budget(epsilon, delta, "rdp-classic", orders="2-32")
     return int(calibration.rounds(lambda rounds: _steps(client_rate, recovered, rounds), budget).value)
-
-
-def asymptotic_moments_epsilon(rate: float, epsilon: float, steps: int) -> float:
-    """Section 2.3: q epsilon sqrt(T), without its constant: no accountant."""
-    return rate * epsilon * math.sqrt(steps)
-
-
-def asymptotic_advanced_epsilon(epsilon: float, steps: int, delta: float) -> float:
-    """Section 2.3: epsilon sqrt(T ln(1/delta)), without its constant: no accountant."""
-    return epsilon * math.sqrt(steps * math.log(1 / delta))
-
-
-# Geyer et al. (2017)
-
-
-def geyer_noise(client_rate: float, rounds: int, delta: float, epsilon: float = 8) -> tuple[float, float]:
-    """Table 1 does not state sigma: the range of constant ones that end training after just these rounds."""
-    budget = Budget(epsilon, delta, "rdp-classic", orders="2-33")
-    least, most = (
-        calibration.noise(lambda noise, n=n: _steps(client_rate, noise, n), budget).value  # type: ignore[misc]
-        for n in (rounds, rounds + 1)
-    )
-    return least, most
 
 
 # Bhaskar et al. (2025): PFL

@@ -18,18 +18,8 @@ import numpy.typing as npt
 
 from shoal.accounting import allocation
 from shoal.accounting.curves import Array
-from shoal.accounting.events import (
-    Allocated,
-    Event,
-    Gaussian,
-    Leaf,
-    Sampled,
-    SampledUser,
-    TwoLevel,
-    Unbounded,
-    leaves,
-    without_sampler,
-)
+from shoal.accounting.events import Allocated, Event, Gaussian, Leaf, Sampled, SampledUser, TwoLevel, Unbounded
+from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.sampler_error import epsilon_beside
 from shoal.accounting.theorems import Adjacency, counted
 from shoal.errors import ConfigError, nearest

@@ -18,7 +18,8 @@ import numpy as np
 from shoal.accounting import accountants, rdp
 from shoal.accounting.accountants import Answer
 from shoal.accounting.curves import Array
-from shoal.accounting.events import Event, without_sampler
+from shoal.accounting.events import Event
+from shoal.accounting.leaves import without_sampler
 from shoal.accounting.rdp import DEFAULT, Orders
 from shoal.accounting.sampler_error import epsilon_beside, taken
 from shoal.accounting.theorems import Adjacency, counted

@@ -25,8 +25,8 @@ from shoal.accounting.events import (
     Sampled,
     SampledUser,
     TwoLevel,
-    by_size,
 )
+from shoal.accounting.leaves import by_size
 from shoal.errors import ConfigError, nearest
 
 Unit: TypeAlias = Literal["record", "user", "client"]
@@ -179,7 +179,7 @@ def of_scheme(scheme: str, adjacency: Adjacency) -> Cell:
 
 
 def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
-    """The event as the leaves that accountants add up, for clients of each size (events.by_size).
+    """The event as the leaves that accountants add up, for clients of each size (leaves.by_size).
 
     Raises:
         ConfigError: The table refuses one of them.

@@ -19,7 +19,7 @@ from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Compose, Event, SamplerError, Unbounded
-from shoal.accounting.ledger import Charge
+from shoal.accounting.privacy_ledger import Charge
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import (

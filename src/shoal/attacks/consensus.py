@@ -52,8 +52,8 @@ def _anchors(found: Found, chosen: Tensor) -> Tensor:
     lead = int(torch.nan_to_num(found.left[chosen], nan=torch.inf).argmin())
     orders = []
     for copy in range(len(x)):
-        apart = torch.cdist(x[lead].flatten(1), x[copy].flatten(1))
+        distances = torch.cdist(x[lead].flatten(1), x[copy].flatten(1))
         other = labels[lead].unsqueeze(1) != labels[copy]
-        orders.append(linear_sum_assignment((apart + 1e6 * other).cpu().numpy())[1])
+        orders.append(linear_sum_assignment((distances + 1e6 * other).cpu().numpy())[1])
     mean = torch.stack([each[torch.from_numpy(order)] for each, order in zip(x, orders, strict=True)]).mean(0)
     return torch.stack([mean[torch.from_numpy(np.argsort(order))] for order in orders])

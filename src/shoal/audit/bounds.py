@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.accounting import accountants, pld
-from shoal.accounting.events import Event, without_sampler
+from shoal.accounting.events import Event
+from shoal.accounting.leaves import without_sampler
 from shoal.accounting.theorems import Adjacency, counted
 
 Array = npt.NDArray[np.float64]

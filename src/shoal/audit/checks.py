@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.accounting.events import Allocated, Event, Gaussian, Sampled, leaves
+from shoal.accounting.events import Allocated, Event, Gaussian, Sampled
+from shoal.accounting.leaves import leaves
 from shoal.audit.bounds import ALPHA
 from shoal.audit.broken import Broken
 from shoal.audit.cases import BATCH

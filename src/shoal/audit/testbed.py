@@ -1,4 +1,4 @@
-"""Where an audit plays: small made-up federations on which the engine's own code runs, and what crosses the boundary.
+"""Where an audit runs: small synthetic federations, on which the engine's own code runs; what crosses the boundary.
 
 A record is x = s e_j with label 0 or 1, the model is linear and begins at 0: then a record's gradient is of norm
 s/sqrt 2 in coordinates of its own, and a label turned round turns the gradient round. So an audit chooses the worst

@@ -96,7 +96,8 @@ class Setting:
 
     def scheduled(self, noise: str, count: int, planned: int) -> Event:
         """The event of the first `count` of `planned` steps under a noise schedule."""
-        from shoal.accounting.events import Compose, block_length, blocks
+        from shoal.accounting.events import Compose
+        from shoal.accounting.leaves import block_length, blocks
         from shoal.mechanisms.schedules import parse
 
         schedule = parse(noise)

@@ -22,7 +22,7 @@ def report(run: Path, as_json: bool) -> None:
     """Measure, write audit/federation.json to the run's folder, and print; exit code 3 where one is above a claim."""
     from shoal.audit.audit_report import place
     from shoal.audit.federated_canaries import ALPHA, Measured, audit_federation
-    from shoal.training.run_folder import write_whole
+    from shoal.files import write_whole
 
     found: Measured = audit_federation(run)
     with place(run / "audit") as folder:

@@ -50,7 +50,7 @@ def command(
 def _certify(
     run: Path, out: Path, key: Path | None, password_file: Path | None, sites: dict[str, Path], as_json: bool
 ) -> None:
-    from shoal.federation.keys import read_operator_key
+    from shoal.federation.key_files import read_operator_key
     from shoal.report.certificate import certificate, signed, write
 
     signing = None if key is None else read_operator_key(key, password_of(key, password_file))

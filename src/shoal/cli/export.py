@@ -21,7 +21,7 @@ def command(
 ) -> None:
     """Export the model of a run for other programs."""
     import shoal
-    from shoal.export import export, file_name, takes
+    from shoal.model_export import export, file_name, takes
     from shoal.report.find import with_model
 
     folder = with_model(run, runs)

@@ -101,7 +101,7 @@ def command(
 
     require_flower()
     from shoal.federation.flower.node import Endpoint, run_site
-    from shoal.federation.keys import authorities
+    from shoal.federation.key_files import authorities
     from shoal.federation.operations.logs import Log
     from shoal.federation.policy_file import policy_of, read_policy
     from shoal.federation.site import Owner, Site
@@ -172,7 +172,8 @@ def _address(host: str, ca: Path | None, insecure: bool) -> str:
 
 def _key(path: Path | None, folder: Path, password_file: Path | None) -> EllipticCurvePrivateKey:
     """The site's key; without one, a new key that is kept in the site's folder."""
-    from shoal.federation.keys import make_site, read_site_key
+    from shoal.federation.key_files import read_site_key
+    from shoal.federation.key_making import make_site
 
     if path is None:
         path = folder / "own.key"
@@ -182,7 +183,7 @@ def _key(path: Path | None, folder: Path, password_file: Path | None) -> Ellipti
 
 
 def _peers(folder: Path | None) -> frozenset[bytes] | None:
-    from shoal.federation.keys import read_public
+    from shoal.federation.key_files import read_public
 
     if folder is None:
         return None
@@ -204,7 +205,7 @@ def _schema(path: Path | None) -> Schema | None:
 
 def _certificate(ca: Path | None) -> bytes | None:
     """The authority's certificate, which must not have expired."""
-    from shoal.federation.keys import warn_of_end
+    from shoal.federation.key_files import warn_of_end
 
     if ca is None:
         return None

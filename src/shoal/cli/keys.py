@@ -30,7 +30,8 @@ def coordinator(
     password_file: PasswordFile = None,
 ) -> None:
     """Make a certificate authority and the coordinator's certificate, for TLS in `shoal serve`."""
-    from shoal.federation.keys import authorities, make_authority
+    from shoal.federation.key_files import authorities
+    from shoal.federation.key_making import make_authority
 
     ca, secret, *_ = make_authority(folder, hosts, days, _new_password(password, password_file))
     print(f"written to {folder}: give {ca} to every site, keep {secret} safe,")
@@ -46,7 +47,7 @@ def site(
     password_file: PasswordFile = None,
 ) -> None:
     """Make this site's key: NAME.key stays here, NAME.pub goes to the coordinator."""
-    from shoal.federation.keys import make_site
+    from shoal.federation.key_making import make_site
 
     private, public = make_site(folder, name, _new_password(password, password_file))
     print(f"send {public} to the coordinator, and ask for its ca.pem; then:")
@@ -61,7 +62,7 @@ def operator(
     password_file: PasswordFile = None,
 ) -> None:
     """Make the key that signs certificates of runs (`shoal certify --key`): NAME.key stays here."""
-    from shoal.federation.keys import make_operator
+    from shoal.federation.key_making import make_operator
 
     private, public = make_operator(folder, name, _new_password(password, password_file))
     print(f"give {public} to whoever checks certificates; sign with: shoal certify RUN --key {private}")
@@ -82,7 +83,7 @@ def rotate(
     password_file: PasswordFile = None,
 ) -> None:
     """Replace a private key: a site's by its name, or the coordinator's, with a new certificate."""
-    from shoal.federation.keys import rotate_site
+    from shoal.federation.key_making import rotate_site
 
     if name is None:
         _written(folder, days, password_file, new_key=True)
@@ -99,7 +100,7 @@ def revoke(
     folder: Folder = Path("keys"),
 ) -> None:
     """Revoke a site's key at the coordinator: a running one disconnects the site at once."""
-    from shoal.federation.keys import revoke as revoked
+    from shoal.federation.key_making import revoke as revoked
 
     print(f"the key of {name} is revoked, and kept as {revoked(folder, name)}")
 
@@ -109,7 +110,7 @@ def show(folder: Folder = Path("keys"), as_json: Json = False) -> None:
     """List the keys of a folder, their fingerprints and when certificates end."""
     from rich.table import Table
 
-    from shoal.federation.keys import entries
+    from shoal.federation.key_files import entries
 
     found = entries(folder)
     if as_json:
@@ -122,8 +123,8 @@ def show(folder: Folder = Path("keys"), as_json: Json = False) -> None:
 
 
 def _written(folder: Path, days: int, password_file: Path | None, *, new_key: bool) -> None:
-    from shoal.federation.keys import CA, CA_KEY
-    from shoal.federation.keys import renew as renewed
+    from shoal.federation.key_files import CA, CA_KEY
+    from shoal.federation.key_making import renew as renewed
 
     written = renewed(folder, days, password_of(folder / CA_KEY, password_file), new_key)
     print(f"written: {', '.join(map(str, written))}")

@@ -73,7 +73,7 @@ def show_command(run: Run, as_json: Json = False) -> None:
 
 
 def _ledger(run: Path) -> Path:
-    from shoal.accounting.ledger import FILE
+    from shoal.accounting.privacy_ledger import FILE
 
     path = run / FILE if run.is_dir() else run
     if not path.is_file():

@@ -54,7 +54,7 @@ def given_password(file: Path | None) -> bytes | None:
 
 def password_of(key: Path, file: Path | None) -> bytes | None:
     """The password of a private key: as given, or as typed in a terminal where the key has one."""
-    from shoal.federation.keys import has_password
+    from shoal.federation.key_files import has_password
 
     given = given_password(file)
     if given is None and key.is_file() and sys.stdin.isatty() and has_password(key):

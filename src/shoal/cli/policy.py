@@ -24,7 +24,7 @@ def terms(
     from shoal.federation.missing import require_flower
 
     require_flower()
-    from shoal.federation.serve import planned_terms
+    from shoal.federation.federated_run import planned_terms
 
     try:
         output.write_text(planned_terms(config, change or []).to_toml(), encoding="utf-8")
@@ -47,7 +47,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Say what a policy forbids of a federation's terms: one line each, and exit code 1 where there is any."""
-    from shoal.federation.keys import authorities
+    from shoal.federation.key_files import authorities
     from shoal.federation.policy_check import refusals
     from shoal.federation.policy_file import read_policy
     from shoal.federation.terms import Terms

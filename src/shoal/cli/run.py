@@ -21,9 +21,9 @@ from shoal.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from shoal.api import Result
     from shoal.config import Config
     from shoal.report.scores import Scores
+    from shoal.result import Result
     from shoal.training.trainer import Trainer
 
 

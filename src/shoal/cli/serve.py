@@ -62,15 +62,15 @@ def command(
     as_json: JsonWithProgress = False,
 ) -> None:
     """Coordinate a federation: sites `shoal join` it, train on their own data and send protected updates."""
-    from shoal.api import Interrupted
     from shoal.federation.missing import require_flower
+    from shoal.result import Interrupted
 
     require_flower()
+    from shoal.federation.federated_run import serve
     from shoal.federation.operations.control import ControlSocket
-    from shoal.federation.operations.http_server import OperationsServer
     from shoal.federation.operations.logs import Log
     from shoal.federation.operations.monitor import Monitor
-    from shoal.federation.serve import serve
+    from shoal.federation.operations.status_server import OperationsServer
 
     log = Log(log_level, log_format)
     watch = Watch(Console(stderr=True)) if log.on_terminal else RoundLog(log)
@@ -155,7 +155,7 @@ def open_link(
             has expired.
     """
     from shoal.federation.flower.superlink import SuperLink, Tls, identity
-    from shoal.federation.keys import CA, SERVER, SERVER_KEY, read_site_key, read_sites, warn_of_end
+    from shoal.federation.key_files import CA, SERVER, SERVER_KEY, read_site_key, read_sites, warn_of_end
 
     if keys is None:
         if insecure:

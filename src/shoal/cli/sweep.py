@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import signal
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +18,7 @@ from shoal.cli.exit_codes import CELL_FAILED, STOPPED
 from shoal.cli.options import JsonWithProgress, NoGuarantee, bound, open_page, print_json
 from shoal.cli.run import show_claims
 from shoal.errors import ConfigError, RunError
+from shoal.files import locked
 
 if TYPE_CHECKING:
     from shoal.report.compare import Entry
@@ -85,7 +85,7 @@ def command(
         planned_cells(plan)  # finds a cell that cannot run before any has run
         folder = _new_folder(runs)
         plan.write(folder)
-    with _locked(folder):
+    with locked(folder, "wait for that sweep to end"):
         _play(folder, plan, jobs, console)
         outcome = outcome_of(folder, plan)
         page = write_sweep_page(outcome)
@@ -234,13 +234,3 @@ def _new_folder(runs: Path) -> Path:
             raise RunError(f"the sweep's folder cannot be made in {runs}: {error}") from None
         return path
     raise RunError(f"too many sweeps started in this second in {runs}")
-
-
-def _locked(folder: Path) -> IO[str]:
-    file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise RunError(f"{folder} is in use by another process; wait for that sweep to end") from None
-    return file

@@ -27,7 +27,6 @@ CLASSES = ("<=50K", ">50K")
 ROWS = 48_842
 MISSING = "?"
 NUMBERS = {"age": 100, "capital-gain": 99_999, "capital-loss": 99_999, "hours-per-week": 100}  # greatest value
-LEFT_OUT = ("fnlwgt", "education-num")
 COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
     *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),

@@ -42,13 +42,13 @@ class Tally:
 
     def notes(self) -> tuple[str, ...]:
         """One line for each kind of change."""
-        told = (
+        counted = (
             (self.filled, "missing values filled by public constants"),
             (self.clipped, "values clipped to their public ranges"),
             (self.unknown, "values in no public category, taken as none of them"),
         )
         return tuple(
-            f"{words}: {_counts(found)} (counts of the data, not for release)" for found, words in told if +found
+            f"{words}: {_counts(found)} (counts of the data, not for release)" for found, words in counted if +found
         )
 
 

@@ -17,8 +17,9 @@ import numpy as np
 from shoal.data.arrays import read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
-from shoal.data.sources import CHUNK, atomic, folders, writable_folder
+from shoal.data.sources import CHUNK, folders, writable_folder
 from shoal.errors import ConfigError, DataError, nearest
+from shoal.files import atomic
 from shoal.inputs import InputShape, parts, read_shape
 
 FOLDER = "imported"

@@ -19,9 +19,10 @@ from shoal.data.dataset import Dataset
 from shoal.data.known import DAMAGED, MISSING, VERIFIED, FileState, Known
 from shoal.data.readers import read_npz
 from shoal.data.scaling import pictures
-from shoal.data.sources import atomic, find, folders, writable_folder
+from shoal.data.sources import find, folders, writable_folder
 from shoal.errors import DataError
 from shoal.extras import optional
+from shoal.files import atomic
 
 PATH = "lfw/lfw62.npz"
 PEOPLE = 62
@@ -29,7 +30,7 @@ SHAPE = (3023, 32, 32, 3)
 LIMIT = 16 << 20
 WHO_SHA256 = "bc6e53a811d346887d0cc71d88b2a78344873512494afee2e790f2c9cd954c4d"
 PIXELS_SHA256 = "8096a59f3d5a068b9b3c56e20df1cf0105cc75874fc92149d00fa467d4a6e091"
-MEND = (
+FIX = (
     "make it where there is a network: python -c 'from shoal.data.lfw import make; make(\"lfw62.npz\")' "
     "(scikit-learn's fetch_lfw_people(min_faces_per_person=20, color=True), each picture resized to 32x32; "
     f"arrays images uint8 {list(SHAPE)}, labels int64, names), then put it at {PATH} below the data folder"
@@ -52,7 +53,7 @@ def obtain() -> Path:
         make(target)
     except OSError as error:
         raise DataError(
-            f"{PATH}: not found in {' or '.join(map(str, folders()))}, and not made here ({error})\n  mend: {MEND}"
+            f"{PATH}: not found in {' or '.join(map(str, folders()))}, and not made here ({error})\n  fix: {FIX}"
         ) from error
     return target
 
@@ -61,13 +62,13 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Pictures `[N, 3, 32, 32]` in uint8, labels `[N]` and the 62 names; checked."""
     arrays = read_npz(path, str(path), LIMIT)
     if missing := {"images", "labels", "names"} - set(arrays):
-        raise DataError(f"{path}: lacks {', '.join(sorted(missing))}; {MEND}")
+        raise DataError(f"{path}: lacks {', '.join(sorted(missing))}; {FIX}")
     images, labels, names = arrays["images"], arrays["labels"], tuple(map(str, arrays["names"].reshape(-1)))
     if images.dtype != np.uint8 or images.shape != SHAPE:
-        raise DataError(f"{path}: images are {images.dtype} {images.shape}, expected uint8 {SHAPE}; {MEND}")
+        raise DataError(f"{path}: images are {images.dtype} {images.shape}, expected uint8 {SHAPE}; {FIX}")
     digest = _digest(labels, names)
     if digest != WHO_SHA256:
-        raise DataError(f"{path}: labels and names have SHA-256 {digest}, expected {WHO_SHA256}; {MEND}")
+        raise DataError(f"{path}: labels and names have SHA-256 {digest}, expected {WHO_SHA256}; {FIX}")
     return images.transpose(0, 3, 1, 2), labels.astype(np.int64), names
 
 

@@ -16,6 +16,7 @@ from shoal.data.large_tables import is_large, read_large
 from shoal.data.mapped import is_folder, read_folder
 from shoal.data.scaling import check_scale
 from shoal.data.schema import Schema
+from shoal.data.schema_encoding import encode_by_schema, read_by_schema
 from shoal.data.table_files import read_table
 from shoal.data.tables import encode_table
 from shoal.errors import DataError, nearest
@@ -100,7 +101,7 @@ def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACT
         raise DataError(f"{path} is too large for schema.user_column: rows of users must fit into memory")
     if is_large(path, schema):
         return read_large(path, schema, test_fraction=test_fraction, owners=owners)
-    table = schema.encode(schema.read(path, owners=owners), str(path), owners=owners)
+    table = encode_by_schema(schema, read_by_schema(schema, path, owners=owners), str(path), owners=owners)
     targets = torch.from_numpy(table.targets)
     dataset = from_arrays(
         table.inputs,
@@ -117,7 +118,7 @@ def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACT
 
 
 def _refuse(given: Mapping[str, object], because: str) -> None:
-    """What would do nothing is not passed over in silence."""
+    """Options that have no effect are errors."""
     for key in (key for key, value in given.items() if value):
         raise DataError(f"{key} would be ignored, since {because}; leave it out")
 

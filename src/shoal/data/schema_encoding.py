@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.data.cell_values import by_name, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, plain
+from shoal.data.schema import Schema
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded
 from shoal.errors import DataError, nearest
@@ -17,16 +18,31 @@ from shoal.tasks.next_token import PADDING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shoal.data.schema import Schema
 
+def read_by_schema(schema: Schema, path: Path, *, targets: bool = True, owners: bool = True) -> pa.Table:
+    """The schema's columns of a .csv or .parquet file.
 
-def read(schema: Schema, path: Path, *, targets: bool, owners: bool) -> pa.Table:
-    """The columns of a file that the schema needs."""
+    Raises:
+        DataError: The file cannot be read, or lacks columns; all of them are named.
+    """
     return read_columns(path, needed(schema, targets, owners))
 
 
-def encode(schema: Schema, table: pa.Table, where: str, *, targets: bool, owners: bool) -> Encoded:
-    """Inputs, targets, owners and notes of a table."""
+def encode_by_schema(
+    schema: Schema, table: pa.Table, where: str = "the table", *, targets: bool = True, owners: bool = True
+) -> Encoded:
+    """Inputs, targets, owners and notes of a table.
+
+    Args:
+        schema: What the table's columns are.
+        table: What `read_by_schema` gave, or any Arrow table.
+        where: The table's name in messages.
+        targets: Whether to read the label; not for predictions.
+        owners: Whether to read the client column; not at a site, where all rows have one owner.
+
+    Raises:
+        DataError: A column is missing, or a value in it cannot be used.
+    """
     if lacks := missing_columns(needed(schema, targets, owners), table.column_names):
         raise DataError(f"{where}: {lacks}")
     tally = Tally.new()

@@ -21,10 +21,11 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from shoal.cache import cache_folder
 from shoal.errors import DataError
+from shoal.files import atomic
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte before a mirror is given up
@@ -114,28 +115,6 @@ def obtain(files: Sequence[File], *, archive: Sequence[str] = (), mirror: str | 
         urls = [_below(mirror, file.path)] if mirror else file.mirrors
         _fetch(file, urls)
     return [place for file in files if (place := locate(file)) is not None]
-
-
-@contextlib.contextmanager
-def atomic(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A binary file that appears at `path` whole and on disk, or, if the block fails, not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "w+b") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _fetch(file: File, urls: Sequence[str]) -> None:
@@ -265,7 +244,7 @@ def _not_obtained(files: Sequence[File], tried: Mapping[str, str]) -> DataError:
     lines += [f"  tried {url}: {reason}" for url, reason in tried.items()]
     if not tried:
         lines.append("  no public mirror has it")
-    lines.append(f"  mend: put it below {folders()[0]}, or set SHOAL_DATA to the folder that holds it")
+    lines.append(f"  fix: put it below {folders()[0]}, or set SHOAL_DATA to the folder that holds it")
     return DataError("\n".join(lines))
 
 

@@ -27,8 +27,9 @@ from pathlib import Path
 from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
-from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, TwoLevel, Unbounded, leaves
-from shoal.accounting.ledger import Charge, Intent, Ledger
+from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, TwoLevel, Unbounded
+from shoal.accounting.leaves import leaves
+from shoal.accounting.privacy_ledger import Charge, Intent, Ledger
 from shoal.accounting.rdp import Running
 from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from shoal.accounting.ledger import FILE, Record
+from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.config import Config
 from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.errors import ConfigError, RunError
-from shoal.federation.keys import SERVER, SERVER_KEY, read_sites, warn_of_end
+from shoal.federation.key_files import SERVER, SERVER_KEY, read_sites, warn_of_end
 
 INTERVAL = 1.0  # seconds between looks
 Stamp = dict[Path, tuple[int, int, int]]
 
 
-class Gate(Protocol):
+class AccessControl(Protocol):
     """What a watch tells of changes: the SuperLink of `shoal serve`."""
 
     def allow(self, keys: list[bytes]) -> None:
@@ -35,12 +35,12 @@ class KeyWatch:
     def __init__(
         self,
         folder: Path,
-        gate: Gate,
+        access: AccessControl,
         names: dict[str, str],
         identity: Callable[[bytes], str],
         log: Callable[[str], None],
     ) -> None:
-        self._folder, self._gate, self._names, self._identity, self._log = folder, gate, names, identity, log
+        self._folder, self._access, self._names, self._identity, self._log = folder, access, names, identity, log
         self._failure = ""
         self._stamps: tuple[Stamp | None, Stamp] = None, self._certificate()  # the sites may have changed already
 
@@ -63,7 +63,7 @@ class KeyWatch:
         self._stamps = sites, certificate  # what could not be applied is tried again
         if certificate != before[1]:
             try:
-                self._gate.reload_certificate()
+                self._access.reload_certificate()
                 self._log(f"certificate {self._folder / SERVER} re-read")
                 warn_of_end(self._folder / SERVER, self._log)
             except (ConfigError, RunError) as error:
@@ -71,7 +71,7 @@ class KeyWatch:
 
     def _apply(self) -> None:
         keys = read_sites(self._folder, lambda error: self._log(f"key left out: {error}"))
-        self._gate.allow(list(keys.values()))
+        self._access.allow(list(keys.values()))
         new = {self._identity(key): name for name, key in keys.items()}
         gone, come = self._names.keys() - new.keys(), new.items() - self._names.items()
         self._names |= new

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from shoal.accounting.ledger import FILE, Record
+from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.errors import ConfigError, ShoalError
 from shoal.federation.consent import Refused, SiteLedger
 from shoal.federation.policy_file import Policy

@@ -20,7 +20,7 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.checked import checked
 from shoal.errors import ConfigError, nearest
 from shoal.federation.consent import Refused, Requirements
-from shoal.federation.policy import RANGES, Bounds, Period, Range
+from shoal.federation.site_policy import RANGES, Bounds, Period, Range
 
 UNASKED = (
     "the default without --policy; to trust the coordinator: --against release; to accept anything: --no-guarantee"

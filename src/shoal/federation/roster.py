@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shoal import release
 from shoal.errors import RunError
-from shoal.training.run_folder import write_whole
+from shoal.files import write_whole
 
 FILE = "sites.json"
 

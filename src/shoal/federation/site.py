@@ -20,19 +20,20 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from shoal import release
-from shoal.accounting.ledger import verify
+from shoal.accounting.privacy_ledger import verify
 from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, LedgerError, ShoalError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit, now
 from shoal.federation.messages import InvalidMessage, Payload, Value, printable
-from shoal.federation.policy import Bounds
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
+from shoal.federation.site_policy import Bounds
 from shoal.federation.site_records import columns_read
 from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
+from shoal.files import write_whole
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
 from shoal.prepare import fitted
@@ -45,7 +46,6 @@ from shoal.training.engine_settings import Settings, cores
 from shoal.training.local_training import KEPT
 from shoal.training.round import SimulatedCohort, protected_updates
 from shoal.training.round_index import RoundIndex
-from shoal.training.run_folder import write_whole
 
 Log = Callable[[str], None]
 USERS = ("user_columns", "clients_per_user", "public_ownership")

@@ -1,6 +1,6 @@
 """Dropout by masks of each record's own, whatever is computed beside it.
 
-A record has a seed in every step, drawn from its client's stream (`local_training.planned`). It alone decides what is
+A record has a seed in every step, drawn from its client's stream (`batch_plan.planned`). It alone decides what is
 dropped of this record: number `e` of the record in the model's draw number `c` is dropped by the bits of
 SplitMix64(seed, c, e). So all ways drop the same, in any chunk or piece of a batch, and in a step that is run again.
 What a record contributes is then a function of itself, the model and its own seed: it is clipped as without dropout.

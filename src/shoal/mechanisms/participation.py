@@ -194,9 +194,9 @@ def _prices(noise: Weighted, participation: Participation, rounds: int, rounding
         largest = majorant(longer.weights(size))[:: longer.separation][: longer.times].cumsum()
         at_once = largest[np.minimum(np.arange(rounds) // longer.separation, longer.times - 1)]
         return _squares(moved, reached, falling, rounding), _squares(at_once, np.ones(rounds), plan, rounding)
-    dearest, hardest = np.zeros(rounds), np.zeros(rounds)
+    costliest, hardest = np.zeros(rounds), np.zeros(rounds)
     for start in range(min(longer.separation, rounds)):
         cost = _squares(moved[: rounds - start], reached[: rounds - start], plan, rounding, start)
-        dearest[start:] = np.maximum(dearest[start:], np.cumsum(cost))
+        costliest[start:] = np.maximum(costliest[start:], np.cumsum(cost))
         hardest[start:] = np.maximum(hardest[start:], cost)
-    return np.diff(dearest, prepend=0.0), hardest
+    return np.diff(costliest, prepend=0.0), hardest

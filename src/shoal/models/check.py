@@ -53,13 +53,7 @@ def check(
         ModelError: It does not fit; the message names the layer and the fix.
     """
     name = type(model).__name__
-    if any(is_lazy(p) for p in model.parameters()):
-        raise ModelError(f"model {name} has lazy layers; give them their sizes, or run it once before")
-    odd = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
-    if odd is not None:
-        raise ModelError(f"model {name} has parameters of {odd}; training is in torch.float32: give model.float()")
-    if count(model) == 0:
-        raise ModelError(f"model {name} has no parameters to train")
+    _check_parameters(model, name)
     if record_level:
         _refuse_mixing_layers(model, "mixes the records of a batch, so record-level privacy cannot hold")
     elif noisy_updates:
@@ -80,6 +74,16 @@ def check(
             _refuse_mixing(model, before, after)
             _refuse_mixing_loss(task, before, after, like)
         _refuse_memory(model, batch, changed, input_shape, after)
+
+
+def _check_parameters(model: nn.Module, name: str) -> None:
+    if any(is_lazy(p) for p in model.parameters()):
+        raise ModelError(f"model {name} has lazy layers; give them their sizes, or run it once before")
+    odd = next((p.dtype for p in model.parameters() if p.dtype != torch.float32), None)
+    if odd is not None:
+        raise ModelError(f"model {name} has parameters of {odd}; training is in torch.float32: give model.float()")
+    if count(model) == 0:
+        raise ModelError(f"model {name} has no parameters to train")
 
 
 def takes_tokens(model: nn.Module, input_shape: Shape) -> bool:
@@ -203,7 +207,7 @@ def _refuse_mixing_loss(task: Task, output: torch.Tensor, changed: torch.Tensor,
     for y in (targets, targets[[1, 0, 1]]):
         before, after = _losses(task, output, y), _losses(task, changed, y[:1].expand_as(y))
         if not before.isfinite().all():
-            raise ModelError("the loss of made-up records is not finite, so that it may mix records unseen")
+            raise ModelError("the loss of synthetic records is not finite, so that it may mix records unseen")
         if not torch.allclose(before[[0, 2]], after[[0, 2]]):
             raise ModelError(
                 "task.loss mixes the records of a batch (one record's loss changes with another's output or target), "

@@ -190,7 +190,7 @@ def _deltas(name: str, row: str, noise: float, rate: float, rounds: int, delta: 
     """The deltas of the thesis's own accountant, to compare with those printed."""
     arguments = (noise, rate, rounds)
     works = (
-        Account("example_delta", recipes.end_to_end_example_delta, arguments),
+        Account("example_delta", recipes.end_to_end_record_delta, arguments),
         Account("client_delta", recipes.end_to_end_client_delta, arguments),
         Account("rounds", recipes.end_to_end_most_rounds, (noise, rate, delta)),
     )

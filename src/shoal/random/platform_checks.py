@@ -25,7 +25,7 @@ def require_platform() -> None:
 
 def platform_problems() -> list[str]:
     """What secure mode assumes and does not hold here, each with its fix."""
-    return [f"{broken}; {mend}" for holds, broken, mend in _FACTS if not holds()]
+    return [f"{broken}; {fix}" for holds, broken, fix in _FACTS if not holds()]
 
 
 def _little_endian() -> bool:

@@ -23,8 +23,8 @@ from shoal import __version__, release
 from shoal.accounting import checker
 from shoal.accounting.chain import COMPOSED, explained
 from shoal.accounting.claims import PUBLIC_K
-from shoal.accounting.events import leaves, without_sampler
-from shoal.accounting.ledger import FILE, Record, verify
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import FILE, Record, verify
 from shoal.accounting.rounding import up
 from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.bibliography import cited

@@ -105,7 +105,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
         raise RunError("nothing to compare: name at least one run folder")
     by_figure = by_headline(entries)
     groups, names = list(by_figure.values()), ", ".join(map(name_of, by_figure))
-    apart = [f"Different headline figures ({names}) are not put on one axis."] if len(groups) > 1 else []
+    axes_note = [f"Different headline figures ({names}) are not put on one axis."] if len(groups) > 1 else []
     frontiers = [_frontier(group, place, unit, observer) for place, group in enumerate(groups)]
     lines = [_over_rounds(group, place) for place, group in enumerate(groups)]
     plots = [plot for plot in (*frontiers, *lines) if plot is not None]
@@ -118,7 +118,7 @@ def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: st
         state=words.state,
         stopped=words.stopped,
         rows_title=words.rows_title,
-        texts=[*_settings(entries, same), *words.texts, *apart],
+        texts=[*_settings(entries, same), *words.texts, *axes_note],
         warnings=words.warnings,
         tables=words.tables,
         plots=plots,

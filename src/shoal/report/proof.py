@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from shoal.accounting.claims import Observer, Proven, Unit, prove, stated
 from shoal.accounting.hash_chain import Verification
-from shoal.accounting.ledger import FILE, Record
+from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.accounting.theorems import Adjacency
 from shoal.errors import LedgerError
 

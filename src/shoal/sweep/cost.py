@@ -9,8 +9,9 @@ from typing import Any
 
 from shoal.accounting import calibration, selection
 from shoal.accounting.claims import CLASSES, Observer, Proven, Unit, claim, nothing, of_research, prove, saying
-from shoal.accounting.events import Compose, Event, Unbounded, apart
-from shoal.accounting.ledger import FILE, Record
+from shoal.accounting.events import Compose, Event, Unbounded
+from shoal.accounting.leaves import for_worst_client
+from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.algorithms.charges import PAIRS, whole_run
 from shoal.config import Config, configure
 from shoal.errors import LedgerError
@@ -70,7 +71,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             continue
         event: Event = Compose(tuple(run[unit, observer] for run in spent))
         if other_clients or _other_rows(configs):  # a record's client has another size in every cell
-            event = apart(event)
+            event = for_worst_client(event)
         found.append(prove(unit, observer, event, delta, adjacency=ADJACENCIES[unit], clients=clients))
     return _marked(found, configs, runs)
 

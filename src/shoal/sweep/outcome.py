@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting.claims import Proven
-from shoal.accounting.ledger import FILE, Ledger
+from shoal.accounting.privacy_ledger import FILE, Ledger
 from shoal.report.claim_rows import proven_rows
 from shoal.report.compare import MOST_LINES, Entry, Words, by_headline, comparison_page
 from shoal.report.run_page import write_page, write_report

@@ -21,6 +21,7 @@ from shoal import release
 from shoal.accounting.selection import Trials
 from shoal.config import DEFAULT_EXPERIMENT, Config, configure, override, read_toml
 from shoal.errors import ConfigError, RunError
+from shoal.files import write_whole
 from shoal.random.streams import Streams
 
 FILE = "sweep.json"
@@ -91,9 +92,7 @@ class Plan:
     def write(self, folder: Path) -> None:
         """Write sweep.json."""
         text = json.dumps({release.KEY: release.SWEEP, "version": 1, **asdict(self)}, indent=1) + "\n"
-        temporary = folder / f"{FILE}.part"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(folder / FILE)
+        write_whole(folder / FILE, text.encode())
 
     @classmethod
     def read(cls, folder: Path) -> Plan:

@@ -140,7 +140,7 @@ class Task(ABC):
             )
 
     def example_targets(self, records: int, targets: Tensor) -> Tensor:
-        """Targets of the shape and type of these for a few made-up records, with alternating values."""
+        """Targets of the shape and type of these for a few synthetic records, with alternating values."""
         turns = torch.arange(records, device=targets.device) % 2
         values = 0.25 + 0.5 * turns if targets.is_floating_point() else turns
         return values.to(targets.dtype).view(-1, *[1] * (targets.dim() - 1)).expand(records, *targets.shape[1:])

@@ -18,7 +18,7 @@ from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Proven, Unit, prove, stated
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
-from shoal.accounting.ledger import Intent, Ledger, verify
+from shoal.accounting.privacy_ledger import Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
 from shoal.algorithms.base import Algorithm

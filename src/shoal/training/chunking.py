@@ -15,7 +15,7 @@ from shoal.calling import call, evaluating
 from shoal.gradients import Network
 from shoal.gradients.sequential import RecordNetwork
 from shoal.inputs import Inputs, numbers, take
-from shoal.training.made_up import MadeUpStep
+from shoal.training.trial_step import TrialStep
 
 CPU_CHUNK_BYTES = 64 * 2**20
 CUDA_CHUNK_BYTES = 2**30
@@ -30,7 +30,7 @@ SMALL = 2**28
 class Chunker:
     """Cuts a cohort into chunks of clients with about as many steps each.
 
-    The largest chunk follows from what a client needs. On a GPU a step on made-up records shows it, for one client
+    The largest chunk follows from what a client needs. On a GPU a step on synthetic records shows it, for one client
     and for two, or for 16 and 32 small ones. On a CPU, where chunks are small, it is estimated: parameters, and three
     times the activations (themselves, their gradients, unfolded images). `micro_batch`: the records of a client that
     are run at once; fewer than asked for where gradients of single records would take half of the memory.
@@ -40,7 +40,7 @@ class Chunker:
         self,
         algorithm: Algorithm,
         network: Network,
-        step: MadeUpStep,
+        step: TrialStep,
         workers: int,
         memory: float | None,
         micro_batch: int | None = None,
@@ -94,7 +94,7 @@ class Chunker:
         yield from np.array_split(order, count)
 
 
-def _bytes_of_one(step: MadeUpStep, network: Network) -> tuple[int, int]:
+def _bytes_of_one(step: TrialStep, network: Network) -> tuple[int, int]:
     """The memory of a GPU that one more client takes, and what is taken for any number of them."""
     few = 1 if step.peak_bytes(network, 2) >= SMALL else 16
     some, twice = step.peak_bytes(network, few), step.peak_bytes(network, 2 * few)

@@ -25,7 +25,7 @@ from shoal.training.chunking import Chunker, widest_batch
 from shoal.training.client_data import ClientData
 from shoal.training.cuda_graphs import Graphs
 from shoal.training.engine_settings import Settings
-from shoal.training.made_up import MadeUpStep
+from shoal.training.trial_step import TrialStep
 from shoal.training.workers import Workers
 
 MOST_RECORDS = 2**20
@@ -83,7 +83,7 @@ class TrainingContext:
         targets = dataset.task.example_targets(count(sample), client_data.y)
         # Which way is taken shows in the last digits: in secure mode it follows from public numbers alone.
         batch = algorithm.records.batch if secure else widest_batch(algorithm, partition.sizes)
-        step = MadeUpStep(module, sample, targets, batch, per_record, settings.precision)
+        step = TrialStep(module, sample, targets, batch, per_record, settings.precision)
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
         recording = settings.graphs and device.type == "cuda" and triton is not None and not dataset.files
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 Steps = Any
-"""What is recorded: local_training.LocalSteps, or anything with its run, step, copied, begin and constants."""
+"""What is recorded: local_training.ClientSteps, or anything with its run, step, copied, begin and constants."""
 Inputs = tuple[Tensor, ...]
 """One row of each for every step."""
 

@@ -15,29 +15,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
-from shoal.gradients.dropout import mixed
 from shoal.gradients.tapes import GradientTape
-from shoal.mechanisms.sanitiser import Summed
+from shoal.mechanisms.sanitiser import Sanitiser, StepMetrics, Summed
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import Precision, autocast, rough
 from shoal.random.noise_source import Product
 from shoal.random.torch_generator import seeded
 from shoal.training.augmentation import augmented
-from shoal.training.augmentation import drawn as drawn_views
+from shoal.training.batch_plan import BatchPlan, planned
 from shoal.training.client_data import ClientData, on_device
 from shoal.training.context import TrainingContext
 from shoal.training.optimizers import OPTIMIZERS, Optimizer, optimizer
 from shoal.training.optimizers.gradient_sum import SUM, GradientSum, OnGrid
 from shoal.training.optimizers.optimizer import Pulled, Shortened
 from shoal.training.round_index import RoundIndex
-from shoal.training.sanitise import Sanitiser, StepMetrics, sanitiser
+from shoal.training.sanitise import sanitiser
 from shoal.training.step_selection import Selection
 
 OPTIMIZER_STATE = tuple(f"{name}." for kind in OPTIMIZERS.values() for name in kind.names)
@@ -89,113 +87,7 @@ def train(
     return steps.client_params[:, : len(params)].sub_(params), metrics
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The records of every batch, [steps, clients, batch], and each client's number of steps.
-
-    `seeds`: what dropout drops of each record, [steps, clients, batch]; `dropout` says how.
-
-    `views`: how each record is augmented, [steps, clients, batch, views].
-
-    `padded`: the same batches, padded with a record of the client's own, which has no weight. A record of another
-    client could still turn the update into NaN: 0 times Inf. (A client without records has none; its update counts as
-    0 either way.)
-    """
-
-    batches: np.ndarray
-    steps: np.ndarray
-    own: np.ndarray
-    seeds: Tensor
-    views: np.ndarray | None = None
-
-    @property
-    def padded(self) -> np.ndarray:
-        """The batches, padded."""
-        return np.where(self.batches >= 0, self.batches, self.own[:, None])
-
-
-def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) -> Plan:
-    """The batches of these clients, and the views of their records.
-
-    Each client's come from its own stream, so they are the same in any chunk, and at its site in a real federation.
-    """
-    sampler, local = context.algorithm.records, context.algorithm.local
-    held = context.client_data.records_of(clients)
-    streams = partial(context.streams.generators, last=clients.tolist())
-    drawn = [
-        sampler.draw(generator, len(records), local.steps or sampler.steps(len(records), local.epochs))
-        for records, generator in zip(held, streams("examples", index.t, index.attempt), strict=True)
-    ]
-    views = []
-    if sampler.augmentations:
-        views = [
-            drawn_views(generator, (*batch.shape, sampler.augmentations))
-            for batch, generator in zip(drawn, streams("augmentations", index.t, index.attempt), strict=True)
-        ]
-    steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
-    if context.streams.mode == "secure" and sampler.varies:
-        # Matrices of another shape may be multiplied in another order: one more record would change the last digits
-        # of every gradient, and with them which way a ReLU goes.
-        width = max(width, *(sampler.widest(len(records)) for records in held))
-    elif context.graphs and sampler.varies:
-        width = _rounded_up(width)
-    if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
-        width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
-    positions = _side_by_side(drawn, steps, width, -1)
-    sampler.refuse_repeats(positions)
-    steps_of_each = np.array([len(rows) for rows in drawn])
-    seen = _side_by_side(views, steps, width, 0) if views else None
-    if context.streams.mode == "secure" and sampler.varies:
-        order = _orders(context, clients, index, steps, width)
-        positions = np.take_along_axis(positions, order, 2)
-        seen = None if seen is None else np.take_along_axis(seen, order[..., None], 2)
-    sizes = np.array([len(records) for records in held])
-    records = np.append(np.concatenate(held), 0).astype(np.int64)  # one at the end for a client without any
-    first = (np.cumsum(sizes) - sizes)[:, None]
-    batches = np.where(positions >= 0, records[first + positions], -1)
-    own = np.where(sizes > 0, records[first[:, 0]], 0)
-    return Plan(batches, steps_of_each, own, _seeds(context, positions, clients, index), seen)
-
-
-def _orders(context: TrainingContext, clients: np.ndarray, index: RoundIndex, steps: int, width: int) -> np.ndarray:
-    """A random order of the places of every batch, [steps, clients, width].
-
-    The last digits of a gradient may depend on the place of its record. Drawn in order, one record more would move
-    all that follow by a place. In random places those of the others have the same distribution with it as without.
-    """
-    generators = [context.streams.generator("places", index.t, index.attempt, client) for client in clients.tolist()]
-    orders = [generator.permutation(width) for _ in range(steps) for generator in generators]
-    return np.array(orders, dtype=np.int64).reshape(steps, len(clients), width)
-
-
-def _seeds(context: TrainingContext, positions: np.ndarray, clients: np.ndarray, index: RoundIndex) -> Tensor:
-    """A seed for each record in each step: of its client's key, the step, and its place among the client's records.
-
-    So it is the same whatever other records are in the batch. Without dropout none is needed: 0.
-    """
-    found = torch.from_numpy(positions)
-    if not context.network.drops:
-        return torch.zeros_like(found)
-    keys = [context.streams.key("dropout", index.t, index.attempt, client) for client in clients.tolist()]
-    steps = torch.arange(len(found)).view(-1, 1, 1) << 40
-    return mixed(mixed(steps + found + 1) + torch.tensor(keys).unsqueeze(1))
-
-
-def _side_by_side(clients: list[np.ndarray], steps: int, width: int, padding: int) -> np.ndarray:
-    """What was drawn for each client, [steps, batch, ...], as [steps, clients, batch, ...], padded."""
-    found = np.full((steps, len(clients), width, *clients[0].shape[2:]), padding, dtype=np.int64)
-    for place, rows in enumerate(clients):
-        found[: rows.shape[0], place, : rows.shape[1]] = rows
-    return found
-
-
-def _rounded_up(width: int) -> int:
-    """Round up to one of few widths, so that a recorded step fits the next round's batches too."""
-    stride = max(4, 1 << max(width.bit_length() - 3, 0))
-    return -(-width // stride) * stride
-
-
-def _inputs(context: TrainingContext, plan: Plan, params: Tensor) -> Inputs:
+def _inputs(context: TrainingContext, plan: BatchPlan, params: Tensor) -> Inputs:
     """The plan on the device; without clips the n records of a batch weigh 1/n each, and padding 0."""
     device = params.device
     records = on_device(plan.padded, device)
@@ -225,7 +117,7 @@ def _first(
     index: RoundIndex,
     state: dict[str, Tensor],
     count: int = 1,
-) -> LocalSteps:
+) -> ClientSteps:
     """The state before the first of `count` steps: every client has the model, and its own personal layers."""
     algorithm, local = context.algorithm, context.algorithm.local
     client_params = params.expand(len(clients), -1)
@@ -243,7 +135,7 @@ def _first(
         for place, client in enumerate(clients):
             if (saved := state.get(f"{name}.{client}")) is not None:
                 rows[place] = saved.to(rows.device)
-    return LocalSteps(
+    return ClientSteps(
         context.network, context.client_data, params, client_params, clipping, chosen, carried,
         local.proximal, local.max_grad_norm, context.micro_batch, context.precision, step,
         Selection.of(context, client_params, clients, index, count),
@@ -259,7 +151,7 @@ def _keep(kept: dict[str, Tensor], clients: np.ndarray, finite: Tensor, state: d
 
 
 @dataclass
-class LocalSteps:
+class ClientSteps:
     """The steps of K clients from one model [P], each with its own parameters [K, P].
 
     `carried`: what the optimiser carries from step to step, by name, with a row for each client. `micro_batch`: how
@@ -281,7 +173,7 @@ class LocalSteps:
     grid: float | None = None
     selection: Selection | None = None
 
-    def run(self, inputs: Inputs) -> LocalSteps:
+    def run(self, inputs: Inputs) -> ClientSteps:
         """Run one step for each row of the inputs."""
         plain = self.optimizer.plain and self.sanitiser is None and not self.proximal and not self.max_grad_norm
         width = inputs[0].shape[2]
@@ -292,7 +184,7 @@ class LocalSteps:
                 self.step(*step)
         return self
 
-    def run_carefully(self, inputs: Inputs) -> LocalSteps:
+    def run_carefully(self, inputs: Inputs) -> ClientSteps:
         """The same, where some gradient has no finite norm: it is left out, and its client's noise is not.
 
         One such record would turn its client's update into NaN, and the check of updates that into 0, which would be
@@ -406,7 +298,7 @@ class LocalSteps:
         clipping = None if self.sanitiser is None else self.sanitiser.values
         return self.optimizer, self.proximal, self.max_grad_norm, self.grid, clipping
 
-    def copied(self) -> LocalSteps:
+    def copied(self) -> ClientSteps:
         """A copy with its own memory."""
         return replace(
             self,
@@ -416,7 +308,7 @@ class LocalSteps:
             carried={name: rows.clone() for name, rows in self.carried.items()},
         )
 
-    def begin(self, other: LocalSteps) -> None:
+    def begin(self, other: ClientSteps) -> None:
         """Take over another one's values, in the same memory."""
         self.params.copy_(other.params)
         self.client_params.copy_(other.client_params)

@@ -20,6 +20,7 @@ from shoal.data.partitions import Partition
 from shoal.errors import RunError
 from shoal.gradients import Layout
 from shoal.mechanisms.noise_shares import add_shares
+from shoal.mechanisms.sanitiser import StepMetrics
 from shoal.mechanisms.update_clipping import weighed_sum
 from shoal.random.secure_streams import SecureGenerator, toward_zero
 from shoal.training import server
@@ -30,7 +31,6 @@ from shoal.training.context import TrainingContext
 from shoal.training.finite import finite_or_zero
 from shoal.training.local_training import train
 from shoal.training.round_index import RoundIndex
-from shoal.training.sanitise import StepMetrics
 
 NUMBERS = {
     "weight": float,

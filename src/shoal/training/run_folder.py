@@ -6,8 +6,6 @@ lock.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +13,6 @@ import platform
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +25,7 @@ from torch import Tensor
 from shoal import release
 from shoal.errors import RunError
 from shoal.extras import installed
+from shoal.files import locked, sync_folder, unwritable, write_whole
 from shoal.renamed import current
 from shoal.training.ranks import planned
 
@@ -51,17 +49,17 @@ class RunFolder:
             root.mkdir(parents=True, exist_ok=True)
             path = next(p for p in _names(root, f"{stamp}-{name}") if _made(p))
             (path / "checkpoint").mkdir()
-            _sync(root)
+            sync_folder(root)
         except OSError as error:
             raise RunError(f"the run folder cannot be made in {root}: {error}") from None
-        return cls(path, _locked(path))
+        return cls(path, locked(path, "wait for it, or start a new run"))
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open the folder of an earlier run, to resume it."""
         if not (path / "config.toml").is_file():
             raise RunError(f"{path} is not a run folder (it has no config.toml); `ls runs` lists run folders")
-        return cls(path, _locked(path))
+        return cls(path, locked(path, "wait for it, or start a new run"))
 
     def close(self) -> None:
         """Release the lock."""
@@ -118,7 +116,7 @@ class RunFolder:
             with path.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps({release.KEY: release.METRICS, **line}) + "\n" for line in lines))
         except OSError as error:
-            raise RunError(_unwritable(path, error)) from None
+            raise unwritable(path, error) from None
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line torn by a crash is left out."""
@@ -154,36 +152,6 @@ def packed(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> bytes:
     return save(arrays, metadata=dict(notes))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: a crash leaves the old file or the new one, never a part."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise RunError(_unwritable(path, error)) from None
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder survive a crash too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _unwritable(path: Path, error: OSError) -> str:
-    mend = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "make it writable"
-    return f"{path} cannot be written: {error.strerror or error}; {mend}, then resume the run"
-
-
 def environment(device: torch.device, random: str = "research") -> str:
     """The environment of a run, one fact per line."""
     facts = {"python": sys.version.split()[0], "system": platform.platform(), "processor": _processor()}
@@ -216,18 +184,3 @@ def _made(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _locked(path: Path) -> IO[str]:
-    try:
-        file = (path / ".lock").open("w")
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}; make it writable") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            raise RunError(f"{path} is in use by another process; wait for it, or start a new run") from None
-        raise RunError(f"{path} cannot be locked: {error.strerror or error}") from None
-    return file

@@ -10,14 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.mechanisms.record_clipping import ClippedByFactors
-from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser, StepMetrics
+from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
 from shoal.random.noise_source import Normals
 from shoal.random.normals import normals
 from shoal.training.context import TrainingContext
 from shoal.training.round_index import RoundIndex
-
-__all__ = ["ClippedByFactors", "Sanitiser", "StepMetrics", "sanitiser", "step_noise"]
 
 
 def sanitiser(

@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 import support
 from shoal.errors import RunError
+from shoal.federation.federated_run import serve
 from shoal.federation.flower import connections
 from shoal.federation.flower.connections import Connection, Connections, Events, Limits, _network
 from shoal.federation.flower.http_api import HttpApi
@@ -26,8 +27,8 @@ from shoal.federation.flower.link_state import LinkState
 from shoal.federation.flower.node import Endpoint, run_site
 from shoal.federation.flower.signing import NO_TLS, sign
 from shoal.federation.flower.superlink import SuperLink, Tls
-from shoal.federation.keys import make_authority, make_site, read_site_key, read_sites
-from shoal.federation.serve import serve
+from shoal.federation.key_files import read_site_key, read_sites
+from shoal.federation.key_making import make_authority, make_site
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from support.federations import full_cohort

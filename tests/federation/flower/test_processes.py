@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 import shoal
-from shoal.accounting.ledger import Ledger, verify
+from shoal.accounting.privacy_ledger import Ledger, verify
 from shoal.errors import ConfigError
+from shoal.federation.federated_run import serve
 from shoal.federation.flower.node import Endpoint, JoinError, Link, run_site
 from shoal.federation.flower.superlink import ALIVE, SuperLink, Tls, identity
 from shoal.federation.flower.transport import Transport
-from shoal.federation.keys import make_authority, make_site, public_pem, read_site_key, read_sites, revoke
+from shoal.federation.key_files import public_pem, read_site_key, read_sites
+from shoal.federation.key_making import make_authority, make_site, revoke
 from shoal.federation.messages import Payload
-from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import ROUND, TERMS

@@ -22,7 +22,8 @@ from shoal.federation.flower.node import Endpoint, JoinError, Link, retry_wait, 
 from shoal.federation.flower.signing import KEPT, SKEW, Unauthorized, Verifier, coordinator_identity, sign
 from shoal.federation.flower.superlink import SuperLink, Tls, identity
 from shoal.federation.flower.transport import Transport
-from shoal.federation.keys import make_authority, make_site, public_pem, read_site_key
+from shoal.federation.key_files import public_pem, read_site_key
+from shoal.federation.key_making import make_authority, make_site
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader

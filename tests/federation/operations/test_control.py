@@ -20,7 +20,8 @@ from shoal.errors import ConfigError, RunError
 from shoal.federation.flower.node import Endpoint, Link
 from shoal.federation.flower.superlink import SuperLink
 from shoal.federation.flower.transport import Transport, key_identity
-from shoal.federation.keys import make_site, public_pem, read_site_key, read_sites
+from shoal.federation.key_files import public_pem, read_site_key, read_sites
+from shoal.federation.key_making import make_site
 from shoal.federation.operations import control
 from shoal.federation.operations.control import ControlSocket, ask, running
 from shoal.federation.operations.monitor import Monitor

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.operations.live_page import body
 from shoal.federation.operations.metrics import metrics_text

@@ -17,14 +17,16 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 import shoal
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event, proves
 from shoal.config import configure
 from shoal.errors import ConfigError, RunError
 from shoal.federation.consent import Requirements
+from shoal.federation.federated_run import coordinator, serve
 from shoal.federation.flower.transport import Transport
-from shoal.federation.keys import make_site, public_pem, read_public, read_site_key
+from shoal.federation.key_files import public_pem, read_public, read_site_key
+from shoal.federation.key_making import make_site
 from shoal.federation.messages import Payload
 from shoal.federation.roster import Roster
 from shoal.federation.secagg import graph, round_plan
@@ -32,7 +34,6 @@ from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK, read_s
 from shoal.federation.secagg.masks import from_vector
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.secure_cohort import SecureCohort
-from shoal.federation.serve import coordinator, serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms

@@ -12,11 +12,12 @@ from scipy.stats import chi2
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.accounting.events import Gaussian, Sampled, leaves, without_sampler
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.events import Gaussian, Sampled
+from shoal.accounting.leaves import leaves, without_sampler
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.errors import ConfigError
 from shoal.federation.consent import Requirements
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.secagg.aggregator import Failed
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK

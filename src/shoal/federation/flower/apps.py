@@ -19,10 +19,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from shoal.errors import ConfigError
+from shoal.federation.federated_run import serve
 from shoal.federation.flower.node import MOST_BYTES
 from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from shoal.federation.policy_file import Policy, policy_of, read_policy
-from shoal.federation.serve import serve
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 

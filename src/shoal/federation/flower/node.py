@@ -40,7 +40,7 @@ from shoal.federation.flower.internals import (
     remove_content_from_message,
 )
 from shoal.federation.flower.signing import GREETING, NO_TLS, coordinator_identity, sign
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import InvalidMessage, Payload, pack, unpack
 from shoal.federation.site import Site
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.errors import ConfigError, RunError
 from shoal.federation.flower.transport import Transport, key_identity
-from shoal.federation.keys import NAME, parse_public_key, public_pem, read_revoked, read_sites
+from shoal.federation.key_files import NAME, parse_public_key, public_pem, read_revoked, read_sites
 from shoal.federation.operations.monitor import Monitor
 from shoal.federation.roster import Roster
 

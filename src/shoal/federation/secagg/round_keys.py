@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from shoal.federation.keys import public_pem
+from shoal.federation.key_files import public_pem
 from shoal.federation.messages import InvalidMessage
 
 _HASHED = ec.ECDSA(Prehashed(hashes.SHA256()))

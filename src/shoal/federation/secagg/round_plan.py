@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shoal.algorithms.base import Algorithm
-from shoal.config import FederationSection
+from shoal.config_sections import FederationSection
 from shoal.errors import ConfigError
 from shoal.federation.secagg.graph import SPARSE_ABOVE, Graph, computed
 from shoal.federation.secagg.masks import MODULUS
@@ -166,15 +166,15 @@ class Plan:
         refuse_quorum("federation", self.threshold, self.colluding, self.cohort)
         self.graph.refuse_unsafe()
         if 2 * self.most >= MODULUS:
-            mend = "use fewer sites in a round (clients.cohort) or less noise"
+            fix = "use fewer sites in a round (clients.cohort) or less noise"
             if self.records > 1:
-                mend = (
+                fix = (
                     f"a batch may have {self.records:,} records: set federation.min_records and max_records, a lower "
                     f"records.rate, or fewer per_update.bits"
                 )
             raise ConfigError(
                 f"{self.cohort} sites with noise {self.noise:g} could exceed the modulus 2^32 of secure aggregation; "
-                f"{mend}"
+                f"{fix}"
             )
         if self.excess > NEGLIGIBLE or 0 < self.share < LEAST_SHARE:
             raise ConfigError(

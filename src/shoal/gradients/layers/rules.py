@@ -24,6 +24,9 @@ from shoal.gradients.layers.rule import Rule
 from shoal.gradients.layout import Entry
 
 INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+Found = tuple[Rule, Callable[[Tensor], Tensor]]
+"""A rule, and what comes before it."""
 
 
 def client_layer(
@@ -51,9 +54,7 @@ def client_layer(
     return None
 
 
-def rule_for(
-    module: nn.Module, entries: dict[int, Entry], kernels: bool = True
-) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+def rule_for(module: nn.Module, entries: dict[int, Entry], kernels: bool = True) -> Found | None:
     """The rule of a layer and what comes before it, or None where no rule is certain to be correct.
 
     With `kernels` it is the fastest one for where the layer lies, else the plainest.
@@ -70,23 +71,28 @@ def rule_for(
         return TransposedLinearRule(weight, bias, kernels), _same
     if type(module) in CONVOLUTIONS:
         return convolution_rule(module, weight, bias, kernels)
+    if type(module) is nn.Embedding:
+        plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+        return (EmbeddingRule(weight, module.padding_idx), _same) if plain else None
+    return _norm_rule(module, weight, bias)
+
+
+def _norm_rule(module: nn.Module, weight: Entry, bias: Entry | None) -> Found | None:
+    """A layer that normalises, then shifts and scales."""
+    eps = cast(float, getattr(module, "eps", 0.0))
     if type(module) is nn.GroupNorm:
-        groups, eps = module.num_groups, module.eps
+        groups = module.num_groups
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, groups, eps=eps)
     if type(module) is nn.LayerNorm:
-        shape, eps = module.normalized_shape, module.eps
+        shape = module.normalized_shape
         return AffineRule(-len(shape), weight, bias), lambda x: F.layer_norm(x, shape, eps=eps)
     if type(module) is nn.RMSNorm:
-        sizes, least = module.normalized_shape, module.eps
+        sizes, least = module.normalized_shape, module.eps  # which may be None
         return AffineRule(-len(sizes), weight, None), lambda x: F.rms_norm(x, sizes, eps=least)
     if type(module) in INSTANCE_NORMS and module.running_mean is None:
-        eps = module.eps
         return AffineRule(1, weight, bias), lambda x: F.group_norm(x, x.shape[1], eps=eps)
-    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and not module.training:
+    if type(module) in BATCH_NORMS and not module.training:
         return _frozen_statistics(cast(nn.BatchNorm2d, module), weight, bias)
-    plain = type(module) is nn.Embedding and module.max_norm is None
-    if plain and not module.scale_grad_by_freq and not module.sparse:
-        return EmbeddingRule(weight, cast(nn.Embedding, module).padding_idx), _same
     return None
 
 
@@ -99,7 +105,7 @@ def _special(module: nn.Module, rule: Rule) -> SpecialRule | None:
     return None
 
 
-def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+def _bias_alone(module: nn.Module, bias: Entry) -> Found | None:
     """A layer whose weights are frozen: the same for all clients, up to the bias."""
     if type(module) not in (nn.Linear, nn.GroupNorm, *CONVOLUTIONS):
         return None
@@ -108,9 +114,7 @@ def _bias_alone(module: nn.Module, bias: Entry) -> tuple[Rule, Callable[[Tensor]
     return BiasRule(-1 if type(module) is nn.Linear else 1, bias), frozen
 
 
-def _frozen_statistics(
-    module: nn.BatchNorm2d, weight: Entry, bias: Entry | None
-) -> tuple[Rule, Callable[[Tensor], Tensor]] | None:
+def _frozen_statistics(module: nn.BatchNorm2d, weight: Entry, bias: Entry | None) -> Found | None:
     """BatchNorm in eval mode: a constant shift and scale, then those that are trained."""
     mean, variance, eps = module.running_mean, module.running_var, module.eps
     if mean is None or variance is None:

@@ -10,16 +10,7 @@ The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `Po
 default it is charged as if nothing were sampled, which is never too little.
 """
 
-from shoal.mechanisms.sampling.clients import (
-    AllClients,
-    Clients,
-    CyclicClients,
-    CyclicPoissonClients,
-    FixedSizeClients,
-    MinSeparationClients,
-    PoissonClients,
-    RandomAllocation,
-)
+from shoal.mechanisms.sampling.clients import AllClients, Clients, FixedSizeClients, PoissonClients
 from shoal.mechanisms.sampling.records import (
     LARGEST_BATCH,
     MOST_STEPS,
@@ -29,6 +20,12 @@ from shoal.mechanisms.sampling.records import (
     RecordsInOrder,
     RecordsWithReplacement,
     ShuffledRecords,
+)
+from shoal.mechanisms.sampling.separated_clients import (
+    CyclicClients,
+    CyclicPoissonClients,
+    MinSeparationClients,
+    RandomAllocation,
 )
 
 __all__ = [

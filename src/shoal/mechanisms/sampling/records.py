@@ -12,7 +12,8 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from shoal.accounting.events import TwoLevel, Unbounded, Use, passes
+from shoal.accounting.events import TwoLevel, Unbounded, Use
+from shoal.accounting.leaves import passes
 from shoal.errors import ConfigError, PluginError
 from shoal.mechanisms.sampling.scheme import Indices, Scheme, required
 from shoal.mechanisms.setting import Setting

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from shoal.calling import call
 from shoal.errors import ConfigError, ModelError, nearest
 from shoal.extras import optional
+from shoal.files import write_whole
 from shoal.inputs import Shape
 from shoal.models.bundle import DESCRIPTION, Bundle
 from shoal.saved_model import Model
-from shoal.training.run_folder import write_whole
 
 TOLERANCE = 1e-5
 TRACED, OTHERS = 2, (1, 5)  # records in the batch that is traced, and in those that are compared

@@ -7,7 +7,6 @@ commit is still charged: the round is run again with fresh noise and charged aga
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -28,12 +27,12 @@ from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded, from_json
 from shoal.accounting.hash_chain import START, Line, Verification, verify
 from shoal.errors import ConfigError, LedgerError
+from shoal.files import FULL, fix_of, sync_folder
 from shoal.renamed import current
 
 __all__ = ["Charge", "Commit", "Intent", "Ledger", "Record", "Verification", "verify"]
 
 FILE = "ledger.jsonl"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MOST_ROUNDS = 10**6  # in one intent
 
 
@@ -331,11 +330,10 @@ class Ledger(Record):
             os.ftruncate(self._file or -1, self._size)
 
     def _unwritable(self, error: OSError, released: bool = False) -> LedgerError:
-        mend = "free some space" if error.errno in FULL else "make it writable"
         done = "The round's model is written, and its charge" if released else "Nothing was released by this round"
         return LedgerError(
-            f"the ledger {self.path} cannot be written: {error.strerror or error}. "
-            f"{done}; {mend}, then resume the run"
+            f"the ledger {self.path} cannot be written: {error.strerror or error}. {done}; {fix_of(error)}, "
+            f"then resume the run"
         )
 
 
@@ -366,7 +364,7 @@ def _open_locked(path: Path) -> int:
             raise LedgerError(f"the ledger {path} is not a regular file; choose another place for the run")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if new:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except BlockingIOError as error:
         os.close(file)
         raise LedgerError(
@@ -379,15 +377,6 @@ def _open_locked(path: Path) -> int:
         os.close(file)
         raise
     return file
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new file's name survive a crash too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_all(file: int, raw: bytes) -> None:

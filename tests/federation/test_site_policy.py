@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
-from shoal.accounting.ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger
 from shoal.algorithms.charges import charges
 from shoal.config import configure, to_toml
 from shoal.data import load
@@ -20,8 +20,8 @@ from shoal.federation import consent
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.flower.apps import owner
 from shoal.federation.messages import Payload
-from shoal.federation.policy import Bounds
 from shoal.federation.site import INTERNAL_ERROR, Owner, Site, _own_engine
+from shoal.federation.site_policy import Bounds
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.federation.validation import Request

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.api import OnRound, OnStart, Result, carry_out, settings_of
+from shoal.api import settings_of
 from shoal.config import Config, to_toml
 from shoal.errors import ConfigError
+from shoal.execution import OnRound, OnStart, execute
 from shoal.federation.coordinator import Log, RemoteCohort
 from shoal.federation.flower.transport import Grid, Transport
 from shoal.federation.operations.monitor import Monitor
@@ -22,6 +23,7 @@ from shoal.gradients import network
 from shoal.inputs import count
 from shoal.mechanisms.setting import Setting
 from shoal.prepare import dataset_of, with_model, with_way
+from shoal.result import Result
 from shoal.training.context import pick_device, stand_ins
 from shoal.training.evaluation import Evaluation
 from shoal.training.trainer import Trainer
@@ -67,7 +69,7 @@ def serve(
         if on_round is not None:
             on_round(line)
 
-    return carry_out(settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=report)
+    return execute(settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=report)
 
 
 def planned_terms(config: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Terms:

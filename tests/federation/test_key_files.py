@@ -20,25 +20,21 @@ from shoal.cli import join
 from shoal.cli.main import main
 from shoal.cli.serve import open_link
 from shoal.errors import ConfigError
-from shoal.federation import key_watch, keys
+from shoal.federation import key_files, key_watch
 from shoal.federation.flower.node import Endpoint, JoinError, Link, _refuse_permanent
 from shoal.federation.flower.superlink import identity
-from shoal.federation.key_watch import KeyWatch
-from shoal.federation.keys import (
+from shoal.federation.key_files import (
     authorities,
     fingerprint,
     has_password,
-    make_authority,
-    make_site,
     read_certificates,
     read_public_key,
     read_site_key,
     read_sites,
-    renew,
-    revoke,
-    rotate_site,
     warn_of_end,
 )
+from shoal.federation.key_making import make_authority, make_site, renew, revoke, rotate_site
+from shoal.federation.key_watch import KeyWatch
 from shoal.federation.roster import Roster
 
 PASSWORD = b"correct horse"
@@ -47,10 +43,10 @@ PASSWORD = b"correct horse"
 @pytest.fixture
 def days(monkeypatch):
     """Lets time pass for certificates."""
-    start = keys.now()
+    start = key_files.now()
 
     def later(days):
-        monkeypatch.setattr(keys, "now", lambda: start + timedelta(days=days))
+        monkeypatch.setattr(key_files, "now", lambda: start + timedelta(days=days))
 
     later(0)
     return later

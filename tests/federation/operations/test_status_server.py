@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.errors import ConfigError, RunError
-from shoal.federation.operations import http_server
-from shoal.federation.operations.http_server import MOST_CONNECTIONS, OperationsServer, health, split
+from shoal.federation.operations import status_server
+from shoal.federation.operations.status_server import MOST_CONNECTIONS, OperationsServer, health, split
 from support.operations import NOW, SITES, STATUS, monitored
 from support.pages import HOSTILE
 
@@ -128,7 +128,7 @@ def test_another_web_site_cannot_read_it_through_a_browser(served):
 def test_idle_connections_take_few_descriptors_and_no_more(served, monkeypatch):
     """The next one is closed at once; it is served again once they are gone."""
     server, _ = served
-    monkeypatch.setattr(http_server._Handler, "timeout", 600.0)
+    monkeypatch.setattr(status_server._Handler, "timeout", 600.0)
     idle = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(MOST_CONNECTIONS)]
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as one_more:
         assert one_more.recv(1) == b""
@@ -153,5 +153,5 @@ def test_addresses():
             OperationsServer(str(taken.port), monitor)
     finally:
         taken.close()
-    assert http_server._loopback("127.3.2.1")
-    assert not http_server._loopback("10.0.0.1")
+    assert status_server._loopback("127.3.2.1")
+    assert not status_server._loopback("10.0.0.1")

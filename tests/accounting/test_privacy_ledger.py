@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.accounting import accountants, hash_chain
-from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded, leaves
-from shoal.accounting.ledger import Charge, Ledger, verify
+from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded
+from shoal.accounting.leaves import leaves
+from shoal.accounting.privacy_ledger import Charge, Ledger, verify
 from shoal.errors import LedgerError, ShoalError
 
 STEP = Sampled("poisson", 0.1, Gaussian(2))
@@ -374,7 +375,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 
 _OPEN = textwrap.dedent("""
     import sys
-    from shoal.accounting.ledger import Ledger
+    from shoal.accounting.privacy_ledger import Ledger
     from shoal.errors import LedgerError
     try:
         Ledger(sys.argv[1])
@@ -460,7 +461,7 @@ def test_a_full_disk_in_the_middle_of_a_line_leaves_the_ledger_whole(tmp_path: P
     child = textwrap.dedent(f"""
         import resource
         from shoal.accounting.events import Gaussian, Sampled, Unbounded
-        from shoal.accounting.ledger import Charge, Ledger
+        from shoal.accounting.privacy_ledger import Charge, Ledger
         from shoal.errors import LedgerError
         CHARGES = {CHARGES!r}
         resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))

@@ -1,4 +1,4 @@
-"""A local step on made-up records of the real shape: how long it takes, and how much memory, whatever the data."""
+"""A trial: a local step on synthetic records of the real shape; how long it takes, and how much memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _measured: dict[tuple[object, ...], float] = {}
 
 
 @dataclass(frozen=True, eq=False)
-class MadeUpStep:
+class TrialStep:
     """A step of some clients with `batch` records each, all like `sample`."""
 
     module: nn.Module

@@ -1,0 +1,269 @@
+"""A run from its first round to its result: run folder, ledger, released model and report."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from shoal import release
+from shoal.accounting.claims import Published, large_delta
+from shoal.accounting.privacy_ledger import Ledger, digest_of_heads
+from shoal.config import Config, to_toml
+from shoal.files import write_whole
+from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
+from shoal.prepare import limit_of
+from shoal.report import mlflow_board, tensorboard
+from shoal.report.claim_rows import Claims
+from shoal.report.recorder import Recorder
+from shoal.result import Interrupted, Result, resume_with
+from shoal.saved_model import describe, read_from_data
+from shoal.training.budget import Spending, assumed_facts, refuse_budget
+from shoal.training.client_data import digest
+from shoal.training.ranks import Lost
+from shoal.training.run_folder import RunFolder, environment, packed
+from shoal.training.trainer import Trainer
+
+OnStart = Callable[[Config, Trainer[Any], Path], None]
+OnRound = Callable[[dict[str, Any]], None]
+OnEnd = Callable[[Result], None]
+
+
+def board_module(log: str) -> ModuleType:
+    """The module whose `Board` logs each round."""
+    return {"tensorboard": tensorboard, "mlflow": mlflow_board}[log]
+
+
+def execute(
+    config: Config,
+    trainer: Trainer[Any],
+    *,
+    started: float,
+    resume: str | Path | None,
+    runs: str | Path,
+    on_start: OnStart | None,
+    on_round: OnRound | None,
+    on_end: OnEnd | None = None,
+    passed: bool = False,
+) -> Result:
+    """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
+
+    `passed`: the model was passed in Python, and no name can build it again.
+    """
+    folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
+    with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
+        spending = _begun(config, trainer, folder, ledger, new=resume is None)
+        if on_start:
+            on_start(config, trainer, folder.path)
+        board = None if config.log == "none" else board_module(config.log).Board(folder.path, trainer.done)
+        recorder = Recorder(folder.path, board)
+
+        def report(line: dict[str, Any]) -> None:
+            recorder.round(line)
+            if on_round:
+                on_round(line)
+
+        try:
+            stopped = trainer.run(folder, spending, report, config.stop.reached if config.stop.patience else None)
+            if stopped == "stopped":
+                raise Interrupted(folder.path, trainer.done, trainer.rounds)
+            by_client = _by_client(trainer, spending)
+            proven = _proven(ledger, spending)
+            model = _model_file(config, trainer, folder, ledger, proven)
+            _end(ledger, trainer, stopped, proven, by_client, model)
+            result = _released(config, trainer, folder, stopped, proven, model, passed)
+            plain = _without_privacy(trainer) if config.baseline else []
+            result.baseline = plain[-1][result.headline] if plain else None
+            result.seconds = round(time.perf_counter() - started, 3)
+        except BaseException as error:
+            recorder.stop()
+            if isinstance(error, Lost):
+                raise Lost(f"{error}; {resume_with(folder.path)}") from error
+            raise
+        recorder.end(lambda: result.to_json() | _facts(trainer) | by_client, plain)
+    if on_end:
+        on_end(result)
+    return result
+
+
+def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
+    refuse_budget(config.algorithm, trainer.setting, limit_of(config))
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
+    return RunFolder.create(runs, name)
+
+
+def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
+    """The budget of this run, with its ledger open; a resumed run continues from its checkpoint."""
+    if new:
+        mode = trainer.cohort.streams.mode
+        folder.write_text("environment.txt", environment(trainer.params.device, mode))
+        label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
+        folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
+    facts = _about_data(trainer, folder, ledger.opened)
+    name, written = folder.path.resolve().name, folder.digest("config.toml")
+    ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
+    spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
+    if not new:
+        trainer.resume(folder, spending)
+    return spending
+
+
+def _proven(ledger: Ledger, spending: Spending) -> Claims:
+    """What is proven in the end; for a run that had already ended, what its ledger says."""
+    closed = ledger.closed or {}
+    return Claims(closed["proven"] if "proven" in closed else (claim.to_json() for claim in spending.proven()))
+
+
+def _model_file(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, proven: Claims) -> bytes:
+    """The content of model.safetensors; of a run that had already ended, the file that its ledger names."""
+    before = folder.path / WEIGHTS
+    if before.is_file() and folder.digest(WEIGHTS) == (ledger.closed or {}).get("model"):
+        return before.read_bytes()
+    mode = trainer.cohort.streams.mode
+    label = release.of_model(proven, mode, read_from_data(config.schema, trainer.evaluation.dataset))
+    return packed(trainer.model_state(), {"round": str(trainer.done), release.KEY: label})
+
+
+def _end(
+    ledger: Ledger, trainer: Trainer[Any], stopped: str, proven: Claims, by_client: Mapping[str, Any], model: bytes
+) -> None:
+    """Close the ledger, before the model that it names is written; an earlier version's closing line names none."""
+    digest, closed, heads = hashlib.sha256(model).hexdigest(), ledger.closed, trainer.cohort.ledger_heads
+    others = bool(heads) and (closed or {}).get("sites") != digest_of_heads(heads)
+    if closed is None or closed.get("model", digest) != digest or others:
+        rows = by_client.get("by_client", {}).get("clients", [])
+        costs = [(row["records"], row["epsilon"]) for row in rows]
+        ledger.end(stopped, proven, costs, digest, heads)
+
+
+def _released(
+    config: Config,
+    trainer: Trainer[Any],
+    folder: RunFolder,
+    stopped: str,
+    proven: Claims,
+    model: bytes,
+    passed: bool,
+) -> Result:
+    """Write the model and its description; returns the result."""
+    mode, metrics = trainer.cohort.streams.mode, folder.metrics()
+    write_whole(folder.path / WEIGHTS, model)
+    description = describe(config, trainer, proven, folder.digest(WEIGHTS), passed)
+    folder.write_text(DESCRIPTION, description.to_json())
+    if own := trainer.personal_tensors():
+        folder.write_tensors(PERSONAL, own, {"round": str(trainer.done), release.KEY: release.PERSONAL})
+    return Result(
+        run=folder.path,
+        algorithm=config.algorithm.name,
+        dataset=config.data.name,
+        rounds=trainer.done,
+        stopped=stopped,
+        **trainer.evaluation.figures(trainer.model, trainer.personal),
+        random=mode,
+        proven=proven,
+        published=[claim.to_json() for claim in _published(config, trainer)],
+        warnings=_warnings(proven, config.budget.delta, trainer),
+        model=trainer.model_tensors(),
+        metrics=metrics,
+    )
+
+
+def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the ledger records of the data, so that a run cannot be resumed with others.
+
+    Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
+    """
+    about = assumed_facts(trainer.setting)
+    parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
+    about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
+    if parts is None or (opened is not None and "data" not in opened):
+        return about
+    return about | {"data": digest(dataset, parts, folder.data_key(new=opened is None))}
+
+
+def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
+    """Headline figure and loss of the same training without clip and noise, by round. None of it is private."""
+    plain, headline = trainer.without_privacy(), trainer.evaluation.dataset.task.headline
+    lines = []
+    try:
+        while plain.done < trainer.done:
+            line = plain.run_round(0)
+            if plain.done == trainer.done and headline not in line:
+                line |= plain.evaluate()
+            if headline in line:
+                lines.append({name: line[name] for name in ("round", headline, "loss")})
+    finally:
+        plain.close()
+    return lines
+
+
+def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
+    """Warnings of a delta that is too large, for the units for which something is proven."""
+    held, users = _held(trainer), trainer.evaluation.dataset.users
+    owned = np.zeros(0) if users is None or not len(held) else users[held]
+    units = {"client": trainer.setting.clients, "record": len(held), "user": len(np.unique(owned[owned >= 0]))}
+    found = {claim["unit"] for claim in proven if claim["epsilon"] is not None}
+    said = [large_delta(unit, delta, count) for unit, count in units.items() if unit in found]
+    return [warning for warning in said if warning]
+
+
+def _facts(trainer: Trainer[Any]) -> dict[str, Any]:
+    """Other facts for the report: sizes and, of a classification, classes and the confusion matrix."""
+    dataset, confusion = trainer.evaluation.dataset, trainer.evaluation.confusion(trainer.model, trainer.personal)
+    held = dataset.train_y.numpy()[_held(trainer)]
+    of_classes = (
+        {}
+        if confusion is None
+        else {
+            "classes": list(dataset.classes),
+            "train_classes": np.bincount(held, minlength=dataset.class_count).tolist(),
+            "confusion": confusion.tolist(),
+        }
+    )
+    return of_classes | {
+        "clients": trainer.setting.clients,
+        "simulated_clients": trainer.setting.simulated,
+        "parameters": trainer.params.numel(),
+        "gradients": trainer.cohort.gradients,
+        "train_rows": len(held),
+        "test_rows": len(dataset.test_y),
+        "notes": trainer.notes,
+    }
+
+
+def _held(trainer: Trainer[Any]) -> np.ndarray:
+    """The distinct records that clients hold; none where they are elsewhere."""
+    parts = trainer.cohort.partition
+    return np.zeros(0, np.int32) if parts is None else parts.held
+
+
+def _by_client(trainer: Trainer[Any], spending: Spending) -> dict[str, Any]:
+    """What a record of each client costs, the worst first, where it depends on the client's size."""
+    parts = trainer.cohort.partition
+    rows = [] if parts is None else spending.by_client(parts.sizes)
+    if parts is None or not rows:
+        return {}
+    names = trainer.client_names
+    clients = [
+        {"client": names[client], "records": int(parts.sizes[client]), "epsilon": claim.epsilon}
+        for client, claim in rows
+    ]
+    about = {"unit": "record", "observer": "release", "delta": spending.limit.delta}
+    return {
+        "by_client": {release.KEY: release.BY_CLIENT, **about, "clients": clients, "more": len(parts) - len(clients)}
+    }
+
+
+def _published(config: Config, trainer: Trainer[Any]) -> tuple[Published, ...]:
+    recipe = config.algorithm.published
+    if recipe is None:
+        return ()
+    return recipe(config.algorithm, trainer.setting, trainer.done, config.budget.delta)
