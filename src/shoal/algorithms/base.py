@@ -44,7 +44,7 @@ LEAST_STEP, MOST_STEP = 1e-18, 1e18
 
 @dataclass(frozen=True)
 class Local(Stating):
-    """How a client trains: for `epochs` passes, or exactly `steps` steps where that is given.
+    """How a client trains: `epochs` passes over its records, or exactly `steps` steps if set.
 
     All of it happens before an update is clipped, or after a step's noise, and costs no privacy, unless a client
     keeps something from round to round (`remembers`).

@@ -299,7 +299,7 @@ class ShuffledRecords(Records):
 
 @dataclass(frozen=True)
 class RecordsInOrder(ShuffledRecords):
-    """The records as they lie, cut into batches: a known order is no worse than an unknown one."""
+    """The records in their given order, cut into batches: a known order is no worse than an unknown one."""
 
     sampling: str = "fixed-order"
 
