@@ -330,7 +330,8 @@ def _changed(name: str, section: Any, changes: Mapping[str, Any]) -> Any:
     new = isinstance(section, type)
     if not changes and not new:
         return section
-    kinds = _kinds(section if new else type(section))
+    kind: Any = section if new else type(section)
+    kinds = _kinds(kind)
     values = {key: checked(f"{name}.{key}", value, kinds[key]) for key, value in changes.items()}
     try:
         return section(**values) if new else replace(section, **values)
