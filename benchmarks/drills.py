@@ -443,7 +443,7 @@ class Kills:
             waits = sorted(line["seconds"] for line in lines if "seconds" in line)
             found[f"{what} killed"] = len(lines) - len(waits)
             if waits:
-                found[f"seconds until {what} are back, median and most"] = [waits[len(waits) // 2], waits[-1]]
+                found[f"{what} back after seconds, median and most"] = [waits[len(waits) // 2], waits[-1]]
         return found
 
     def _note(self, **fact: Any) -> None:

@@ -65,7 +65,7 @@ def add_masks(words: Words, up: Iterable[bytes], down: Iterable[bytes], cipher: 
     for start in range(0, len(words), BLOCK):
         part = words[start : start + BLOCK]
         mask = block[: len(part)]
-        space = memoryview(mask).cast("B")
+        space = mask.data.cast("B")
         for stream, shift in streams:
             stream.update_into(zeros[: len(space)], space)
             shift(part, mask, out=part)
