@@ -13,7 +13,7 @@ from shoal.audit.one_run_bounds import Count
 from shoal.errors import ConfigError, RunError
 
 TINY = Effort(step_trials=30, round_trials=5, canaries=100, pairs=0)
-SETTINGS = {"epsilon": 4.0, "seed": 0, "power": False, "level": "record", "claim": None, "quick": True}
+SETTINGS = {"epsilon": 4.0, "seed": 0, "power": False, "level": "record", "claim": None}
 METHODS = ["dp-sgd", "fed-alpha-cdp"]
 
 

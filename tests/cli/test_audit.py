@@ -93,8 +93,8 @@ def test_repeats_are_pooled(tmp_path, monkeypatch):
 def test_a_budget_is_spent_stopped_and_resumed_and_ends_in_a_picture(tmp_path, monkeypatch):
     kept = {name: algorithms()[name] for name in ("dp-sgd", "fed-alpha-cdp")}
     monkeypatch.setattr("shoal.algorithms.algorithms", lambda: kept)
-    monkeypatch.setattr(auditing, "QUICK", Effort(400, 20, 100, 0, 0))
-    spend, words = Campaign.spend, ("--all", "--quick", "--runs", str(tmp_path), "--level", "record")
+    monkeypatch.setattr(auditing, "FIRST_LOOK", Effort(400, 20, 100, 0, 0))
+    spend, words = Campaign.spend, ("--all", "--runs", str(tmp_path), "--level", "record")
 
     def stopped(self, seconds, say):
         spend(self, 0.001, say)
@@ -132,6 +132,7 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
         (("--run", "none", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfll"), "did you mean 'pfl'"),
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),
+        (("--all", "--quick", "--budget", "10m"), "chooses trials and runs itself: omit --repeats and --quick"),
         (("--all", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfl", "--claim", "published", "--quick"), "there is no published claim"),
         (("--algorithm", "pfl", "--repeats", "0"), "--repeats must be between 1 and 1000, got 0"),

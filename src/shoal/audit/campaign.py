@@ -146,8 +146,8 @@ def start(
     Args:
         folder: Where audit.jsonl is.
         records: The methods.
-        settings: `epsilon`, `seed`, `power`, `level`, `claim` and `quick`, as given.
-        effort: How much is tried at first.
+        settings: `epsilon`, `seed`, `power`, `level` and `claim`, as given.
+        effort: How much is tried at first, of each claim.
         resume: Go on with what is there.
 
     Raises:
