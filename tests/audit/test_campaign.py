@@ -27,7 +27,9 @@ def counted_time(monkeypatch):
 
 def begun(folder, resume=False, **changes):
     folder.mkdir(exist_ok=True)
-    return campaign.start(folder, list(map(algorithm, METHODS)), SETTINGS | changes, TINY, resume)
+    found = campaign.start(folder, list(map(algorithm, METHODS)), SETTINGS | changes, TINY, resume)
+    found.more = TINY
+    return found
 
 
 def quiet(_):
@@ -44,6 +46,14 @@ def test_every_claim_comes_once_and_then_runs_double_where_the_gap_is_widest(tmp
     assert len(found.standings["dp-sgd record"].counts) == 4
     assert not found.standings["fed-alpha-cdp record"].counts, "nothing is proven: no canaries"
     assert found.standings["fed-alpha-cdp record"].promise() == 0
+
+
+def test_what_is_proven_and_what_is_published_of_the_same_unit_are_two_claims():
+    found = dict(campaign._claims([algorithm("dpsur")], SETTINGS))
+    assert {key: standing.case.kind for key, standing in found.items()} == {
+        "dpsur record": "proven",
+        "dpsur record published": "published",
+    }
 
 
 def test_the_widest_gap_for_the_time_comes_first():

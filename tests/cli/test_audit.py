@@ -84,7 +84,7 @@ def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path, monke
 
 @pytest.mark.slow
 def test_repeats_are_pooled(tmp_path, monkeypatch):
-    monkeypatch.setattr(auditing, "QUICK", Effort(20, 20, 100, 0, 0))
+    monkeypatch.setattr(auditing, "QUICK", Effort(20, 20, 100, pairs=0))
     done = invoke("--algorithm", "dp-sgd", "--quick", "--repeats", "2", "--runs", str(tmp_path))
     assert "of 100 guesses correct, 100 canaries, 2 runs" in " ".join(done.output.split())
 
@@ -93,7 +93,7 @@ def test_repeats_are_pooled(tmp_path, monkeypatch):
 def test_a_budget_is_spent_stopped_and_resumed_and_ends_in_a_picture(tmp_path, monkeypatch):
     kept = {name: algorithms()[name] for name in ("dp-sgd", "fed-alpha-cdp")}
     monkeypatch.setattr("shoal.algorithms.algorithms", lambda: kept)
-    monkeypatch.setattr(auditing, "FIRST_LOOK", Effort(400, 20, 100, 0, 0))
+    monkeypatch.setattr(auditing, "FIRST_LOOK", Effort(400, 20, 100, pairs=0))
     spend, words = Campaign.spend, ("--all", "--runs", str(tmp_path), "--level", "record")
 
     def stopped(self, seconds, say):

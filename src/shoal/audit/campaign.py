@@ -19,7 +19,7 @@ from typing import Any
 from shoal import release
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, one_run, one_run_bounds
-from shoal.audit.auditing import Effort, audit_case, many_rounds
+from shoal.audit.auditing import THOROUGH, Effort, audit_case, many_rounds
 from shoal.audit.broken import Broken
 from shoal.audit.cases import Case, cases
 from shoal.audit.one_run_bounds import Count
@@ -99,6 +99,8 @@ class Campaign:
     standings: dict[str, Standing]
     effort: Effort
     power: bool
+    more: Effort = THOROUGH
+    """Whose canaries later runs have."""
 
     def spend(self, seconds: float, say: Say) -> None:
         """Work until the time is over; what is under way then is finished."""
@@ -121,7 +123,7 @@ class Campaign:
         started, number = time.perf_counter(), len(standing.counts)
         say(f"{standing.record.name}, {standing.case.unit} level, canaries, run {number + 1}")
         assert standing.many is not None
-        run = one_run.play(one_run.anew(standing.many, number), self.effort.canaries_of(standing.case))
+        run = one_run.play(one_run.anew(standing.many, number), self.more.canaries_of(standing.case))
         return {"count": list(astuple(run.every_round)), "seconds": round(time.perf_counter() - started, 3)}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -190,8 +192,12 @@ def _claims(records: Sequence[Algorithm], settings: Mapping[str, Any]) -> Iterat
         if settings["claim"] in (None, case.kind)
     ]
     kinds = ("proven", "published", "none")
+    seen: set[str] = set()
     for standing in sorted(found, key=lambda each: (kinds.index(each.case.kind), each.case.where != "steps")):
-        yield f"{standing.record.name} {standing.case.unit}", standing
+        key = f"{standing.record.name} {standing.case.unit}"
+        key += f" {standing.case.kind}" if key in seen else ""  # of one unit a method may have both
+        seen.add(key)
+        yield key, standing
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
