@@ -1,14 +1,16 @@
 """`shoal audit --all --budget`: every claim once, then more runs with canaries where they tell most.
 
 After the first audit of each claim, runs with canaries are added where the gap between what is proven and what was
-measured is widest for the time that they take. Their number doubles each time: after 2^j runs the pooled bound holds
-but for ALPHA / 2^(j + 1), so that all bounds of a claim hold together but for ALPHA, whenever one stops and why.
+measured is widest for the time that they take. Their number is 4 times as many each time: after 4^j runs the pooled
+bound holds but for ALPHA / 2^(j + 1), so that all bounds of a claim hold together but for ALPHA, whenever one stops
+and why.
 Each piece of work is a line of audit.jsonl, from which a later call goes on.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -28,6 +30,7 @@ from shoal.random.streams import Streams
 
 LINES = "audit.jsonl"
 MOST_RUNS = 64
+GROWTH = 4  # from one bound of a claim to the next: twice as many runs rarely make up for the smaller alpha
 LEVEL = 1e-3  # how often pooled canaries may flag a claim that is true
 Say = Callable[[str], None]
 
@@ -62,12 +65,12 @@ class Standing:
         self._pool()
 
     def _pool(self) -> None:
-        """Pool the runs whenever their number has doubled."""
+        """Pool the runs whenever there are GROWTH times as many."""
         runs = len(self.counts)
         claim = self.many.case.claim if self.many is not None else None
-        if self.row is None or claim is None or runs == 0 or runs & (runs - 1):
+        if self.row is None or claim is None or not _pooled(runs):
             return
-        share = 1 / (2 * runs)  # 2^-(j+1)
+        share = 0.5 ** (1 + round(math.log(runs, GROWTH)))
         epsilon = one_run_bounds.epsilon(self.counts, claim.delta, share * one_run.ALPHA)
         first = self.row["game"] if runs == 1 else self.row["measured"]
         found = dict(self.row["one_run"])
@@ -80,15 +83,16 @@ class Standing:
             self.row |= {"verdict": "VIOLATED", "flagged": list(flagged)}
 
     def promise(self) -> float:
-        """What the next piece of work may tell for its time: the gap over the seconds until the runs have doubled."""
+        """What the next piece of work may tell for its time: the gap over the seconds until runs are pooled again."""
         runs = len(self.counts)
         if self.row is None:
             return float("inf")
         if not 0 < runs < MOST_RUNS or self.case.claim is None or self.row["verdict"] == "VIOLATED":
             return 0.0
-        if runs & (runs - 1):
+        if not _pooled(runs):
             return float("inf")  # finish what was begun
-        return max(self.case.claim.epsilon - float(self.row["measured"]), 0.0) / (runs * self.seconds)
+        more = (GROWTH - 1) * runs * self.seconds
+        return max(self.case.claim.epsilon - float(self.row["measured"]), 0.0) / more
 
 
 @dataclass(eq=False)
@@ -198,6 +202,11 @@ def _claims(records: Sequence[Algorithm], settings: Mapping[str, Any]) -> Iterat
         key += f" {standing.case.kind}" if key in seen else ""  # of one unit a method may have both
         seen.add(key)
         yield key, standing
+
+
+def _pooled(runs: int) -> bool:
+    """Is this a power of GROWTH?"""
+    return runs in (GROWTH**j for j in range(8))
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
