@@ -105,7 +105,7 @@ CELLS = (
     Cell(4, seeds=100), Cell(8), Cell(4, 0.5), Cell(4, 0.25), Cell(4, runs=10, seeds=10),
     *(Cell(claimed, noise, seeds=10, where=where) for claimed, noise in ((4, 1.0), (8, 1.0), (4, 0.25))
       for where in ("random-allocation", "poisson")),
-    Cell(1), Cell(1, 0.5), Cell(1, 0.25), Cell(8, 0.25),
+    Cell(1), Cell(1, 0.5), Cell(1, 0.25), Cell(8, 0.5), Cell(8, 0.25),
     *(Cell(4, noise, where="dp-ftrl") for noise in (1.0, 0.5, 0.25)), Cell(8, where="dp-ftrl"),
 )  # fmt: skip
 
