@@ -1,6 +1,6 @@
 """Our LiRA beside its authors' own code, on the same losses of the same models.
 
-    python benchmarks/attacks_lira.py --authors plot.py --algorithm dp-sgd --seeds 10 --out lira.jsonl
+    python benchmarks/attacks_lira.py --authors plot.py --algorithm dp-sgd --seeds 8 --out lira.jsonl
     python benchmarks/attacks_lira.py --show lira.jsonl
 
 plot.py is research/mi_lira_2021/plot.py of github.com/tensorflow/privacy (Carlini et al. 2022), which is not part of
@@ -102,7 +102,8 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
                     (3, 4, 4), np.median(found, axis=0), found.min(0), found.max(0), strict=True
                 )
             ]
-            print(f"| {attack} | {' | '.join(cells)} |")
+            name = attack.removeprefix("ours, ") if "most at" in attack else attack
+            print(f"| {name} | {' | '.join(cells)} |")
 
 
 def main() -> None:
