@@ -87,8 +87,9 @@ def test_an_audit_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
 def test_bounds_hold_together_however_often_one_looks():
     """After 1, 4, 16 runs alpha is a half, a quarter, an eighth of 0.05; between them nothing is said."""
     standing = next(iter(dict(campaign._claims([algorithm("dp-sgd")], SETTINGS)).values()))
-    row = {"game": 0.1, "measured": 0.1, "flagged": [], "verdict": "consistent"}
+    row = {"game": 0.1, "measured": 0.1, "flagged": [], "verdict": "consistent", "seconds": 3.0}
     standing.take({"row": row | {"one_run": {"canaries": 1000, "guesses": 200, "right": 160, "epsilon": 9.0}}})
+    assert standing.seconds == 3, "until a run with canaries was timed"
     counts, said = [Count(1000, 200, 160)], []
     for right in range(165, 180):
         said.append(standing.row["measured"])
@@ -106,7 +107,7 @@ def test_bounds_hold_together_however_often_one_looks():
 
 def test_runs_that_refute_a_claim_together_violate_it():
     standing = next(iter(dict(campaign._claims([algorithm("dp-sgd")], SETTINGS)).values()))
-    row = {"game": 0.1, "measured": 0.1, "flagged": [], "verdict": "consistent"}
+    row = {"game": 0.1, "measured": 0.1, "flagged": [], "verdict": "consistent", "seconds": 3.0}
     standing.take({"row": row | {"one_run": {"canaries": 4000, "guesses": 200, "right": 199, "epsilon": 9.0}}})
     assert standing.row["verdict"] == "consistent", "one run alone is judged by the audit itself"
     for _ in range(3):

@@ -46,7 +46,7 @@ class Standing:
     row: dict[str, Any] | None = None
     counts: list[Count] = field(default_factory=list)
     seconds: float = 1.0
-    """That the last run with canaries took."""
+    """That the last run with canaries took; before there is one, all of the first look."""
 
     @cached_property
     def many(self) -> Broken | None:
@@ -57,6 +57,7 @@ class Standing:
         """One line of the file: the first audit, or one more run with canaries."""
         if "row" in line:
             self.row = dict(line["row"])
+            self.seconds = max(self.row["seconds"], 1e-3)
             first = self.row["one_run"]
             self.counts = [Count(*(first[key] for key in ("canaries", "guesses", "right")))] if first else []
         else:
