@@ -137,7 +137,7 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
         (("--algorithm", "pfl", "--claim", "published", "--quick"), "there is no published claim"),
         (("--algorithm", "pfl", "--repeats", "0"), "--repeats must be between 1 and 1000, got 0"),
         (("--algorithm", "pfl", "--budget", "10m"), "--budget 10m needs --all"),
-        (("--all", "--budget", "10m", "--repeats", "2"), "chooses --repeats itself"),
+        (("--all", "--budget", "10m", "--repeats", "2"), "chooses trials and runs itself"),
         (("--all", "--budget", "10"), "--budget must be a time such as 90s, 10m or 2h, got 10"),
         (("--all", "--budget", "0s"), "--budget must be a time"),
         (("--all", "--resume"), "--resume needs --budget"),
