@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--kind", help="only claims of this kind: proven or published")
     parser.add_argument("--power", action="store_true")
     parser.add_argument("--thorough", action="store_true")
-    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--only", nargs="*", help="these methods; with --one-run: these canaries, such as dp-ftrl")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path, nargs="+", help="print the tables of these files")
     parser.add_argument("--one-run", action="store_true", help="canaries alone, over many seeds")
@@ -57,7 +57,7 @@ def main() -> None:
         given.picture.write_bytes(picture(list(_shown())))
         return
     if given.one_run:
-        one_run_cells(given.out)
+        one_run_cells(given.out, given.only)
         return
     if given.show_one_run:
         print("\n".join(one_run_table(read(given.show_one_run))))
@@ -82,12 +82,19 @@ class Cell:
     runs: int = 1
     seeds: int = 20
     where: str = "records"
-    """`records`: 10,000 in one step of dp-sgd; else 2,000 clients of 8 rounds that are sampled so."""
+    """`records`: 10,000 in one step of dp-sgd; `dp-ftrl`: 4,000 clients of 5 rounds with its correlated noise; else
+    2,000 clients of 8 rounds that are sampled so."""
+
+    @property
+    def canaries(self) -> int:
+        return {"records": 10_000, "dp-ftrl": 4000}.get(self.where, 2000)
 
     def broken(self, seed: int) -> Broken:
         """What is charged, and what is played."""
         if self.where == "records":
             case = next(cases(algorithms()["dp-sgd"], "record", self.claimed))
+        elif self.where == "dp-ftrl":
+            case = next(cases(algorithms()["dp-ftrl"], "client", self.claimed, 5))
         else:
             method = replace(algorithms()["trusted-curator"], clients=Clients(self.where, 2))
             case = next(cases(method, "client", self.claimed, 8))
@@ -98,24 +105,24 @@ CELLS = (
     Cell(4, seeds=100), Cell(8), Cell(4, 0.5), Cell(4, 0.25), Cell(4, runs=10, seeds=10),
     *(Cell(claimed, noise, seeds=10, where=where) for claimed, noise in ((4, 1.0), (8, 1.0), (4, 0.25))
       for where in ("random-allocation", "poisson")),
-    Cell(1), Cell(1, 0.5), Cell(1, 0.25), Cell(8, 0.25),
+    Cell(1), Cell(1, 0.5), Cell(1, 0.25), Cell(8, 0.5), Cell(8, 0.25),
+    *(Cell(4, noise, where="dp-ftrl") for noise in (1.0, 0.5, 0.25)), Cell(8, where="dp-ftrl"),
 )  # fmt: skip
 
 
-def one_run_cells(out: Path) -> None:
-    """Play each cell and seed that the file does not have yet; a line each."""
+def one_run_cells(out: Path, only: list[str] | None) -> None:
+    """Play each cell and seed that the file does not have yet, or those of some canaries; a line each."""
     keys = (*Cell.__dataclass_fields__, "seed")
     done = {tuple(row[key] for key in keys) for row in (read(out) if out.exists() else [])}
     for seed in range(max(cell.seeds for cell in CELLS)):
         for cell in CELLS:
-            if seed >= cell.seeds or (*vars(cell).values(), seed) in done:
+            if seed >= cell.seeds or (*vars(cell).values(), seed) in done or cell.where not in (only or [cell.where]):
                 continue
             started, broken = time.perf_counter(), cell.broken(seed)
-            canaries = 10_000 if cell.where == "records" else 2000
-            found = one_run.guess(broken, canaries, cell.runs)
+            found = one_run.guess(broken, cell.canaries, cell.runs)
             doubted = found.p_value <= one_run.FLAG
             again = one_run.anew(broken, cell.runs)
-            flagged = doubted and one_run.guess(again, canaries, cell.runs).p_value <= one_run.AGAIN
+            flagged = doubted and one_run.guess(again, cell.canaries, cell.runs).p_value <= one_run.AGAIN
             row = vars(cell) | {"seed": seed} | vars(found) | {"flagged": flagged}
             if cell.runs == 1:
                 count = Count(found.canaries, found.guesses, found.right)

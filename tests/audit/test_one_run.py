@@ -5,7 +5,9 @@ At a true claim of 4 a p-value of 0.01 needs 196 of 200 guesses about 1,000 reco
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.linalg import toeplitz
 
 from shoal.algorithms import algorithm
 from shoal.audit import one_run
@@ -80,7 +82,68 @@ def test_the_final_model_shows_a_quarter_of_the_noise_too(clients):
 
 
 @pytest.mark.slow
-def test_where_all_come_in_every_round_the_final_model_shows_the_same():
-    case = next(cases(algorithm("dp-ftrl"), "client", epsilon=4.0, rounds=3))
-    found = guessed(case, canaries=200)
-    assert (found.final, found.final_p_value) == (found.epsilon, found.p_value)
+def test_where_all_come_in_every_round_of_independent_noise_the_final_model_shows_the_same(independent):
+    scores, final = one_run._of_clients(whole(independent, Streams(0)), COINS)
+    assert separation(scores) == pytest.approx(separation(final), rel=0.01)
+
+
+FTRL = algorithm("dp-ftrl")
+COINS = np.random.default_rng(0).integers(2, size=2 * FEW) * 2 - 1
+
+
+@pytest.fixture(scope="module")
+def correlated():
+    return next(cases(FTRL, "client", epsilon=4.0, rounds=5))
+
+
+@pytest.fixture(scope="module")
+def independent():
+    return next(cases(replace(FTRL, per_round=replace(FTRL.per_round, bands=1)), "client", epsilon=4.0, rounds=5))
+
+
+def separation(scores):
+    """How far scores of canaries that are there lie from those of the others, in standard deviations."""
+    there, gone = scores[COINS > 0], scores[COINS < 0]
+    return (there.mean() - gone.mean()) / np.sqrt((there.var() + gone.var()) / 2)
+
+
+@pytest.mark.parametrize("turns", [[1, 1, 1, 1], [1, 0, 1, 0]])
+def test_noise_is_decorrelated_to_the_charged_separation(turns):
+    """z has mean 0 and covariance 1 exactly: nothing is estimated."""
+    c = toeplitz([1, 0.5, 0.25, 0.1], np.zeros(4))
+    columns = np.column_stack([np.ones(100), np.random.default_rng(0).normal(size=(100, 4))])
+    noise = 3 * np.linalg.solve(c, np.linalg.qr(columns)[0][:, 1:].T * np.sqrt(99))
+    weights = one_run.decorrelated(np.array(turns, dtype=float), noise)
+    found = weights @ turns / np.sqrt(weights @ np.cov(noise) @ weights)
+    assert found == pytest.approx(np.linalg.norm(c @ turns) / 3, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical(false_alarm=1e-6)
+def test_canaries_of_correlated_noise_are_as_far_apart_as_is_charged(correlated):
+    """The standard error is 2/sqrt(2000) = 0.045; the final model alone, or a plain sum of rounds, shows 0.69."""
+    charged = np.sqrt(sum(event.noise**-2 for event in correlated.claim.event.events))
+    assert charged == pytest.approx(0.925, abs=1e-3)
+    found = np.mean(
+        [separation(one_run._of_clients(whole(correlated, Streams(seed)), COINS)[0]) for seed in range(3)]
+    )
+    assert found == pytest.approx(charged, abs=5 * 0.045 / np.sqrt(3))
+
+
+@pytest.mark.slow
+@pytest.mark.statistical(false_alarm=1e-6)
+def test_correlated_noise_as_charged_is_not_doubted_and_half_of_it_is(correlated):
+    assert guessed(correlated, canaries=2 * FEW).p_value > one_run.FLAG
+    assert guessed(correlated, 0.5, canaries=4 * FEW).p_value < one_run.FLAG
+
+
+def test_another_factorisation_than_the_charged_one_is_found(independent):
+    """Independent noise is charged, correlated noise is played, in which a client moves three times as much."""
+    played = replace(independent.record, per_round=replace(independent.record.per_round, bands=10))
+    assert one_run.guess(Broken(independent, played, Streams(0)), 2 * FEW).p_value < one_run.FLAG
+
+
+def test_canaries_come_as_often_as_they_may(correlated):
+    rare = replace(FTRL, clients=Clients("min-separation", 10, separation=2))
+    assert one_run._turns(rare, 5, 10).tolist() == [1, 0, 1, 0, 1]
+    assert one_run._turns(correlated.record, 3, 3).tolist() == [1, 1, 1]

@@ -84,7 +84,7 @@ def test_the_audit_of_a_run_is_of_its_own_method_and_on_its_page(tmp_path, monke
 
 @pytest.mark.slow
 def test_repeats_are_pooled(tmp_path, monkeypatch):
-    monkeypatch.setattr(auditing, "QUICK", Effort(20, 20, 100, 0, 0))
+    monkeypatch.setattr(auditing, "QUICK", Effort(20, 20, 100, pairs=0))
     done = invoke("--algorithm", "dp-sgd", "--quick", "--repeats", "2", "--runs", str(tmp_path))
     assert "of 100 guesses correct, 100 canaries, 2 runs" in " ".join(done.output.split())
 
@@ -93,8 +93,8 @@ def test_repeats_are_pooled(tmp_path, monkeypatch):
 def test_a_budget_is_spent_stopped_and_resumed_and_ends_in_a_picture(tmp_path, monkeypatch):
     kept = {name: algorithms()[name] for name in ("dp-sgd", "fed-alpha-cdp")}
     monkeypatch.setattr("shoal.algorithms.algorithms", lambda: kept)
-    monkeypatch.setattr(auditing, "QUICK", Effort(400, 20, 100, 0, 0))
-    spend, words = Campaign.spend, ("--all", "--quick", "--runs", str(tmp_path), "--level", "record")
+    monkeypatch.setattr(auditing, "FIRST_LOOK", Effort(400, 20, 100, pairs=0))
+    spend, words = Campaign.spend, ("--all", "--runs", str(tmp_path), "--level", "record")
 
     def stopped(self, seconds, say):
         spend(self, 0.001, say)
@@ -132,11 +132,12 @@ def test_a_place_that_cannot_be_written_is_told_of_before_the_work(tmp_path, mon
         (("--run", "none", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfll"), "did you mean 'pfl'"),
         (("--algorithm", "pfl", "--epsilon", "-1"), "--epsilon must be > 0"),
+        (("--all", "--quick", "--budget", "10m"), "chooses trials and runs itself: omit --repeats and --quick"),
         (("--all", "-c", "rounds=3"), "needs one method"),
         (("--algorithm", "pfl", "--claim", "published", "--quick"), "there is no published claim"),
         (("--algorithm", "pfl", "--repeats", "0"), "--repeats must be between 1 and 1000, got 0"),
         (("--algorithm", "pfl", "--budget", "10m"), "--budget 10m needs --all"),
-        (("--all", "--budget", "10m", "--repeats", "2"), "chooses --repeats itself"),
+        (("--all", "--budget", "10m", "--repeats", "2"), "chooses trials and runs itself"),
         (("--all", "--budget", "10"), "--budget must be a time such as 90s, 10m or 2h, got 10"),
         (("--all", "--budget", "0s"), "--budget must be a time"),
         (("--all", "--resume"), "--resume needs --budget"),

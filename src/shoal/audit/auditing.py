@@ -32,7 +32,7 @@ from shoal.random.streams import Streams
 Verdict = Literal["consistent", "VIOLATED", "too weak to tell", "no claim"]
 QUARTER = "noise x 1/4"
 ROUNDS = 5  # of a run with client canaries, of which there are at most
-CLIENTS = 4000
+CLIENTS = 4000  # they take as much memory and time as the square of their number
 SAMPLED_ROUNDS, SAMPLED = 8, 2000  # of the same where clients are sampled as the method does
 Progress = Callable[[str], None]
 
@@ -41,7 +41,7 @@ Progress = Callable[[str], None]
 class Effort:
     """How much is tried: trials of each kind of a game, canaries, pairs of neighbours (0: no checks at all).
 
-    `repeats`: of the runs with canaries, whose guesses are pooled.
+    `repeats`: of the runs with canaries, whose guesses are pooled. `clients`: the most canaries that are clients.
     """
 
     step_trials: int = 4000
@@ -50,6 +50,7 @@ class Effort:
     pairs: int = 500
     round_pairs: int = 60
     repeats: int = 1
+    clients: int = CLIENTS
 
     def trials(self, case: Case) -> int:
         """Where a claim is far from true the bound is as large as the trials allow, so there are more of them.
@@ -61,8 +62,8 @@ class Effort:
         return trials * (3 if case.kind == "published" and not many else 1)
 
     def canaries_of(self, case: Case) -> int:
-        """Clients that are canaries take as much memory as the square of their number."""
-        return self.canaries if case.where == "steps" else min(self.canaries, CLIENTS)
+        """How many canaries a run has."""
+        return self.canaries if case.where == "steps" else min(self.canaries, self.clients)
 
     def for_broken(self) -> Effort:
         """What is broken shows in fewer rounds, which are what takes time."""
@@ -71,6 +72,8 @@ class Effort:
 
 THOROUGH = Effort()
 QUICK = Effort(step_trials=2000, round_trials=500, pairs=200, round_pairs=25)
+FIRST_LOOK = Effort(step_trials=600, round_trials=150, clients=1500, pairs=60, round_pairs=8)
+"""Enough for a verdict: of a few minutes for all claims, the most go to canaries, which tell most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +210,8 @@ class _Played:
 def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = False) -> _Played:
     """Canaries, game and checks on one form of a method; which of them flag it.
 
-    In a `hurry` no game is played over rounds, which are slow, where the canaries have shown it already.
+    In a `hurry`, for less noise alone: no game over rounds, which are slow, where canaries have shown it already, and
+    no replay, which is without noise.
     """
     case, claim = broken.case, broken.case.claim
     found = _Played()
@@ -225,7 +229,8 @@ def _play(broken: Broken, many: Broken | None, effort: Effort, hurry: bool = Fal
         return found
     steps = case.where == "steps"
     found.checks += noise_checks(broken, 1000 if steps else 24)
-    found.checks.append(sensitivity_check(broken, effort.pairs if steps else effort.round_pairs))
+    if not hurry:
+        found.checks.append(sensitivity_check(broken, effort.pairs if steps else effort.round_pairs))
     found.flagged += [check.name for check in found.checks if check.flagged]
     return found
 
@@ -245,7 +250,7 @@ def _final_model(record: Algorithm, case: Case, epsilon: float, streams: Streams
     if case.kind != "proven" or case.where == "steps":
         return None
     own = whole(next(cases(record, case.unit, epsilon, SAMPLED_ROUNDS)), streams)
-    return one_run.guess(own, min(effort.canaries, SAMPLED), effort.repeats)
+    return one_run.guess(own, min(effort.canaries_of(case), SAMPLED), effort.repeats)
 
 
 def _broken_alike(name: str, many: Broken | None, streams: Streams) -> Broken | None:

@@ -1,14 +1,16 @@
 """`shoal audit --all --budget`: every claim once, then more runs with canaries where they tell most.
 
 After the first audit of each claim, runs with canaries are added where the gap between what is proven and what was
-measured is widest for the time that they take. Their number doubles each time: after 2^j runs the pooled bound holds
-but for ALPHA / 2^(j + 1), so that all bounds of a claim hold together but for ALPHA, whenever one stops and why.
+measured is widest for the time that they take. Their number is 4 times as many each time: after 4^j runs the pooled
+bound holds but for ALPHA / 2^(j + 1), so that all bounds of a claim hold together but for ALPHA, whenever one stops
+and why.
 Each piece of work is a line of audit.jsonl, from which a later call goes on.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -19,7 +21,7 @@ from typing import Any
 from shoal import release
 from shoal.algorithms.base import Algorithm
 from shoal.audit import bounds, one_run, one_run_bounds
-from shoal.audit.auditing import Effort, audit_case, many_rounds
+from shoal.audit.auditing import THOROUGH, Effort, audit_case, many_rounds
 from shoal.audit.broken import Broken
 from shoal.audit.cases import Case, cases
 from shoal.audit.one_run_bounds import Count
@@ -28,6 +30,7 @@ from shoal.random.streams import Streams
 
 LINES = "audit.jsonl"
 MOST_RUNS = 64
+GROWTH = 4  # from one bound of a claim to the next: twice as many runs rarely make up for the smaller alpha
 LEVEL = 1e-3  # how often pooled canaries may flag a claim that is true
 Say = Callable[[str], None]
 
@@ -43,7 +46,7 @@ class Standing:
     row: dict[str, Any] | None = None
     counts: list[Count] = field(default_factory=list)
     seconds: float = 1.0
-    """That the last run with canaries took."""
+    """That the last run with canaries took; before there is one, all of the first look."""
 
     @cached_property
     def many(self) -> Broken | None:
@@ -54,6 +57,7 @@ class Standing:
         """One line of the file: the first audit, or one more run with canaries."""
         if "row" in line:
             self.row = dict(line["row"])
+            self.seconds = max(self.row["seconds"], 1e-3)
             first = self.row["one_run"]
             self.counts = [Count(*(first[key] for key in ("canaries", "guesses", "right")))] if first else []
         else:
@@ -62,12 +66,12 @@ class Standing:
         self._pool()
 
     def _pool(self) -> None:
-        """Pool the runs whenever their number has doubled."""
+        """Pool the runs whenever there are GROWTH times as many."""
         runs = len(self.counts)
         claim = self.many.case.claim if self.many is not None else None
-        if self.row is None or claim is None or runs == 0 or runs & (runs - 1):
+        if self.row is None or claim is None or not _pooled(runs):
             return
-        share = 1 / (2 * runs)  # 2^-(j+1)
+        share = 0.5 ** (1 + round(math.log(runs, GROWTH)))
         epsilon = one_run_bounds.epsilon(self.counts, claim.delta, share * one_run.ALPHA)
         first = self.row["game"] if runs == 1 else self.row["measured"]
         found = dict(self.row["one_run"])
@@ -80,15 +84,16 @@ class Standing:
             self.row |= {"verdict": "VIOLATED", "flagged": list(flagged)}
 
     def promise(self) -> float:
-        """What the next piece of work may tell for its time: the gap over the seconds until the runs have doubled."""
+        """What the next piece of work may tell for its time: the gap over the seconds until runs are pooled again."""
         runs = len(self.counts)
         if self.row is None:
             return float("inf")
         if not 0 < runs < MOST_RUNS or self.case.claim is None or self.row["verdict"] == "VIOLATED":
             return 0.0
-        if runs & (runs - 1):
+        if not _pooled(runs):
             return float("inf")  # finish what was begun
-        return max(self.case.claim.epsilon - float(self.row["measured"]), 0.0) / (runs * self.seconds)
+        more = (GROWTH - 1) * runs * self.seconds
+        return max(self.case.claim.epsilon - float(self.row["measured"]), 0.0) / more
 
 
 @dataclass(eq=False)
@@ -99,6 +104,8 @@ class Campaign:
     standings: dict[str, Standing]
     effort: Effort
     power: bool
+    more: Effort = THOROUGH
+    """Whose canaries later runs have."""
 
     def spend(self, seconds: float, say: Say) -> None:
         """Work until the time is over; what is under way then is finished."""
@@ -121,7 +128,7 @@ class Campaign:
         started, number = time.perf_counter(), len(standing.counts)
         say(f"{standing.record.name}, {standing.case.unit} level, canaries, run {number + 1}")
         assert standing.many is not None
-        run = one_run.play(one_run.anew(standing.many, number), self.effort.canaries_of(standing.case))
+        run = one_run.play(one_run.anew(standing.many, number), self.more.canaries_of(standing.case))
         return {"count": list(astuple(run.every_round)), "seconds": round(time.perf_counter() - started, 3)}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -146,8 +153,8 @@ def start(
     Args:
         folder: Where audit.jsonl is.
         records: The methods.
-        settings: `epsilon`, `seed`, `power`, `level`, `claim` and `quick`, as given.
-        effort: How much is tried at first.
+        settings: `epsilon`, `seed`, `power`, `level` and `claim`, as given.
+        effort: How much is tried at first, of each claim.
         resume: Go on with what is there.
 
     Raises:
@@ -190,8 +197,17 @@ def _claims(records: Sequence[Algorithm], settings: Mapping[str, Any]) -> Iterat
         if settings["claim"] in (None, case.kind)
     ]
     kinds = ("proven", "published", "none")
+    seen: set[str] = set()
     for standing in sorted(found, key=lambda each: (kinds.index(each.case.kind), each.case.where != "steps")):
-        yield f"{standing.record.name} {standing.case.unit}", standing
+        key = f"{standing.record.name} {standing.case.unit}"
+        key += f" {standing.case.kind}" if key in seen else ""  # of one unit a method may have both
+        seen.add(key)
+        yield key, standing
+
+
+def _pooled(runs: int) -> bool:
+    """Is this a power of GROWTH?"""
+    return runs in (GROWTH**j for j in range(8))
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

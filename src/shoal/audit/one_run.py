@@ -2,8 +2,9 @@
 
 Every canary is a record, or a client, that pulls in a direction of its own. A coin decides for each whether it is
 there (or which way it pulls); the adversary looks at all rounds of one run, scores each canary by how far the
-released sums moved its way, and guesses on those of which it is surest. What the guesses prove is in
-`one_run_bounds` (Mahloujifar et al. 2024). A second adversary sees the same run, and of it only the final model.
+released sums moved its way, and guesses on those of which it is surest. Where noise is correlated between rounds, it
+undoes that first. What the guesses prove is in `one_run_bounds` (Mahloujifar et al. 2024). A second adversary sees
+the same run, and of it only the final model.
 """
 
 from __future__ import annotations
@@ -177,27 +178,54 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
     if not swaps:
         played = without(played, *np.flatnonzero(coins < 0).tolist())
     sim = federation(played, clients, count, broken.streams, rounds=rounds)
-    params, scores = torch.zeros_like(sim.params), np.zeros(count)
     rate = 1.0 if played.sums_gradients else played.clients.rate(0, rounds, count)
-    log_ratio = _log_ratio(broken.case, rate, swaps)
     state: dict[str, Tensor] = {}
+    params, moved = torch.zeros_like(sim.params), np.empty((rounds, 2, count))
     cohort = replace(sim.cohort, algorithm=played)
     with one_thread():
         for t in range(rounds):
             before = params
             params, state, metrics = run_round(cohort, params, state, RoundIndex(t, rounds))
-            moved = (params - before).double().numpy() / (metrics.get("clip") or 1.0)
-            one_unit = math.sqrt(2) / metrics["expected_clients"]  # how far a canary pulls
-            scores += log_ratio((moved[:count] - moved[count:]) / one_unit)
-    end = params.double().numpy()
-    return scores, end[:count] - end[count:]
+            one_unit = math.sqrt(2) * (metrics.get("clip") or 1.0) / metrics["expected_clients"]  # a canary's pull
+            moved[t] = (params - before).double().view(2, count).numpy() / one_unit
+    end, along = params.double().view(2, count).numpy(), moved[:, 0] - moved[:, 1]
+    if rate < 1:
+        scores = _log_ratio(broken.case, rate, swaps)(along).sum(0)
+    else:
+        scores = decorrelated(_turns(played, rounds, count), moved[:, 0] + moved[:, 1]) @ along
+    return scores, end[0] - end[1]
+
+
+def _turns(record: Algorithm, rounds: int, count: int) -> Array:
+    """The rounds that a canary is in, 1 for each, where that is public: all that it may be in."""
+    return record.clients.participation(rounds, count).repeated(np.eye(1, rounds)[0])
+
+
+def decorrelated(turns: Array, noise: Array) -> Array:
+    """The weights of rounds in the log likelihood ratio of a canary's coin, whose noise may be correlated.
+
+    The noise of rounds is C^-1 z, the releases C^-1 (C x + z): who undoes C finds a canary by (C x) . (C y), which is
+    x . S^-1 y where S is the covariance of the noise. S is estimated from coordinates that no canary moves, not taken
+    from what is charged: noise that is correlated in another way is undone too.
+
+    Args:
+        turns: How far a canary pulls in each round [T].
+        noise: Of each round, where no canary pulls [T, N].
+
+    Returns:
+        The weight of each round [T].
+    """
+    spread = np.atleast_2d(np.cov(noise))
+    least = 1e-9 * max(float(np.trace(spread)), 1e-30)
+    found: Array = np.linalg.solve(spread + least * np.eye(len(turns)), turns)
+    return found
 
 
 def _log_ratio(case: Case, rate: float, swaps: bool) -> Callable[[Array], Array]:
     """The log likelihood ratio of a canary's coin, given how far a round moved its way, in units of its own pull."""
     noise = charged_noise(case.claim.event) if case.claim is not None else None
-    if rate >= 1 or noise is None:
-        return lambda moved: moved  # the ratio is a line
+    if noise is None:
+        return lambda moved: moved
 
     def there(moved: Array) -> Array:
         found: Array = np.logaddexp(math.log1p(-rate), math.log(rate) + (moved - 0.5) / noise**2)

@@ -49,8 +49,8 @@ def command(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="With --all: every claim once, then more runs with canaries where the gap between proven and "
-            "measured is widest, for so long (90s, 10m, 2h); what is under way then is finished.",
+            help="With --all: every claim once with few trials, then more runs with canaries where the gap between "
+            "proven and measured is widest, for so long (90s, 10m, 2h); what is under way then is finished.",
         ),
     ] = None,
     resume: Annotated[
@@ -80,9 +80,11 @@ def command(
         raise ConfigError(f"--repeats must be between 1 and 1000, got {repeats}")
     console = Console(stderr=as_json)
     if budget is not None:
-        if not every or repeats != 1:
-            raise ConfigError(f"--budget {budget} needs --all, and chooses --repeats itself: omit the latter")
-        settings = {"epsilon": epsilon, "seed": seed, "power": power, "level": level, "claim": claim, "quick": quick}
+        if not every or repeats != 1 or quick:
+            raise ConfigError(
+                f"--budget {budget} needs --all, and chooses trials and runs itself: omit --repeats and --quick"
+            )
+        settings = {"epsilon": epsilon, "seed": seed, "power": power, "level": level, "claim": claim}
         _with_budget(records, settings, _seconds(budget), runs, resume, console, as_json)
         return
     if resume:
@@ -131,10 +133,10 @@ def _with_budget(
     """Spend the time; a later call resumes what Ctrl-C stopped, or adds to it."""
     from shoal.audit import audit_report, campaign
     from shoal.audit.audit_plot import gaps
-    from shoal.audit.auditing import QUICK, THOROUGH
+    from shoal.audit.auditing import FIRST_LOOK
 
     with audit_report.place(campaign.newest(runs) if resume else audit_report.new_folder(runs, "all")) as folder:
-        found = campaign.start(folder, records, settings, QUICK if settings["quick"] else THOROUGH, resume)
+        found = campaign.start(folder, records, settings, FIRST_LOOK, resume)
         _refuse_none(list(found.standings), settings["claim"], settings["level"])
         try:
             with console.status("starting") as status:
