@@ -217,8 +217,7 @@ def decorrelated(turns: Array, noise: Array) -> Array:
     """
     spread = np.atleast_2d(np.cov(noise))
     least = 1e-9 * max(float(np.trace(spread)), 1e-30)
-    found: Array = np.linalg.solve(spread + least * np.eye(len(turns)), turns).astype(np.float64)
-    return found
+    return np.asarray(np.linalg.solve(spread + least * np.eye(len(turns)), turns), dtype=np.float64)
 
 
 def _log_ratio(case: Case, rate: float, swaps: bool) -> Callable[[Array], Array]:
