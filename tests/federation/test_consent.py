@@ -9,8 +9,6 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.federation.serve import serve
-
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
 from shoal.accounting.leaves import leaves, without_sampler
@@ -23,6 +21,7 @@ from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _repeats
+from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
