@@ -1,6 +1,7 @@
 """CIFAR-10 at a proven epsilon, from features that no photograph was used for: one JSON line a figure.
 
     SHOAL_DATA=... python benchmarks/cifar10.py --features features.safetensors --out FOLDER --epsilon 1 [--sites 10]
+    SHOAL_DATA=... python benchmarks/cifar10.py --out FOLDER --epsilon 8 --head-steps 0 --steps 2000 --rate 2
 
 The features are those of benchmarks/synthetic_pictures.py. Training is in two phases, as in Tang et al. (2023),
 https://arxiv.org/abs/2306.06076: the last layer alone on the features of every picture, then the whole network. All
@@ -11,6 +12,8 @@ the records are dealt out to sites that share the noise (distributed-dp-sgd), ag
 Settings are those of the paper (clip 1, learning rates 15 for the last layer and 0.4 for 777 steps of the network),
 but for the number of steps and views; with fewer steps the learning rate of the network is larger by as much. With
 `--rate 2` it is that of De et al. (2022), https://arxiv.org/abs/2204.13650. None was chosen by looking at CIFAR-10.
+
+Without `--features` the network starts from scratch, with standardised weights, as that of De et al.
 
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
 given again. Lines are appended to FOLDER/cifar10.jsonl.
@@ -32,6 +35,7 @@ import shoal
 from shoal.accounting import accountants, calibration
 from shoal.accounting.events import Event, Gaussian, Repeat, Sampled
 from shoal.data import Dataset
+from shoal.models import StandardisedConv2d
 from shoal.result import Interrupted
 from shoal.training.augmentation import CROPS, augmented
 from synthetic_pictures import WIDTH, PictureNetwork
@@ -121,7 +125,7 @@ def trained(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--features", type=Path, required=True)
+    parser.add_argument("--features", type=Path, help="without them the network starts from scratch, standardised")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--sites", type=int, default=1)
@@ -149,9 +153,16 @@ def main() -> None:
     network_rate = given.rate or NETWORK_RATE * NETWORK_STEPS / max(1, given.steps)
     rate = given.batch / records
     noise = noise_for(given.epsilon, rate, steps)
-    network = PictureNetwork()
-    network.load_state_dict(load_file(given.features))
-    cell = f"epsilon{given.epsilon:g}-sites{given.sites}-steps{given.head_steps}-{given.steps}-seed{given.seed}"
+    torch.manual_seed(given.seed)
+    network = PictureNetwork() if given.features else PictureNetwork(StandardisedConv2d)
+    if given.features:
+        network.load_state_dict(load_file(given.features))
+    elif given.head_steps:
+        parser.error("--head-steps needs --features; from scratch set it to 0")
+    start = "" if given.features else "scratch-"
+    cell = (
+        f"{start}epsilon{given.epsilon:g}-sites{given.sites}-steps{given.head_steps}-{given.steps}-seed{given.seed}"
+    )
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
     print(json.dumps({"cell": cell, "noise_multiplier": noise, "rate": rate} | spent(noise, rate, steps)), flush=True)
 
@@ -168,8 +179,8 @@ def main() -> None:
         with (given.out / "cifar10.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    given.out.mkdir(parents=True, exist_ok=True)
-    try:
+    def last_layer() -> dict[str, Tensor]:
+        """The last layer, trained alone on the features of every picture."""
         seen = [features(network, x, views, given.seed, given.device) for x, views in ((train_x, 8), (test_x, 0))]
         data = shoal.from_arrays(
             seen[0].numpy(), train_y.numpy(), test=(seen[1].numpy(), test_y.numpy()), name="features",
@@ -182,9 +193,14 @@ def main() -> None:
         wanted = settings(given, noise, records, given.head_steps, HEAD_RATE) | {"noise_seed": 2 * given.seed}
         result = trained(given, given.out / cell / "head", ends, wanted, data, last)
         figure("head", given.head_steps, result)
+        return result.model
+
+    given.out.mkdir(parents=True, exist_ok=True)
+    try:
+        if given.head_steps:
+            network.head.load_state_dict(last_layer())
         if not given.steps:
             return
-        network.head.load_state_dict(result.model)
         for block in network.blocks[: given.frozen]:
             block.requires_grad_(False)
         wanted = settings(given, noise, records, given.steps, network_rate) | {

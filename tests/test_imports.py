@@ -27,6 +27,7 @@ LAYERS = {
     "tasks": 0.5,
     "renamed": 0.1,
     "precision": 0,
+    "standardised_convolution": 0,
     "inputs": 0.2,
     "calling": 0.3,
     "accounting": 0.5,

@@ -107,12 +107,12 @@ class ResNet18(nn.Module):
 
 
 class WideBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, kind: type[nn.Conv2d]) -> None:
         super().__init__()
         self.norm1, self.norm2 = group_norm(inputs, 16), group_norm(outputs, 16)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
+        self.conv1 = kind(inputs, outputs, 3, stride, 1, bias=False)
+        self.conv2 = kind(outputs, outputs, 3, 1, 1, bias=False)
+        self.shortcut = kind(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = torch.relu(self.norm1(x))
@@ -122,16 +122,15 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-16-4 of Zagoruyko and Komodakis (2016) with GroupNorm, as De et al. (2022) train it."""
+    """WRN-16-4 of Zagoruyko and Komodakis (2016) with GroupNorm.
 
-    def __init__(self) -> None:
+    With convolutions of the `kind` StandardisedConv2d it is as De et al. (2022) train it.
+    """
+
+    def __init__(self, kind: type[nn.Conv2d] = nn.Conv2d) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(
-            nn.Conv2d(3, 16, 3, 1, 1, bias=False),
-            *(WideBlock(16, 64, 1), WideBlock(64, 64, 1)),
-            *(WideBlock(64, 128, 2), WideBlock(128, 128, 1)),
-            *(WideBlock(128, 256, 2), WideBlock(256, 256, 1)),
-        )
+        widths = ((16, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
+        self.blocks = nn.Sequential(kind(3, 16, 3, 1, 1, bias=False), *(WideBlock(*width, kind) for width in widths))
         self.norm, self.head = group_norm(256, 16), nn.Linear(256, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -84,6 +84,8 @@ _OTHERS = (
      "Hyperparameter Tuning with Renyi Differential Privacy", "2110.03620"),
     ("Pichapati et al. (2019)", "V. Pichapati, A. T. Suresh, F. X. Yu, S. J. Reddi, S. Kumar",
      "AdaCliP: Adaptive Clipping for Private SGD", "1908.07643"),
+    ("Qiao et al. (2019)", "S. Qiao, H. Wang, C. Liu, W. Shen, A. Yuille",
+     "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization", "1903.10520"),
     ("Tramèr & Boneh (2021)", "F. Tramèr, D. Boneh",
      "Differentially Private Learning Needs Better Features (or Much More Data)", "2011.11660"),
     ("Wei et al. (2020)", "W. Wei et al.",

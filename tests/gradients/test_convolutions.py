@@ -18,6 +18,7 @@ from shoal.gradients.layers.rule import few_positions
 from shoal.gradients.layers.rules import rule_for
 from shoal.gradients.layout import Layout
 from shoal.gradients.sequential import RecordNetwork, SequentialNetwork
+from shoal.models import StandardisedConv2d
 from support.resnet import ResNet
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -47,7 +48,8 @@ def convolutions(draw):
         least = [0 if same else max(far - 2 * padding, 0) for far in reach]
     size = [low + extra for low, extra in zip(least, more, strict=True)]
     padding = "same" if same else padding
-    return PLAIN[dims](ins, outs, kernel, stride, padding, padding_mode=mode, **options), size
+    kind = StandardisedConv2d if dims == 2 and draw(st.booleans()) else PLAIN[dims]
+    return kind(ins, outs, kernel, stride, padding, padding_mode=mode, **options), size
 
 
 def everything(module, x, upstream, clients, make=None):

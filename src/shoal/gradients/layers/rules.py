@@ -21,7 +21,9 @@ from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
 from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layers.recurrent import recurrent_layer
 from shoal.gradients.layers.rule import Rule
+from shoal.gradients.layers.standardised import StandardisedRule, alone, without_standardising
 from shoal.gradients.layout import Entry
+from shoal.standardised_convolution import StandardisedConv2d
 
 INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
@@ -71,6 +73,9 @@ def rule_for(module: nn.Module, entries: dict[int, Entry], kernels: bool = True)
         return TransposedLinearRule(weight, bias, kernels), _same
     if type(module) in CONVOLUTIONS:
         return convolution_rule(module, weight, bias, kernels)
+    if type(module) is StandardisedConv2d:
+        plain, padded = convolution_rule(without_standardising(module), *alone(weight, bias), kernels)
+        return StandardisedRule(plain, weight, bias), padded
     if type(module) is nn.Embedding:
         plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
         return (EmbeddingRule(weight, module.padding_idx), _same) if plain else None
@@ -102,6 +107,8 @@ def _special(module: nn.Module, rule: Rule) -> SpecialRule | None:
         return GroupNormRule(module, rule.weight, rule.bias)
     if isinstance(rule, TritonConv2dRule) and rule.even:
         return RecordConvolutionRule(rule.plain, rule.weight, rule.bias)
+    if isinstance(rule, StandardisedRule) and (plain := _special(module, rule.plain)):
+        return StandardisedRule(plain, rule.weight, rule.bias)
     return None
 
 

@@ -1,0 +1,92 @@
+"""The rule of a convolution with standardised weights: that of the plain one, with each gradient mapped back."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.gradients.layers.rule import Rule, add_kept, squared, trained
+from shoal.gradients.layout import Entry
+from shoal.precision import widened
+from shoal.standardised_convolution import StandardisedConv2d, before_standardising, standardised
+
+
+class StandardisedRule(Rule):
+    """A record's gradient is kept: its norm is that after the mapping, which differs from output to output.
+
+    The plain rule has a vector of its own, in which there is nothing but this layer.
+    """
+
+    products = True
+
+    def __init__(self, plain: Rule, weight: Entry, bias: Entry | None) -> None:
+        self.entries, self.weight, self.bias = trained(weight, bias), weight, bias
+        self.plain, self._size = plain, weight.shape.numel()
+
+    def fits(self, x: Tensor, params: Tensor) -> bool:
+        """Does the plain rule fit, where it is a special one?"""
+        found: bool = self.plain.fits(x, params)  # type: ignore[attr-defined]
+        return found
+
+    def short(self, saved: Any) -> bool:
+        """As the plain rule does."""
+        return self.plain.short(saved[0])
+
+    def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Any]:
+        """The output, and what the backward pass needs of the input and the weights."""
+        weights, norms = standardised(widened(self.weight.of(params).flatten(2)))
+        parts = [weights.flatten(1).to(params.dtype)]
+        if self.bias is not None:
+            parts.append(self.bias.of(params))
+        vector = torch.cat(parts, 1)
+        y, saved = self.plain.forward(x, vector)
+        return y, [saved, weights, norms, vector]
+
+    def input_gradient(self, saved: Any, grad: Tensor, params: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output."""
+        return self.plain.input_gradient(saved[0], grad, saved[3])
+
+    def accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
+        """into[K, P] += scale x gradient."""
+        for entry, gradients in zip(self.entries, self._gradients(saved, grad, into, len(into)), strict=True):
+            entry.of(into).flatten(1).add_(gradients, alpha=scale)
+
+    def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The squared norm of every gradient, in float64."""
+        kept = self._gradients(saved, grad, saved[2], len(grad))
+        return squared(torch.cat(kept, 1)), kept
+
+    def accumulate_weighted(
+        self, saved: Any, kept: list[Tensor] | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
+    ) -> None:
+        """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
+        kept = self.squares(saved, grad)[1] if kept is None else kept
+        add_kept(kept, self.entries, factors, into, scale)
+
+    def _gradients(self, saved: Any, grad: Tensor, like: Tensor, rows: int) -> list[Tensor]:
+        """The gradients of so many groups of records, [rows, size] of the weights and of the bias."""
+        inner, weights, norms, vector = saved
+        found = like.new_zeros(rows, vector.shape[1])
+        self.plain.accumulate(inner, grad, found, 1.0)
+        shape = (len(weights), rows // len(weights), *weights.shape[1:])
+        mapped = before_standardising(found[:, : self._size].reshape(shape), weights.unsqueeze(1), norms.unsqueeze(1))
+        parts = [mapped.reshape(rows, -1), found[:, self._size :]]
+        return parts[: len(self.entries)]
+
+
+def without_standardising(module: StandardisedConv2d) -> nn.Conv2d:
+    """The layer with the same settings that uses its weights as they are."""
+    plain = copy.copy(module)
+    plain.__class__ = nn.Conv2d
+    return plain
+
+
+def alone(weight: Entry, bias: Entry | None) -> tuple[Entry, Entry | None]:
+    """The places of a layer's parameters in a vector of theirs alone."""
+    size = weight.shape.numel()
+    moved = replace(weight, start=0, stop=size)
+    return moved, None if bias is None else replace(bias, start=size, stop=size + bias.shape.numel())
