@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.errors import ModelError
 from shoal.gradients import network
+from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layers import rules
+from shoal.gradients.layers.affine import AffineRule
+from shoal.gradients.layout import Layout
 from shoal.gradients.sequential import RecordNetwork
 
 
@@ -63,3 +68,29 @@ class Unlike(nn.Module):
 
 def test_rows_that_do_not_follow_the_records_are_never_batched():
     assert network(Unlike(), torch.rand(3, 4)).way != "rules"
+
+
+class OneMore(nn.Module):
+    """A layer that gets one more row than there are records, whatever their number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scores = nn.GroupNorm(1, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.scores(self.layer(torch.cat([x[:1], x]))[:-1])
+
+
+class FitsAlways(AffineRule):
+    def fits(self, x, params):
+        return True
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_rows_are_counted_by_rules_for_some_inputs_too(special, monkeypatch):
+    monkeypatch.setattr(rules, "_special", lambda _, rule: FitsAlways(1, rule.weight, rule.bias) if special else None)
+    model = OneMore()
+    fast = BatchedNetwork(model, Layout.of(model), sample=torch.rand(1, 4))
+    params = fast.layout.flatten(model).unsqueeze(0)
+    with pytest.raises(ModelError, match="layer gets 4 rows for 3 records"):
+        fast.backward(params, torch.rand(1, 3, 4), torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3))
