@@ -200,12 +200,12 @@ class LibraryConvolutionRule(Rule):
 @lru_cache
 def live_taps(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Taps:
     """Without the outer taps that see nothing but padding, as 8 of 9 do on a map of one pixel."""
-    outputs = _outputs(size, kernel, stride, padding, dilation)
+    made = outputs(size, kernel, stride, padding, dilation)
     places, kernels, paddings = [], [], []
-    for s, k, by, pad, d, out in zip(size, kernel, stride, padding, dilation, outputs, strict=True):
+    for s, k, by, pad, d, out in zip(size, kernel, stride, padding, dilation, made, strict=True):
         live = [i for i in range(k) if any(0 <= o * by - pad + i * d < s for o in range(out))] or [0, k - 1]
         first, many, less = live[0], live[-1] + 1 - live[0], pad - live[0] * d
-        if less < 0 or _outputs((s,), (many,), (by,), (less,), (d,)) != (out,):
+        if less < 0 or outputs((s,), (many,), (by,), (less,), (d,)) != (out,):
             first, many, less = 0, k, pad
         places.append(slice(first, first + many))
         kernels.append(many)
@@ -213,7 +213,8 @@ def live_taps(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilatio
     return Taps((..., *places), tuple(kernels), tuple(paddings))
 
 
-def _outputs(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
+def outputs(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
+    """The size of the output, for maps of this size."""
     along = zip(size, kernel, stride, padding, dilation, strict=True)
     return tuple((s + 2 * pad - d * (k - 1) - 1) // by + 1 for s, k, by, pad, d in along)
 
