@@ -60,7 +60,7 @@ class LibraryConvolutionRule(Rule):
         """The output, and what the backward pass needs of the input."""
         clients, taps = len(params), self._taps(x)
         weights = self.weight.of(params)[taps.places]
-        order = torch.channels_last if _last(x, weights) else torch.contiguous_format
+        order = torch.channels_last if self._last(x, weights) else torch.contiguous_format
         x = x.contiguous(memory_format=order)
         weights = torch.unflatten(weights.flatten(0, 1).contiguous(memory_format=order), 0, (clients, -1))
         many = clients if x.is_cuda else 1
@@ -186,6 +186,10 @@ class LibraryConvolutionRule(Rule):
         shape = (len(x), self.groups, width, *taps.kernel, *output)
         return x.as_strided(shape, (n, channels * width, channels, *moves))
 
+    def _last(self, x: Tensor, weights: Tensor) -> bool:
+        """Are channels fastest in the last place? So on a CPU, unless reordering the weights costs more."""
+        return x.dim() == 4 and not x.is_cuda and x.numel() > weights.numel()
+
     def _taps(self, seen: Tensor) -> Taps:
         kernel = tuple(self.weight.shape[2:])
         if self.transposed:
@@ -222,16 +226,6 @@ def outputs(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation:
 def _summed(grad: Tensor) -> Tensor:
     """The gradient of each record's bias, [N, O]."""
     return grad.flatten(2).sum(2)
-
-
-def _last(x: Tensor, weights: Tensor) -> bool:
-    """Are channels fastest in the last place?
-
-    So on a CPU, unless reordering the weights [K, ...] costs more, and for one client on CUDA in bfloat16.
-    """
-    if x.is_cuda:
-        return x.dim() == 4 and x.dtype == torch.bfloat16 and len(weights) == 1
-    return x.dim() == 4 and x.numel() > weights.numel()
 
 
 def _beside(images: Tensor, many: int) -> Tensor:

@@ -66,6 +66,9 @@ class RecordConvolutionRule(LibraryConvolutionRule):
             saved, grad = in_type(saved, torch.float32), grad.float()
         super().accumulate_weighted(saved, kept, grad, factors, into, scale)
 
+    def _last(self, x: Tensor, weights: Tensor) -> bool:
+        return True
+
     def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
         """The gradients of the weights of so many groups of records, [rows, size], in float32."""
         found = torch.zeros(rows, self.weight.shape.numel(), dtype=torch.float32, device=x.device)
