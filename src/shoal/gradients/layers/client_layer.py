@@ -95,7 +95,7 @@ class Taped:
                 break
             except Exception:  # a fault of the model itself comes up again where it is trained
                 self.watched = {}
-        for rule, rows in self.watched.items():
+        for rule, rows in (self.watched or {}).items():
             calls = len(rows) // 2
             more = {two - one for one, two in zip(rows[:calls], rows[calls:], strict=True)}
             self.rows[rule] = more.pop() if len(more) == 1 else -1  # nothing fits -1
