@@ -14,7 +14,7 @@ A clip holds in all of them. The passes through the model decide only which numb
 gradients are. From these the gradient of a record is computed in one of two ways. Either once, in whatever digits:
 it is kept, and what is measured is what is added. Or twice, by different products, for its norm and for the sum: then
 both are in all digits (`all_digits`), and what float32 may still lose is part of the norm (gradients.layers.rule).
-Numbers in bfloat16 are widened to float32 before either, which is exact.
+Numbers in bfloat16 are widened to float32 before the second, which is exact; sums of their products are in float32.
 """
 
 from __future__ import annotations

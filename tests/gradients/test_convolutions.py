@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shoal.gradients import network
 from shoal.gradients.batched import BatchedNetwork
-from shoal.gradients.layers import convolution_library
+from shoal.gradients.layers import convolution_library, record_convolution_cuda
 from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.convolution_library import LibraryConvolutionRule
+from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layers.rule import few_positions
 from shoal.gradients.layers.rules import rule_for
 from shoal.gradients.layout import Layout
@@ -351,3 +353,16 @@ def test_what_a_layer_has_seen_is_not_changed_unnoticed(per_record):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         F.cross_entropy(module(x), torch.zeros(2, dtype=torch.int64)).backward()
     assert network(module, x, per_record=per_record).way != "rules"
+
+
+@pytest.mark.parametrize(("records", "padding", "fits"), [(2**20, 5, True), (2**22, 5, False), (2**22, 0, True)])
+def test_the_kernel_for_records_never_indexes_more_outputs_than_it_can(records, padding, fits, monkeypatch):
+    """With much padding they are more than the inputs; what is too large is left to the other kernels."""
+    monkeypatch.setattr(record_convolution_cuda, "triton", object())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    conv = nn.Conv2d(1, 8, 1, padding=padding)
+    rule = RecordConvolutionRule(conv, *Layout.of(conv).entries)
+    with FakeTensorMode():  # without memory, and without a GPU
+        x, params = torch.empty(records, 1, 2, 2, device="cuda"), torch.empty(1, 16, device="cuda")
+    assert rule.fits(x, params) == fits

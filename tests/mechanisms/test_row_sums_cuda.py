@@ -32,3 +32,10 @@ def test_long_sums_keep_what_float32_would_lose():
     found = weighted_sum(rows, factors)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, torch.einsum("kb,kbp->kp", factors.double(), rows.double()), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("clients", "size"), [(3, 1100), (70_000 if GPU else 40, 2)])
+def test_sums_of_as_many_clients_as_there_are(clients, size):
+    rows, factors = torch.randn(clients, 3, size, device=DEVICE), torch.rand(clients, 3, device=DEVICE)
+    wanted = torch.einsum("kb,kbp->kp", factors.double(), rows.double())
+    torch.testing.assert_close(weighted_sum(rows, factors), wanted, rtol=1e-14, atol=1e-14)

@@ -11,8 +11,8 @@ from torch import nn
 
 from shoal.config import configure
 from shoal.errors import ConfigError
-from shoal.gradients import network
 from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layout import Layout
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.update_clipping import shrinking
@@ -56,8 +56,7 @@ def apart(found, wanted):
 
 def tape_of(module, x, precision="bf16", classes=3):
     """The tape of the records [B, ...] of one client."""
-    net = network(module, per_record=True)
-    assert isinstance(net, BatchedNetwork)
+    net = BatchedNetwork(module, Layout.of(module), sample=x)  # as in training, where it knows the rows of a record
     params, y = net.layout.flatten(module).unsqueeze(0), torch.arange(len(x), device=x.device) % classes
     with autocast(precision, params):
         return net.backward(params, x[None], y[None], torch.ones(1, len(x), device=x.device))

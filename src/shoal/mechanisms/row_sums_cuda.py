@@ -10,6 +10,7 @@ from shoal.kernels import tl, triton
 BLOCK = 1024  # numbers that a program takes of a row at a time
 ROWS = 8  # rows of which it sums as many at a time
 PARTS = 64  # programs for a row, at most
+MOST = 2**31 - PARTS * BLOCK  # the most numbers of a row that can be indexed
 
 
 def can_sum(rows: Tensor) -> bool:
@@ -20,6 +21,7 @@ def can_sum(rows: Tensor) -> bool:
         and rows.dtype == torch.float32
         and rows.numel() > 0
         and rows.stride(-1) == 1
+        and rows.shape[-1] < MOST
     )
 
 
@@ -36,9 +38,11 @@ def weighted_sum(rows: Tensor, factors: Tensor) -> Tensor:
     """sum_b factors[k, b] rows[k, b], [K, size] in float64, for rows [K, B, size]."""
     clients, records, size = rows.shape
     found = rows.new_empty(clients, size, dtype=torch.float64)
-    _weighted[(triton.cdiv(size, BLOCK // 2), clients)](
-        rows, factors.double().contiguous(), found, rows.stride(0), rows.stride(1), records, size, BLOCK // 2, ROWS
-    )
+    blocks = triton.cdiv(size, BLOCK // 2)
+    _weighted[(blocks * clients,)](  # only the first dimension may be longer than 65,535
+        rows, factors.double().contiguous(), found, rows.stride(0), rows.stride(1), records, size, blocks,
+        BLOCK // 2, ROWS,
+    )  # fmt: skip
     return found
 
 
@@ -56,9 +60,10 @@ if triton is not None:
 
     @triton.jit
     def _weighted(
-        rows, factors, found, apart, stride, records, size, BLOCK: tl.constexpr, ROWS: tl.constexpr
+        rows, factors, found, apart, stride, records, size, blocks, BLOCK: tl.constexpr, ROWS: tl.constexpr
     ):  # fmt: skip
-        client, place = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        client = (tl.program_id(0) // blocks).to(tl.int64)
+        place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
         rows, factors = rows + client * apart + place[None, :], factors + client * records
         total = tl.zeros((ROWS, BLOCK), tl.float64)
         for start in range(0, records, ROWS):

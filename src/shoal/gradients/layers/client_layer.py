@@ -25,7 +25,8 @@ class Taped:
     the backward pass. `records` is K times the batch. `deferred` says which rules are replaced for now. `rows` is how
     many rows each layer gets for one record, where that is known; 0 if its input is the same for all records, such as
     positions [T]. That is found out once, since a batch of T records would hide it; so are the `places` of records in
-    draws of dropout (`dropout.places_of`).
+    draws of dropout (`dropout.places_of`), and whether the model takes pictures with the channels `last` in memory,
+    which its code may not `view` as rows.
     """
 
     params: Tensor
@@ -37,6 +38,7 @@ class Taped:
         self.rows: dict[Rule, int] = {}
         self.deferred: dict[Rule, Any] = {}
         self.places: list[int] | None = None
+        self.last = False
         self.watched: dict[Rule, list[int]] | None = None
 
     def bind(self, params: Tensor, tape: list[tuple[Rule, Any, Tensor]], records: int) -> None:
@@ -80,17 +82,20 @@ class Taped:
 
     def watch(self, module: nn.Module, params: Tensor, sample: Inputs) -> None:
         """Find out how many rows each layer gets for one record, from one client with one record and with two."""
-        self.watched, sample = {}, joined(sample, sample)
+        sample = joined(sample, sample)
 
         def run(records: int) -> None:
             self.bind(params.unsqueeze(0), [], records)
             call(module, take(sample, slice(records)))
 
-        try:
-            self.places = places_of(run, params.device)
-        except Exception:  # a fault of the model itself comes up again where it is trained
+        for self.last in (True, False):
             self.watched = {}
-        for rule, rows in self.watched.items():
+            try:
+                self.places = places_of(run, params.device)
+                break
+            except Exception:  # a fault of the model itself comes up again where it is trained
+                self.watched = {}
+        for rule, rows in (self.watched or {}).items():
             calls = len(rows) // 2
             more = {two - one for one, two in zip(rows[:calls], rows[calls:], strict=True)}
             self.rows[rule] = more.pop() if len(more) == 1 else -1  # nothing fits -1
@@ -161,7 +166,10 @@ class SpecialRule(Rule, Protocol):
 
 
 class SpecialLayer(RuledLayer):
-    """A layer by a rule for some inputs where they fit, else by the one for all."""
+    """A layer by a rule for some inputs where they fit, else by the one for all.
+
+    Its output is pictures, with the channels last in memory.
+    """
 
     def __init__(
         self, layer: nn.Module, rule: Rule, before: Callable[[Tensor], Tensor], taped: Taped, special: SpecialRule
@@ -172,7 +180,11 @@ class SpecialLayer(RuledLayer):
     def forward(self, x: Tensor) -> Tensor:
         """The output, with each client's own parameters for its records."""
         taped = self._taped
-        if taped.rows.get(self.rule) != 1 or not self._special.fits(x, taped.params):
+        if taped.watched is not None:
+            y = super().forward(x)
+            return y.contiguous(memory_format=torch.channels_last) if taped.last and y.dim() == 4 else y
+        a_row_each = taped.rows.get(self.rule) == 1 and len(x) == taped.records
+        if not taped.last or not a_row_each or not self._special.fits(x, taped.params):
             return super().forward(x)
         with nullcontext() if self._special.products else without_autocast(x):
             return taped(self._special, x)

@@ -60,7 +60,7 @@ class LibraryConvolutionRule(Rule):
         """The output, and what the backward pass needs of the input."""
         clients, taps = len(params), self._taps(x)
         weights = self.weight.of(params)[taps.places]
-        order = torch.channels_last if _last(x, weights) else torch.contiguous_format
+        order = torch.channels_last if self._last(x, weights) else torch.contiguous_format
         x = x.contiguous(memory_format=order)
         weights = torch.unflatten(weights.flatten(0, 1).contiguous(memory_format=order), 0, (clients, -1))
         many = clients if x.is_cuda else 1
@@ -186,6 +186,10 @@ class LibraryConvolutionRule(Rule):
         shape = (len(x), self.groups, width, *taps.kernel, *output)
         return x.as_strided(shape, (n, channels * width, channels, *moves))
 
+    def _last(self, x: Tensor, weights: Tensor) -> bool:
+        """Are channels fastest in the last place? So on a CPU, unless reordering the weights costs more."""
+        return x.dim() == 4 and not x.is_cuda and x.numel() > weights.numel()
+
     def _taps(self, seen: Tensor) -> Taps:
         kernel = tuple(self.weight.shape[2:])
         if self.transposed:
@@ -200,12 +204,12 @@ class LibraryConvolutionRule(Rule):
 @lru_cache
 def live_taps(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Taps:
     """Without the outer taps that see nothing but padding, as 8 of 9 do on a map of one pixel."""
-    outputs = _outputs(size, kernel, stride, padding, dilation)
+    made = outputs(size, kernel, stride, padding, dilation)
     places, kernels, paddings = [], [], []
-    for s, k, by, pad, d, out in zip(size, kernel, stride, padding, dilation, outputs, strict=True):
+    for s, k, by, pad, d, out in zip(size, kernel, stride, padding, dilation, made, strict=True):
         live = [i for i in range(k) if any(0 <= o * by - pad + i * d < s for o in range(out))] or [0, k - 1]
         first, many, less = live[0], live[-1] + 1 - live[0], pad - live[0] * d
-        if less < 0 or _outputs((s,), (many,), (by,), (less,), (d,)) != (out,):
+        if less < 0 or outputs((s,), (many,), (by,), (less,), (d,)) != (out,):
             first, many, less = 0, k, pad
         places.append(slice(first, first + many))
         kernels.append(many)
@@ -213,7 +217,8 @@ def live_taps(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilatio
     return Taps((..., *places), tuple(kernels), tuple(paddings))
 
 
-def _outputs(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
+def outputs(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
+    """The size of the output, for maps of this size."""
     along = zip(size, kernel, stride, padding, dilation, strict=True)
     return tuple((s + 2 * pad - d * (k - 1) - 1) // by + 1 for s, k, by, pad, d in along)
 
@@ -221,16 +226,6 @@ def _outputs(size: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation
 def _summed(grad: Tensor) -> Tensor:
     """The gradient of each record's bias, [N, O]."""
     return grad.flatten(2).sum(2)
-
-
-def _last(x: Tensor, weights: Tensor) -> bool:
-    """Are channels fastest in the last place?
-
-    So on a CPU, unless reordering the weights [K, ...] costs more, and for one client on CUDA in bfloat16.
-    """
-    if x.is_cuda:
-        return x.dim() == 4 and x.dtype == torch.bfloat16 and len(weights) == 1
-    return x.dim() == 4 and x.numel() > weights.numel()
 
 
 def _beside(images: Tensor, many: int) -> Tensor:

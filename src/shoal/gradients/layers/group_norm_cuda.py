@@ -18,7 +18,7 @@ from shoal.kernels import tl, triton
 WIDEST = 1024  # channels
 TILE = 4096  # numbers that a program reads at a time
 WARPS = 8
-MOST = 2**31  # the most numbers that can be indexed
+MOST = 2**31 - TILE  # the most numbers that can be indexed
 
 
 class GroupNormRule(AffineRule):
@@ -43,7 +43,7 @@ class GroupNormRule(AffineRule):
         """The output, and what the backward pass needs of the input."""
         x = x.contiguous(memory_format=torch.channels_last)
         y, (n, channels, h, w) = torch.empty_like(x), x.shape
-        statistics = torch.empty(2, n, self._groups, device=x.device)
+        statistics = torch.empty(2, n, self._groups, dtype=torch.float32, device=x.device)
         _normalise[(n,)](
             x, params, y, statistics, self.weight.start, -1 if self.bias is None else self.bias.start, n, self._eps,
             h * w, channels, self._groups, max(1, TILE // channels), num_warps=WARPS,
@@ -76,7 +76,7 @@ class GroupNormRule(AffineRule):
 
     def _backward(self, x: Tensor, statistics: Tensor, grad: Tensor, params: Tensor, before: Tensor | None) -> Tensor:
         n, channels, h, w = x.shape
-        sums = torch.empty(2, n, channels, device=x.device)
+        sums = torch.empty(2, n, channels, dtype=torch.float32, device=x.device)
         grad = grad.contiguous(memory_format=torch.channels_last)
         _denormalise[(n,)](
             x, params, grad, x if before is None else before, statistics, sums, self.weight.start, n, before is None,

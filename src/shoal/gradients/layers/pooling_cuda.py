@@ -32,7 +32,7 @@ def can_pool(module: nn.Module) -> bool:
 
 
 class MaxPool(nn.Module):
-    """For float32 images on CUDA; others use PyTorch's own."""
+    """For float32 images on CUDA with the channels first; others use PyTorch's own, which keeps their order."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class MaxPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Max pooling, by a Triton kernel where it fits."""
         fits = x.dim() == 4 and x.shape[2] >= self._window[0] and x.shape[3] >= self._window[1]
-        if fits and x.is_cuda and x.dtype == torch.float32 and x.numel() < MOST:
+        if fits and x.is_cuda and x.dtype == torch.float32 and x.is_contiguous() and x.numel() < MOST:
             return Pooled.apply(x, self._window)  # type: ignore[no-any-return,no-untyped-call]
         return self._plain(x)  # type: ignore[no-any-return]
 

@@ -12,14 +12,14 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.gradients.layers.convolution_library import Kept, LibraryConvolutionRule, Saved, live_taps
+from shoal.gradients.layers.convolution_library import Kept, LibraryConvolutionRule, Saved, live_taps, outputs
 from shoal.gradients.layers.rule import few_positions, in_type, squared
 from shoal.kernels import tl, triton
 
 DEPTH, STAGES, WARPS = 32, 3, 4  # positions that are summed at a time, and how
 SIDE = 128  # of the largest tile of weights
 ENOUGH = 4096  # programs that surely keep a GPU busy
-MOST = 2**31  # the most numbers that can be indexed
+MOST = 2**31 - DEPTH  # the most numbers that can be indexed
 
 
 class RecordConvolutionRule(LibraryConvolutionRule):
@@ -29,10 +29,10 @@ class RecordConvolutionRule(LibraryConvolutionRule):
         """Is there one client, and autocast to bfloat16?"""
         if triton is None or len(params) > 1 or not x.is_cuda or x.dim() != 4 or not 0 < x.numel() < MOST:
             return False
-        kernel, size = tuple(self.weight.shape[2:]), tuple(x.shape[2:])
-        seen = live_taps(size, kernel, self.stride, self.padding, self.dilation)
+        size, *windows = tuple(x.shape[2:]), tuple(self.weight.shape[2:]), self.stride, self.padding, self.dilation
+        large = len(x) * self.weight.shape[0] * math.prod(outputs(size, *windows)) >= MOST
         short = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-        return short and seen.kernel == kernel and x.shape[2:].numel() * self.weight.shape[0] * len(x) < MOST
+        return short and not large and live_taps(size, *windows).kernel == windows[0]
 
     def short(self, saved: Saved) -> bool:
         """Its products are summed in float32."""
@@ -66,9 +66,12 @@ class RecordConvolutionRule(LibraryConvolutionRule):
             saved, grad = in_type(saved, torch.float32), grad.float()
         super().accumulate_weighted(saved, kept, grad, factors, into, scale)
 
+    def _last(self, x: Tensor, weights: Tensor) -> bool:
+        return True
+
     def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
         """The gradients of the weights of so many groups of records, [rows, size], in float32."""
-        found = torch.zeros(rows, self.weight.shape.numel(), device=x.device)
+        found = torch.zeros(rows, self.weight.shape.numel(), dtype=torch.float32, device=x.device)
         self._add_gradients(x, grad, found, 0, 1.0)
         return found
 
