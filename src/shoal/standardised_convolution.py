@@ -22,7 +22,7 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 def standardised(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights [..., outputs, inputs] of mean 0 and norm 1 for each output, and what the norms were, [..., outputs, 1]."""
+    """Weights [..., outputs, inputs] of mean 0 and norm 1 for each output, and the norms they had."""
     centred = weights - weights.mean(-1, keepdim=True)
     norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=LEAST)
     return centred / norms, norms
