@@ -24,7 +24,8 @@ class StandardisedConv2d(nn.Conv2d):
 def standardised(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [..., outputs, inputs] of mean 0 and norm 1 for each output, and the norms they had."""
     centred = weights - weights.mean(-1, keepdim=True)
-    norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=LEAST)
+    most = torch.finfo(weights.dtype).max  # an infinite norm would be replaced by 0 where a record is left out
+    norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(LEAST, most)
     return centred / norms, norms
 
 
