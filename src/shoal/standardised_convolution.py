@@ -18,7 +18,9 @@ class StandardisedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution with weights of mean 0 and norm 1 for every output."""
-        return self._conv_forward(x, standardised(self.weight.flatten(1))[0].view_as(self.weight), self.bias)
+        weights = standardised(self.weight.flatten(1))[0].view_as(self.weight)
+        y: Tensor = self._conv_forward(x, weights, self.bias)
+        return y
 
 
 def standardised(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class SecureCohort(RemoteCohort):
     def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
         clip_norm = self._clip_norm(state, index)
         plan = self._plan(index, clip_norm)
-        members = {member.number: member for member in self._roster.members.values()}  # one dropped meanwhile has none
+        members = {member.number: member for member in self._roster.members.values()}  # a drop takes the number
 
         def blame(number: int, why: str, certain: bool) -> None:
             if certain:

@@ -80,7 +80,7 @@ class StandardisedRule(Rule):
 
 def without_standardising(module: StandardisedConv2d) -> nn.Conv2d:
     """The layer with the same settings that uses its weights as they are."""
-    plain = copy.copy(module)
+    plain: nn.Conv2d = copy.copy(module)
     plain.__class__ = nn.Conv2d
     return plain
 
