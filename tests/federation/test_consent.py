@@ -266,6 +266,23 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
     assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
 
 
+@pytest.mark.slow
+def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budget(replies, tmp_path):
+    """Of a million repeats, the cap of a run pays for four; the rest it would have refused."""
+    site, terms, message = replies
+    cap = 1.001 * epsilon(Repeat(Gaussian(1.633), 5), 1e-5).epsilon
+    site.owner = replace(site.owner, requirements=Requirements(epsilon=100.0, epsilon_per_run=cap))
+    site.answer(TERMS, terms)
+    site.answer(ROUND, message)
+    site.answer(TERMS, Payload(terms.values | {"repeats": 10**6}))
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3 + 4
+
+
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])
 def test_a_number_of_repeats_that_cannot_be_is_refused(replies, repeats):
     site, terms, message = replies

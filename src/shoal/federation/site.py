@@ -173,6 +173,9 @@ class Site:
         said = _said_repeats(message)
         following = self._progress(terms, terms.settings.algorithm.clients.charged_from(first, terms.setting.clients))
         before = self._repeats(terms, said)  # a site that is new was in none of them
+        said = before + self._affordable_repeats(
+            terms, said - before, self._rerun(terms, range(following, first + 1))
+        )
         self._keep_progress(terms, following, self._last_turn(terms), repeats=before, told=Told(said, first))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
@@ -357,15 +360,8 @@ class Site:
             self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
         known, said = self._repeats(terms), max(_said_repeats(message), self._told(terms).repeats)
-        count = said - known
-        while count > 0:
-            try:
-                self._charge_repeats(terms, known + count, first, rerun)
-            except Refused:
-                count //= 2
-                continue
-            known += count
-            count = min(count, said - known)
+        paid = self._affordable_repeats(terms, said - known, self._rerun(terms, rerun))
+        self._charge_repeats(terms, known + paid, first, rerun)
         self._keep_progress(terms, first, last_turn, ended=True)
         return Payload({"name": self.owner.name, "head": self._site_ledger.head})
 
@@ -376,10 +372,19 @@ class Site:
         """
         assert self._site_ledger is not None
         if (count := repeats - self._repeats(terms)) > 0:
-            start = max(0, min(rounds.start - 1, self._told(terms).first))
-            rerun = range(start, max(start + 1, min(rounds.stop, terms.setting.rounds)))
+            rerun = self._rerun(terms, rounds)
             self._site_ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
             self._keep_progress(terms, following, self._last_turn(terms), repeats=repeats)
+
+    def _affordable_repeats(self, terms: Terms, count: int, rerun: range) -> int:
+        assert self._site_ledger is not None
+        algorithm, setting = terms.settings.algorithm, terms.charged
+        return self._site_ledger.affordable_repeats(algorithm, setting, rerun, count, self._records)
+
+    def _rerun(self, terms: Terms, rounds: range) -> range:
+        """The rounds of which some may have been run again; never none."""
+        start = max(0, min(rounds.start - 1, self._told(terms).first))
+        return range(start, max(start + 1, min(rounds.stop, terms.setting.rounds)))
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
