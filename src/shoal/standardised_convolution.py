@@ -18,15 +18,16 @@ class StandardisedConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution with weights of mean 0 and norm 1 for every output."""
-        weight = standardised(self.weight.flatten(1))[0].view_as(self.weight)
-        y: Tensor = self._conv_forward(x, weight, self.bias)
+        weights = standardised(self.weight.flatten(1))[0].view_as(self.weight)
+        y: Tensor = self._conv_forward(x, weights, self.bias)
         return y
 
 
 def standardised(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [..., outputs, inputs] of mean 0 and norm 1 for each output, and the norms they had."""
     centred = weights - weights.mean(-1, keepdim=True)
-    norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=LEAST)
+    most = torch.finfo(weights.dtype).max  # an infinite norm would be replaced by 0 where a record is left out
+    norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(LEAST, most)
     return centred / norms, norms
 
 

@@ -20,7 +20,7 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
-from shoal.federation.coordinator import _repeats
+from shoal.federation.coordinator import _charged_before
 from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
@@ -30,6 +30,7 @@ from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
+from shoal.training.run_folder import CHECKPOINT
 from support.federations import asked, curator, served, settings
 from support.loopback import with_sites
 
@@ -222,6 +223,66 @@ def test_rounds_that_are_run_again_without_the_site_are_charged_too(replies, tmp
     assert rounds == sum(without_sampler(leaves(event))[0].values()) == 7
 
 
+@pytest.mark.slow
+def test_an_end_charges_all_repeats_that_the_budget_pays_for(replies, tmp_path):
+    """Five of six: half of them is not enough."""
+    site, terms, message = replies
+    site.owner = replace(
+        site.owner, requirements=Requirements(epsilon=1.001 * epsilon(Repeat(Gaussian(1.633), 5), 1e-5).epsilon)
+    )
+    site.answer(TERMS, terms)
+    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 0}
+    assert "refused" not in site.answer(END, Payload(said | {"repeats": 6})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 5
+
+
+@pytest.mark.slow
+def test_repeats_are_charged_by_an_end_that_says_too_few_rounds(replies, tmp_path):
+    """A line without charges would make nothing of the whole ledger."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
+    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 0}
+    site.answer(END, Payload(said | {"repeats": 2}))
+    site.close()
+    rounds, event = charged(tmp_path / "new")
+    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 5
+
+
+@pytest.mark.slow
+def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_back(replies, tmp_path):
+    """It was killed in round 1, went on, and was killed for good: all three rounds, and one of them again."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.answer(ROUND, message)
+    site.answer(TERMS, Payload(terms.values | {"repeats": 1}))
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    rounds, event = charged(tmp_path / "new")
+    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budget(replies, tmp_path):
+    """Of a million repeats, the cap of a run pays for four; the rest it would have refused."""
+    site, terms, message = replies
+    cap = 1.001 * epsilon(Repeat(Gaussian(1.633), 5), 1e-5).epsilon
+    site.owner = replace(site.owner, requirements=Requirements(epsilon=100.0, epsilon_per_run=cap))
+    site.answer(TERMS, terms)
+    site.answer(ROUND, message)
+    site.answer(TERMS, Payload(terms.values | {"repeats": 10**6}))
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3 + 4
+
+
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])
 def test_a_number_of_repeats_that_cannot_be_is_refused(replies, repeats):
     site, terms, message = replies
@@ -255,14 +316,38 @@ def test_every_site_is_charged_every_draw_of_a_coordinator_that_was_killed(tmp_p
         assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
 
 
+@pytest.mark.slow
+def test_every_draw_is_charged_where_an_older_checkpoint_was_put_back(tmp_path):
+    """Three rounds, and all of them again."""
+    given = curator(3) | {"clients.sampling": "poisson", "clients.cohort": 2}
+
+    def killed(line):
+        (run,) = (tmp_path / "served").iterdir()
+        if line["round"] == 3:
+            (run / CHECKPOINT).unlink()
+            raise KeyboardInterrupt
+
+    grid = with_sites(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    grid = with_sites(tmp_path, 4)
+    serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+        assert charged(site.owner.folder)[0] >= 6, site.owner.name
+
+
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
     """Round 3 was charged twice, and killed each time: two rounds are done."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.begin("run", "method", "")
         for t in (1, 2, 3, 3):
             ledger.intend(t, ())
-    assert [_repeats(tmp_path / "ledger.jsonl", done) for done in (2, 3)] == [2, 1]
-    assert _repeats(tmp_path / "none.jsonl", 0) == 0
+    assert [_charged_before(tmp_path / "ledger.jsonl", done) for done in (2, 3)] == [(1, [3]), (1, [])]
+    assert _charged_before(tmp_path / "none.jsonl", 0) == (0, [])
 
 
 def test_against_the_server_no_lot_is_believed(tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shoal.gradients import network
-from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.batched import BatchedNetwork, finite
 from shoal.gradients.layers import convolution_library, record_convolution_cuda
 from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.convolution_library import LibraryConvolutionRule
@@ -108,6 +108,22 @@ def test_every_kind_gives_what_autograd_gives(drawn, clients, batch):
     _, params, found, factors = everything(module, x, torch.sin, clients)
     for ours, theirs in zip(found, plainly(module, params, x, torch.sin, factors), strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_standardised_weights_too_long_for_float32_leave_gradients_as_they_are_beside_a_nan():
+    """The squares of weights of 1e20 overflow; a record that is left out changes no other one's gradient."""
+    torch.manual_seed(0)
+    module = StandardisedConv2d(3, 4, 3)
+    torch.nn.init.normal_(module.weight, std=1e20)
+    layout = Layout.of(module)
+    entries = {id(p): entry for p, entry in zip(module.parameters(), layout.entries, strict=True)}
+    rule, _ = rule_for(module, entries)
+    y, saved = rule.forward(torch.randn(2, 3, 5, 5), layout.flatten(module).unsqueeze(0))
+    records = torch.zeros(2, 2, layout.size)
+    for into, held in zip(records, (saved, finite(saved)), strict=True):
+        rule.accumulate(held, torch.ones_like(y), into, 1.0)
+    assert records.isfinite().all()
+    assert torch.equal(*records)
 
 
 WAYS = {

@@ -18,6 +18,7 @@ noise, so that no round run again costs the site more.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -253,17 +254,40 @@ class SiteLedger:
         known, so each is charged as the most expensive. Raises Refused, and charges nothing, over the budget.
         """
         self._ledger.recover()
-        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
-        each = [
-            self._charged(algorithm, setting, t, asked=False, records=records, again=True)
-            for t in rounds[: alike or None]
-        ]
-        worst = [max(column, key=self._alone) for column in zip(*each, strict=True)]
+        worst = self._dearest_again(algorithm, setting, rounds, records)
         charged = tuple(replace(charge, event=repeated(charge.event, count)) for charge in worst)
         self._refuse_over_budget(_wanted(charged, self._pair))
         self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
         for _, account in self._accounts.values():
             self._add(account, charged)
+
+    def affordable_repeats(
+        self, algorithm: Algorithm, setting: Setting, rounds: range, count: int, records: int | None
+    ) -> int:
+        """How many of `count` such rounds the budget pays for; the site would have refused the others."""
+        if count < 1:
+            return 0
+        worst = _wanted(self._dearest_again(algorithm, setting, rounds, records), self._pair)
+
+        def refused(number: int) -> bool:
+            try:
+                self._refuse_over_budget(repeated(worst, number))
+            except Refused:
+                return True
+            return False
+
+        return bisect_left(range(1, count), True, key=refused) if refused(count) else count
+
+    def _dearest_again(
+        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
+    ) -> tuple[Charge, ...]:
+        """The charges of the most expensive of these rounds, run again without this site."""
+        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
+        each = [
+            self._charged(algorithm, setting, t, asked=False, records=records, again=True)
+            for t in rounds[: alike or None]
+        ]
+        return tuple(max(column, key=self._alone) for column in zip(*each, strict=True))
 
     def close(self) -> None:
         """Close the ledger's file."""

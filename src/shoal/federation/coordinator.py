@@ -123,6 +123,7 @@ class RemoteCohort(Cohort):
         self._dismissed: set[int] = set()  # connected nodes of dropped sites
         self._over = ""
         self._done = self._repeats = 0
+        self._rerun: list[int] = []
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
@@ -149,7 +150,7 @@ class RemoteCohort(Cohort):
         config = (run / "config.toml").read_text(encoding="utf-8")  # the same text after a resume
         self._terms = self.terms(run.resolve().name, config)
         self._roster = Roster(run, self.population.clients, self.section.strikes)
-        self._repeats = _repeats(run / FILE, done)
+        self._done, (self._repeats, self._rerun) = done, _charged_before(run / FILE, done)
         self._monitor.begin(run)
         count = self.section.canaries
         self._canaries = canary_clients.CanaryClients(self, run, count) if count else None
@@ -282,7 +283,8 @@ class RemoteCohort(Cohort):
     @property
     def _repeated(self) -> dict[str, Value]:
         """How many rounds were run again so far: sites whom sampling hides are charged for these too."""
-        return {"repeats": self._repeats} if self._repeats else {}
+        count = self._repeats + sum(number <= self._done + 1 for number in self._rerun)
+        return {"repeats": count} if count else {}
 
     def _listen(
         self,
@@ -511,7 +513,11 @@ class RemoteCohort(Cohort):
             time.sleep(LISTEN)
 
 
-def _repeats(ledger: Path, done: int) -> int:
-    """How often this run, of which so many rounds are done, has run a round again, the next one included."""
+def _charged_before(ledger: Path, done: int) -> tuple[int, list[int]]:
+    """How many rounds a run has run again so far, and those (from 1) after the first `done` that it will run again.
+
+    Those are one, after a crash, or more, where an older checkpoint was put back.
+    """
     charged = Record.read(ledger)[1].charged if ledger.exists() else []
-    return sum(max(0, min(intent.round, done + 1) - intent.first + 1) for intent in charged) - done
+    rounds = [number for intent in charged for number in range(intent.first, intent.round + 1)]
+    return len(rounds) - len(set(rounds)), [number for number in set(rounds) if number > done]

@@ -22,6 +22,7 @@ from safetensors.torch import save
 from shoal import release
 from shoal.accounting.privacy_ledger import verify
 from shoal.accounting.rounding import up
+from shoal.config import MOST_ROUNDS
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, LedgerError, ShoalError
@@ -84,6 +85,18 @@ class Owner:
     bounds: Bounds = field(default_factory=Bounds)
     plugins: tuple[str, ...] = ()
     clock: Callable[[], datetime] = now
+
+
+@dataclass(frozen=True)
+class Told:
+    """How many rounds of a run its coordinator ran again, and the first round from which it went on."""
+
+    repeats: int = 0
+    first: int = MOST_ROUNDS
+
+    def joined(self, other: Told) -> Told:
+        """Both, as of a coordinator that was restarted twice."""
+        return Told(max(self.repeats, other.repeats), min(self.first, other.first))
 
 
 class Site:
@@ -150,9 +163,6 @@ class Site:
             self._accept(terms, new=self._kept_progress().get("terms") != terms.digest)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
-            first = terms.settings.algorithm.clients.charged_from(first, terms.setting.clients)
-            before = self._repeats(terms, _said_repeats(message))  # a site that is new was in none of them
-            self._keep_progress(terms, self._progress(terms, first), self._last_turn(terms), repeats=before)
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"
             self._log(f"agreed to run {terms.run}: {words}")
@@ -160,6 +170,13 @@ class Site:
                 self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
+        said = _said_repeats(message)
+        following = self._progress(terms, terms.settings.algorithm.clients.charged_from(first, terms.setting.clients))
+        before = self._repeats(terms, said)  # a site that is new was in none of them
+        said = before + self._affordable_repeats(
+            terms, said - before, self._rerun(terms, range(following, first + 1))
+        )
+        self._keep_progress(terms, following, self._last_turn(terms), repeats=before, told=Told(said, first))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
@@ -242,6 +259,11 @@ class Site:
         site_ledger = self._open(old, Requirements())
         furthest, records = int(kept.get("furthest", first)), int(kept["records"])
         site_ledger.charge(algorithm, old.charged, range(first, total), records=records, furthest=furthest)
+        self._write_progress(kept | {"next": total})
+        told, known = self._told(old), self._repeats(old)
+        if told.repeats > known:
+            rerun = range(max(0, min(first - 1, told.first)), total)
+            site_ledger.charge_repeats(algorithm, old.charged, rerun, told.repeats - known, records)
         self._write_progress(kept | {"next": total, "ended": True})
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
@@ -297,7 +319,7 @@ class Site:
         if cycle > 1 and turn == last_turn and not again:
             raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
-        repeats = max(_said_repeats(message), self._repeats(terms))
+        repeats = max(_said_repeats(message), self._told(terms).repeats, self._repeats(terms))
         own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below
         self._charge_repeats(terms, repeats - own, following, range(missed.start, index.t + 1))
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
@@ -337,13 +359,9 @@ class Site:
             first += count
             self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
-        known, said = self._repeats(terms), _said_repeats(message)
-        while said > known:
-            try:
-                self._charge_repeats(terms, said, first, rerun)
-                break
-            except Refused:
-                said = (said + known) // 2
+        known, said = self._repeats(terms), max(_said_repeats(message), self._told(terms).repeats)
+        paid = self._affordable_repeats(terms, said - known, self._rerun(terms, rerun))
+        self._charge_repeats(terms, known + paid, first, rerun)
         self._keep_progress(terms, first, last_turn, ended=True)
         return Payload({"name": self.owner.name, "head": self._site_ledger.head})
 
@@ -354,9 +372,19 @@ class Site:
         """
         assert self._site_ledger is not None
         if (count := repeats - self._repeats(terms)) > 0:
-            rerun = range(max(0, rounds.start - 1), min(rounds.stop, terms.setting.rounds))
+            rerun = self._rerun(terms, rounds)
             self._site_ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
             self._keep_progress(terms, following, self._last_turn(terms), repeats=repeats)
+
+    def _affordable_repeats(self, terms: Terms, count: int, rerun: range) -> int:
+        assert self._site_ledger is not None
+        algorithm, setting = terms.settings.algorithm, terms.charged
+        return self._site_ledger.affordable_repeats(algorithm, setting, rerun, count, self._records)
+
+    def _rerun(self, terms: Terms, rounds: range) -> range:
+        """The rounds of which some may have been run again; never none."""
+        start = max(0, min(rounds.start - 1, self._told(terms).first))
+        return range(start, max(start + 1, min(rounds.stop, terms.setting.rounds)))
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
@@ -448,6 +476,11 @@ class Site:
         kept = self._kept_progress()
         return int(kept.get("repeats", 0)) if kept.get("terms") == terms.digest else default
 
+    def _told(self, terms: Terms) -> Told:
+        """What the coordinator said when it last went on with this run, where that is not all charged yet."""
+        kept = self._kept_progress()
+        return Told(*kept.get("told", ())) if kept.get("terms") == terms.digest else Told()
+
     def _furthest(self, terms: Terms) -> int:
         """The round of this run before which all have been charged: a coordinator that went back runs them again."""
         following = self._progress(terms, 0)
@@ -480,12 +513,15 @@ class Site:
         ended: bool = False,
         answered: tuple[int, ...] | None = None,
         repeats: int | None = None,
+        told: Told | None = None,
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
         kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
         kept |= {} if turn is None else {"turn": turn}
         kept["repeats"] = self._repeats(terms) if repeats is None else repeats
+        if (heard := self._told(terms).joined(told or Told())).repeats > kept["repeats"]:
+            kept["told"] = [heard.repeats, heard.first]
         if terms.settings.algorithm.priced:
             kept["answered"] = self._history(terms) if answered is None else answered
         kept["answered_before"] = {key: its for key, its in self._histories().items() if its and key != terms.digest}

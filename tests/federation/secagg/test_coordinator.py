@@ -30,6 +30,7 @@ from shoal.federation.key_making import make_site
 from shoal.federation.messages import Payload
 from shoal.federation.roster import Roster
 from shoal.federation.secagg import graph, round_plan
+from shoal.federation.secagg.aggregator import SecureAggregator
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK, read_shares, write_shares
 from shoal.federation.secagg.masks import from_vector
 from shoal.federation.secagg.round_plan import Plan
@@ -356,6 +357,35 @@ def test_a_site_that_deals_false_shares_is_named_and_excluded_and_the_run_goes_o
     assert [(report["site"], report["what"]) for report in first] == [("site-01", "bad"), ("", "failed")]
     assert "do not give the secret to which it is committed" in first[0]["why"]
     assert any("site site-01" in line and "excluded from now on" in line for line in told)
+
+
+@pytest.mark.slow
+def test_a_liar_that_an_operator_drops_meanwhile_stops_nothing(tmp_path, monkeypatch):
+    """Its number is free by the time that its lie is found."""
+    grid_ = with_keys(tmp_path)
+
+    def dealt_wrongly(kind, answer):
+        return answer if kind != SHARES else Payload(answer.values | {"seed": bytes(32)})
+
+    opened = SecureAggregator._collect_openings
+
+    def dropped_before(aggregator, *given):
+        (cohort,) = cohorts
+        cohort._roster.drop(identity(grid_, 101), "site-01")
+        opened(aggregator, *given)
+
+    gathered, cohorts = SecureCohort._gather, []
+
+    def gather(cohort, *given):
+        cohorts.append(cohort)
+        return gathered(cohort, *given)
+
+    monkeypatch.setattr(SecureAggregator, "_collect_openings", dropped_before)
+    monkeypatch.setattr(SecureCohort, "_gather", gather)
+    grid_.changes[101] = dealt_wrongly
+    result, _ = served(tmp_path, secure(rounds=1), grid_)
+    first = result.metrics[0]["reports"]
+    assert [(report["site"], report["what"]) for report in first] == [("site-01", "bad"), ("", "failed")]
 
 
 @pytest.mark.slow

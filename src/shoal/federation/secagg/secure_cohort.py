@@ -60,10 +60,13 @@ class SecureCohort(RemoteCohort):
     def _gather(self, replies: Replies, asked: list[int], params: Tensor, state: State, index: RoundIndex) -> Sum:
         clip_norm = self._clip_norm(state, index)
         plan = self._plan(index, clip_norm)
+        members = {member.number: member for member in self._roster.members.values()}  # a drop takes the number
 
         def blame(number: int, why: str, certain: bool) -> None:
-            member = next(each for each in self._roster.members.values() if each.number == number)
-            self._strike(replies, member, why) if certain else self._report(replies, member, "disputed", why)
+            if certain:
+                self._strike(replies, members[number], why)
+            else:
+                self._report(replies, members[number], "disputed", why)
 
         aggregator = SecureAggregator(
             plan, context(self._terms.run, self._terms.digest, index.t, index.attempt), self._known, blame

@@ -77,8 +77,8 @@ def rule_for(module: nn.Module, entries: dict[int, Entry], kernels: bool = True)
         rule, padded = convolution_rule(without_standardising(module), *alone(weight, bias), kernels)
         return StandardisedRule(rule, weight, bias), padded
     if type(module) is nn.Embedding:
-        plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
-        return (EmbeddingRule(weight, module.padding_idx), _same) if plain else None
+        usual = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+        return (EmbeddingRule(weight, module.padding_idx), _same) if usual else None
     return _norm_rule(module, weight, bias)
 
 
