@@ -298,7 +298,7 @@ def separated(**changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["square-root", "banded", "blt", "bisr", "band-inverse"])
-def test_clients_that_come_when_they_can_cost_the_run_what_the_dearest_of_them_does(tmp_path, kind):
+def test_clients_that_come_when_they_can_cost_the_run_what_the_costliest_of_them_does(tmp_path, kind):
     record = separated(factorisation=kind)
     result = run(record, tmp_path)
     plan = Participation(ROUNDS, 2, 2)

@@ -82,7 +82,7 @@ def epsilon(
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be in (0, 1), got {delta:g}")
     worst: Answer | None = None
-    for counts in _dearest_first(event, delta, accountant, adjacency):
+    for counts in _costliest_first(event, delta, accountant, adjacency):
         if worst is not None and accountant == "pld" and _rdp_says(counts, delta, adjacency) <= (worst.epsilon or 0):
             continue  # PLD never exceeds RDP
         found = _epsilon(counts, delta, accountant, adjacency, orders)
@@ -149,7 +149,7 @@ def _delta(counts: Mapping[Leaf, int], epsilon: float, accountant: str, adjacenc
     return Answer(epsilon, total, accountant, flaw is None, flaw or _rests_on(counts), sampler)
 
 
-def _dearest_first(event: Event, delta: float, accountant: str, adjacency: Adjacency) -> list[dict[Leaf, int]]:
+def _costliest_first(event: Event, delta: float, accountant: str, adjacency: Adjacency) -> list[dict[Leaf, int]]:
     """The events of clients of each size, the most expensive by RDP first, so that PLD computes few of them."""
     found = list(counted(event, adjacency).values())
     if len(found) == 1 or accountant != "pld":

@@ -134,7 +134,7 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
     if algorithm.priced and observer == "release":
         if algorithm.per_round is not None:
             rounds.append(
-                algorithm.per_round.dearest(algorithm.clients.participation(setting.rounds, setting.clients))
+                algorithm.per_round.costliest(algorithm.clients.participation(setting.rounds, setting.clients))
             )
         alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
         return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)
@@ -254,7 +254,7 @@ class SiteLedger:
         known, so each is charged as the most expensive. Raises Refused, and charges nothing, over the budget.
         """
         self._ledger.recover()
-        worst = self._dearest_again(algorithm, setting, rounds, records)
+        worst = self._costliest_again(algorithm, setting, rounds, records)
         charged = tuple(replace(charge, event=repeated(charge.event, count)) for charge in worst)
         self._refuse_over_budget(_wanted(charged, self._pair))
         self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
@@ -267,7 +267,7 @@ class SiteLedger:
         """How many of `count` such rounds the budget pays for; the site would have refused the others."""
         if count < 1:
             return 0
-        worst = _wanted(self._dearest_again(algorithm, setting, rounds, records), self._pair)
+        worst = _wanted(self._costliest_again(algorithm, setting, rounds, records), self._pair)
 
         def refused(number: int) -> bool:
             try:
@@ -278,7 +278,7 @@ class SiteLedger:
 
         return bisect_left(range(1, count), True, key=refused) if refused(count) else count
 
-    def _dearest_again(
+    def _costliest_again(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
     ) -> tuple[Charge, ...]:
         """The charges of the most expensive of these rounds, run again without this site."""

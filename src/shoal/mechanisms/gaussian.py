@@ -30,7 +30,7 @@ from shoal.mechanisms.mechanism import (
     StepMechanism,
     only_on_sum,
 )
-from shoal.mechanisms.participation import Participation, block_price, dearest, price, price_of
+from shoal.mechanisms.participation import Participation, block_price, costliest, price, price_of
 from shoal.mechanisms.schedules import Schedule, parse
 from shoal.random.normals import add_normals
 from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discrete_on_grid, grid, on_grid, rounded_sum
@@ -141,10 +141,10 @@ class Gaussian(RoundNoise):
             return OVERFLOWED
         return round.clients.amplified(events.Gaussian(1 / math.sqrt(cost)), round.rate, round.remembers)
 
-    def dearest(self, participation: Participation) -> int:
+    def costliest(self, participation: Participation) -> int:
         """The round in which taking part once costs a client most, where that depends on later rounds."""
         with np.errstate(all="ignore"):
-            return dearest(self, participation)
+            return costliest(self, participation)
 
     def coefficients(self, participation: Participation, rounds: int) -> npt.NDArray[np.float64]:
         """1, c_1, c_2, ...: the weights of earlier rounds in what a round releases."""

@@ -371,7 +371,7 @@ class RoundNoise(Mechanism, ABC):
         """The same with all that it computes at the start written out: a site charges what its coordinator adds."""
         return self
 
-    def dearest(self, participation: Participation) -> int:
+    def costliest(self, participation: Participation) -> int:
         """The round in which taking part once costs a client most, where that depends on later rounds."""
         return 0
 

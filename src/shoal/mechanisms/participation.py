@@ -136,7 +136,7 @@ def price_of(
     return cost((*before, t)) - cost(before)
 
 
-def dearest(noise: Weighted, participation: Participation) -> int:
+def costliest(noise: Weighted, participation: Participation) -> int:
     """The round in which taking part once costs a client most, in that round and all later ones."""
     plan = _plan(noise, participation, participation.rounds)
     cost = np.convolve(plan.weight[::-1], plan.pulse[0] ** 2)[: participation.rounds][::-1]
