@@ -293,6 +293,22 @@ def test_a_number_of_repeats_that_cannot_be_is_refused(replies, repeats):
     )
 
 
+def charged_after_a_kill(tmp_path, killed):
+    """The rounds and the event that each of four sites charged: `killed` ends the run, which is then resumed."""
+    given = curator(3) | {"clients.sampling": "poisson", "clients.cohort": 2}
+    grid = with_sites(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    grid = with_sites(tmp_path, 4)
+    serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+    return [charged(site.owner.folder) for site in grid.sites.values()]
+
+
 @pytest.mark.slow
 def test_every_site_is_charged_every_draw_of_a_coordinator_that_was_killed(tmp_path):
     """Three rounds, and the second one twice: whoever is drawn, four draws."""
@@ -301,25 +317,13 @@ def test_every_site_is_charged_every_draw_of_a_coordinator_that_was_killed(tmp_p
         if line["round"] == 2:
             raise KeyboardInterrupt
 
-    given = curator(3) | {"clients.sampling": "poisson", "clients.cohort": 2}
-    grid = with_sites(tmp_path, 4)
-    with pytest.raises(KeyboardInterrupt):
-        served(tmp_path, given, grid, on_round=killed)
-    for site in grid.sites.values():
-        site.close()
-    (run,) = (tmp_path / "served").iterdir()
-    grid = with_sites(tmp_path, 4)
-    serve(grid, None, resume=run, no_guarantee=True)
-    for site in grid.sites.values():
-        site.close()
-        rounds, event = charged(site.owner.folder)
+    for rounds, event in charged_after_a_kill(tmp_path, killed):
         assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
 
 
 @pytest.mark.slow
 def test_every_draw_is_charged_where_an_older_checkpoint_was_put_back(tmp_path):
     """Three rounds, and all of them again."""
-    given = curator(3) | {"clients.sampling": "poisson", "clients.cohort": 2}
 
     def killed(line):
         (run,) = (tmp_path / "served").iterdir()
@@ -327,17 +331,7 @@ def test_every_draw_is_charged_where_an_older_checkpoint_was_put_back(tmp_path):
             (run / CHECKPOINT).unlink()
             raise KeyboardInterrupt
 
-    grid = with_sites(tmp_path, 4)
-    with pytest.raises(KeyboardInterrupt):
-        served(tmp_path, given, grid, on_round=killed)
-    for site in grid.sites.values():
-        site.close()
-    (run,) = (tmp_path / "served").iterdir()
-    grid = with_sites(tmp_path, 4)
-    serve(grid, None, resume=run, no_guarantee=True)
-    for site in grid.sites.values():
-        site.close()
-        assert charged(site.owner.folder)[0] >= 6, site.owner.name
+    assert min(rounds for rounds, _ in charged_after_a_kill(tmp_path, killed)) >= 6
 
 
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):

@@ -88,15 +88,15 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedRepeats:
     """How many rounds of a run its coordinator ran again, and the first round from which it went on."""
 
     repeats: int = 0
     first: int = MOST_ROUNDS
 
-    def joined(self, other: Told) -> Told:
+    def joined(self, other: ReportedRepeats) -> ReportedRepeats:
         """Both, as of a coordinator that was restarted twice."""
-        return Told(max(self.repeats, other.repeats), min(self.first, other.first))
+        return ReportedRepeats(max(self.repeats, other.repeats), min(self.first, other.first))
 
 
 class Site:
@@ -176,7 +176,9 @@ class Site:
         said = before + self._affordable_repeats(
             terms, said - before, self._rerun(terms, range(following, first + 1))
         )
-        self._keep_progress(terms, following, self._last_turn(terms), repeats=before, told=Told(said, first))
+        self._keep_progress(
+            terms, following, self._last_turn(terms), repeats=before, reported=ReportedRepeats(said, first)
+        )
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
@@ -260,10 +262,10 @@ class Site:
         furthest, records = int(kept.get("furthest", first)), int(kept["records"])
         site_ledger.charge(algorithm, old.charged, range(first, total), records=records, furthest=furthest)
         self._write_progress(kept | {"next": total})
-        told, known = self._told(old), self._repeats(old)
-        if told.repeats > known:
-            rerun = range(max(0, min(first - 1, told.first)), total)
-            site_ledger.charge_repeats(algorithm, old.charged, rerun, told.repeats - known, records)
+        reported, known = self._reported(old), self._repeats(old)
+        if reported.repeats > known:
+            rerun = range(max(0, min(first - 1, reported.first)), total)
+            site_ledger.charge_repeats(algorithm, old.charged, rerun, reported.repeats - known, records)
         self._write_progress(kept | {"next": total, "ended": True})
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
@@ -319,7 +321,7 @@ class Site:
         if cycle > 1 and turn == last_turn and not again:
             raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
-        repeats = max(_said_repeats(message), self._told(terms).repeats, self._repeats(terms))
+        repeats = max(_said_repeats(message), self._reported(terms).repeats, self._repeats(terms))
         own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below
         self._charge_repeats(terms, repeats - own, following, range(missed.start, index.t + 1))
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
@@ -359,9 +361,9 @@ class Site:
             first += count
             self._keep_progress(terms, first, last_turn)
             count = min(count, done - first)
-        known, said = self._repeats(terms), max(_said_repeats(message), self._told(terms).repeats)
-        paid = self._affordable_repeats(terms, said - known, self._rerun(terms, rerun))
-        self._charge_repeats(terms, known + paid, first, rerun)
+        known, said = self._repeats(terms), max(_said_repeats(message), self._reported(terms).repeats)
+        affordable = self._affordable_repeats(terms, said - known, self._rerun(terms, rerun))
+        self._charge_repeats(terms, known + affordable, first, rerun)
         self._keep_progress(terms, first, last_turn, ended=True)
         return Payload({"name": self.owner.name, "head": self._site_ledger.head})
 
@@ -383,7 +385,7 @@ class Site:
 
     def _rerun(self, terms: Terms, rounds: range) -> range:
         """The rounds of which some may have been run again; never none."""
-        start = max(0, min(rounds.start - 1, self._told(terms).first))
+        start = max(0, min(rounds.start - 1, self._reported(terms).first))
         return range(start, max(start + 1, min(rounds.stop, terms.setting.rounds)))
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
@@ -476,10 +478,14 @@ class Site:
         kept = self._kept_progress()
         return int(kept.get("repeats", 0)) if kept.get("terms") == terms.digest else default
 
-    def _told(self, terms: Terms) -> Told:
+    def _reported(self, terms: Terms) -> ReportedRepeats:
         """What the coordinator said when it last went on with this run, where that is not all charged yet."""
         kept = self._kept_progress()
-        return Told(*kept.get("told", ())) if kept.get("terms") == terms.digest else Told()
+        return (
+            ReportedRepeats(*kept.get("reported_repeats", ()))
+            if kept.get("terms") == terms.digest
+            else ReportedRepeats()
+        )
 
     def _furthest(self, terms: Terms) -> int:
         """The round of this run before which all have been charged: a coordinator that went back runs them again."""
@@ -513,15 +519,15 @@ class Site:
         ended: bool = False,
         answered: tuple[int, ...] | None = None,
         repeats: int | None = None,
-        told: Told | None = None,
+        reported: ReportedRepeats | None = None,
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
         kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
         kept |= {} if turn is None else {"turn": turn}
         kept["repeats"] = self._repeats(terms) if repeats is None else repeats
-        if (heard := self._told(terms).joined(told or Told())).repeats > kept["repeats"]:
-            kept["told"] = [heard.repeats, heard.first]
+        if (latest := self._reported(terms).joined(reported or ReportedRepeats())).repeats > kept["repeats"]:
+            kept["reported_repeats"] = [latest.repeats, latest.first]
         if terms.settings.algorithm.priced:
             kept["answered"] = self._history(terms) if answered is None else answered
         kept["answered_before"] = {key: its for key, its in self._histories().items() if its and key != terms.digest}

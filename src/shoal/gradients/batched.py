@@ -275,21 +275,21 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)
             hindering[name] = module.get_submodule(name)
-    return [_told(name, layer) for name, layer in hindering.items()]
+    return [_described(name, layer) for name, layer in hindering.items()]
 
 
 def mixing(module: nn.Module) -> list[str]:
     """The layers that mix the records of a batch: "name (Class)" of each."""
-    return [_told(name, layer) for name, layer in module.named_modules() if _mixes(layer)]
+    return [_described(name, layer) for name, layer in module.named_modules() if _mixes(layer)]
 
 
-def _told(name: str, layer: nn.Module) -> str:
+def _described(name: str, layer: nn.Module) -> str:
     return f"{name or 'the model'} ({type(layer).__name__})"
 
 
 def drawing(module: nn.Module) -> list[str]:
     """The layers that draw random numbers: "name (Class)" of each; its own code may draw too."""
-    return [_told(name, layer) for name, layer in module.named_modules() if _draws(layer)]
+    return [_described(name, layer) for name, layer in module.named_modules() if _draws(layer)]
 
 
 def _draws(layer: nn.Module) -> bool:

@@ -47,9 +47,9 @@ def refuse_other_shapes(augmentations: int, shape: InputShape) -> None:
     if augmentations and not (isinstance(shape, tuple) and len(shape) == 3 and min(shape[1:]) > PADDING):
         raise ConfigError(
             f"records.augmentations {augmentations} needs pictures [channels, height, width] of more than {PADDING} "
-            f"pixels a side, got records of {_told(shape)}; set it to 0"
+            f"pixels a side, got records of {_described(shape)}; set it to 0"
         )
 
 
-def _told(shape: InputShape) -> str:
+def _described(shape: InputShape) -> str:
     return f"shape {list(shape)}" if isinstance(shape, tuple) else f"several arrays ({', '.join(shape)})"
