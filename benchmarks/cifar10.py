@@ -13,7 +13,8 @@ Settings are those of the paper (clip 1, learning rates 15 for the last layer an
 but for the number of steps and views; with fewer steps the learning rate of the network is larger by as much. With
 `--rate 2` it is that of De et al. (2022), https://arxiv.org/abs/2204.13650. None was chosen by looking at CIFAR-10.
 
-Without `--features` the network starts from scratch, with standardised weights, as that of De et al.
+Without `--features` the network starts from scratch, with standardised weights, as that of De et al., and with the
+scale normalisation of Klause et al. (2022), https://arxiv.org/abs/2203.00324.
 
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
 given again. Lines are appended to FOLDER/cifar10.jsonl.
@@ -154,7 +155,7 @@ def main() -> None:
     rate = given.batch / records
     noise = noise_for(given.epsilon, rate, steps)
     torch.manual_seed(given.seed)
-    network = PictureNetwork() if given.features else PictureNetwork(StandardisedConv2d)
+    network = PictureNetwork() if given.features else PictureNetwork(StandardisedConv2d, scale_norm=True)
     if given.features:
         network.load_state_dict(load_file(given.features))
     elif given.head_steps:

@@ -107,9 +107,10 @@ class ResNet18(nn.Module):
 
 
 class WideBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int, kind: type[nn.Conv2d]) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, kind: type[nn.Conv2d], scale_norm: bool) -> None:
         super().__init__()
         self.norm1, self.norm2 = group_norm(inputs, 16), group_norm(outputs, 16)
+        self.scale = group_norm(outputs, 16) if scale_norm else nn.Identity()
         self.conv1 = kind(inputs, outputs, 3, stride, 1, bias=False)
         self.conv2 = kind(outputs, outputs, 3, 1, 1, bias=False)
         self.shortcut = kind(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
@@ -118,19 +119,22 @@ class WideBlock(nn.Module):
         out = torch.relu(self.norm1(x))
         shortcut = x if self.shortcut is None else self.shortcut(out)
         out = self.conv2(torch.relu(self.norm2(self.conv1(out))))
-        return out + shortcut
+        return self.scale(out + shortcut)
 
 
 class WideResNet(nn.Module):
     """WRN-16-4 of Zagoruyko and Komodakis (2016) with GroupNorm.
 
-    With convolutions of the `kind` StandardisedConv2d it is as De et al. (2022) train it.
+    With convolutions of the `kind` StandardisedConv2d it is as De et al. (2022) train it. With `scale_norm` every
+    sum of a block and its shortcut is normalised too (Klause et al. 2022, https://arxiv.org/abs/2203.00324).
     """
 
-    def __init__(self, kind: type[nn.Conv2d] = nn.Conv2d) -> None:
+    def __init__(self, kind: type[nn.Conv2d] = nn.Conv2d, scale_norm: bool = False) -> None:
         super().__init__()
         widths = ((16, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1))
-        self.blocks = nn.Sequential(kind(3, 16, 3, 1, 1, bias=False), *(WideBlock(*width, kind) for width in widths))
+        self.blocks = nn.Sequential(
+            kind(3, 16, 3, 1, 1, bias=False), *(WideBlock(*width, kind, scale_norm) for width in widths)
+        )
         self.norm, self.head = group_norm(256, 16), nn.Linear(256, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
