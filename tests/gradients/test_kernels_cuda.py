@@ -16,8 +16,10 @@ from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.group_norm_cuda import GroupNormRule
 from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
 from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
+from shoal.gradients.layers.standardised_cuda import add_mapped
 from shoal.gradients.layout import Layout
 from shoal.kernels import triton
+from shoal.standardised_convolution import LEAST, before_standardising, standardised
 
 GPU = torch.cuda.is_available()
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
@@ -225,3 +227,21 @@ def test_group_norm_of_one_client_and_the_gradients_of_its_records(channels, gro
 
 def rule_size(rule):
     return sum(entry.stop - entry.start for entry in rule.entries)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 27), (5, 576), (3, 2304)])
+def test_gradients_of_standardised_weights_are_mapped_back_for_every_record_of_every_client(outputs, inputs):
+    raw = torch.randn(CLIENTS, outputs, inputs, device=DEVICE)
+    raw[1, 0] = LEAST / 100 / inputs  # weights whose norm is below the least
+    weights, norms = standardised(raw)
+    rows, size = CLIENTS * BATCH, outputs * inputs
+    wide = torch.randn(rows, size + 7, device=DEVICE)
+    gradients = wide[:, :size]
+    into = torch.ones(rows, size + 12, device=DEVICE)
+    add_mapped(gradients, weights, norms, into, 3, 0.5)
+    shape = (CLIENTS, BATCH, outputs, inputs)
+    theirs = before_standardising(gradients.reshape(shape), weights.unsqueeze(1), norms.unsqueeze(1))
+    ours = (into[:, 3 : 3 + size].reshape(shape) - 1) * 2
+    assert_alike(ours * norms.unsqueeze(1), theirs * norms.unsqueeze(1))
+    assert (into[:, :3] == 1).all()
+    assert (into[:, 3 + size :] == 1).all()

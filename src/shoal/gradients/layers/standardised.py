@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.gradients.layers.rule import Rule, add_kept, squared, trained
+from shoal.gradients.layers.standardised_cuda import add_mapped, can_map
 from shoal.gradients.layout import Entry
 from shoal.precision import widened
 from shoal.standardised_convolution import StandardisedConv2d, before_standardising, standardised
@@ -52,12 +53,19 @@ class StandardisedRule(Rule):
 
     def accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
-        for entry, gradients in zip(self.entries, self._gradients(saved, grad, into, len(into)), strict=True):
-            entry.of(into).flatten(1).add_(gradients, alpha=scale)
+        weights, norms = saved[1:3]
+        found = self._plain(saved, grad, into, len(into))
+        if can_map(found, weights, into):
+            add_mapped(found, weights, norms, into, self.weight.start, scale)
+        else:
+            self.weight.of(into).flatten(1).add_(self._mapped(found, weights, norms), alpha=scale)
+        if self.bias is not None:
+            self.bias.of(into).add_(found[:, self._size :], alpha=scale)
 
     def squares(self, saved: Any, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The squared norm of every gradient, in float64."""
-        kept = self._gradients(saved, grad, saved[2], len(grad))
+        found = self._plain(saved, grad, saved[2], len(grad))
+        kept = [self._mapped(found, *saved[1:3]), found[:, self._size :]][: len(self.entries)]
         return squared(torch.cat(kept, 1)), kept
 
     def accumulate_weighted(
@@ -67,15 +75,17 @@ class StandardisedRule(Rule):
         kept = self.squares(saved, grad)[1] if kept is None else kept
         add_kept(kept, self.entries, factors, into, scale)
 
-    def _gradients(self, saved: Any, grad: Tensor, like: Tensor, rows: int) -> list[Tensor]:
-        """The gradients of so many groups of records, [rows, size] of the weights and of the bias."""
-        inner, weights, norms, vector = saved
-        found = like.new_zeros(rows, vector.shape[1])
-        self.plain.accumulate(inner, grad, found, 1.0)
-        shape = (len(weights), rows // len(weights), *weights.shape[1:])
-        mapped = before_standardising(found[:, : self._size].reshape(shape), weights.unsqueeze(1), norms.unsqueeze(1))
-        parts = [mapped.reshape(rows, -1), found[:, self._size :]]
-        return parts[: len(self.entries)]
+    def _plain(self, saved: Any, grad: Tensor, like: Tensor, rows: int) -> Tensor:
+        """The plain rule's gradients of so many groups of records, [rows, size]: weights, then bias."""
+        found = like.new_zeros(rows, saved[3].shape[1])
+        self.plain.accumulate(saved[0], grad, found, 1.0)
+        return found
+
+    def _mapped(self, found: Tensor, weights: Tensor, norms: Tensor) -> Tensor:
+        """The gradients of the weights as they were, [rows, size of the weights]."""
+        shape = (len(weights), len(found) // len(weights), *weights.shape[1:])
+        plain = found[:, : self._size].reshape(shape)
+        return before_standardising(plain, weights.unsqueeze(1), norms.unsqueeze(1)).reshape(len(found), -1)
 
 
 def without_standardising(module: StandardisedConv2d) -> nn.Conv2d:
