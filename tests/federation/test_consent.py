@@ -283,6 +283,23 @@ def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budge
     assert charged(tmp_path / "new")[0] == 3 + 4
 
 
+def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_both_change(tmp_path):
+    """The first rounds cost more alone, the last ones more together: which were run again is not known."""
+    method, setting = algorithm("trusted-curator"), Setting(1000, 10)
+    method = replace(
+        method,
+        clients=replace(method.clients, sampling="poisson", cohort="linear:10:210"),
+        per_round=replace(method.per_round, noise_multiplier="linear:0.7:1.7"),
+    )
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
+    ledger.charge_repeats(method, setting, range(10), 20, 100)
+    spent = ledger.epsilon()
+    ledger.close()
+    for t in (0, 9):
+        event = round_event(method, setting, t, "client", "release")
+        assert spent >= epsilon(Repeat(Compose((event,)), 20), 1e-5, "rdp", "zero-out").epsilon
+
+
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])
 def test_a_number_of_repeats_that_cannot_be_is_refused(replies, repeats):
     site, terms, message = replies
