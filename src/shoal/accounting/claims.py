@@ -36,6 +36,9 @@ PUBLIC_K = "the number of clients, "
 CLASSES = "the names of the classes, which were read from the labels, are public"
 """Added to all claims of a run for which nobody gave them: the only record of a class shows in them."""
 
+COLUMNS = "ranges and categories of columns, which were read from the data, are public"
+"""The same where nobody gave, or confirmed, those: the only record of a category shows in the model's inputs."""
+
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
 
@@ -189,11 +192,16 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
         RESEARCH if facts.get("random") == "research" else None,
         GRAPH if found.observer == "server" and facts.get("sparse_graph") else None,
         facts.get("users") if found.unit == "user" else None,
-        CLASSES if facts.get("read_classes") else None,
+        *assumed_public(facts),
     ]
     for words in filter(None, assumed):
         found = saying(found, words)
     return replace(found, simulated=found.unit == "client" and bool(facts.get("simulated")))
+
+
+def assumed_public(facts: Mapping[str, Any]) -> list[str]:
+    """What a claim assumes to be public, though it was read from the data, by the first line of a ledger."""
+    return [words for key, words in (("read_classes", CLASSES), ("read_columns", COLUMNS)) if facts.get(key)]
 
 
 def saying(found: Proven, words: str) -> Proven:
