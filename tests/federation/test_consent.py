@@ -267,6 +267,21 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
 
 
 @pytest.mark.slow
+def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(replies, tmp_path):
+    """After all three rounds it began again with round 1, said so, and was never heard of again."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
+    site.answer(TERMS, Payload(terms.values | {"repeats": 1}))
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3 + 3
+
+
+@pytest.mark.slow
 def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budget(replies, tmp_path):
     """Of a million repeats, the cap of a run pays for four; the rest it would have refused."""
     site, terms, message = replies
