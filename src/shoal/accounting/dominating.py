@@ -36,8 +36,10 @@ def _joined(one: Event, other: Event) -> Event | None:
         return one
     if one == NOTHING or isinstance(other, Unbounded):
         return other
-    if isinstance(one, Allocated) or isinstance(other, Allocated):
-        return _block(one, other) if isinstance(one, Allocated) else _block(other, one)
+    if isinstance(one, Allocated):
+        return _block(one, other)
+    if isinstance(other, Allocated):
+        return _block(other, one)
     if type(one) is not type(other):
         return None
     changed: dict[str, Any] = {}
