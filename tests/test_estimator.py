@@ -6,6 +6,7 @@ import torch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import shoal
+from shoal.accounting.claims import CLASSES
 from shoal.suggest import suggest
 
 QUICK = {"records.batch": 64, "engine.threads": 1}
@@ -63,6 +64,7 @@ def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_n
     x, y, _ = rows()
     fitted = shoal.FederatedClassifier(rounds=1, random_state=1).fit(x, y)
     assert "the classes were read from y" in (fitted.result_.run / "report.html").read_text(encoding="utf-8")
+    assert all(CLASSES in claim["because"] for claim in fitted.claims_ if claim["epsilon"] is not None)
     few, many = (suggest(500, [size] * 120, "classification").keys for size in (2, 15))
     assert few == many
 

@@ -15,9 +15,11 @@ from torch import nn
 
 import shoal
 from shoal import saved_model
+from shoal.accounting.claims import COLUMNS
 from shoal.data import large_tables, table_files
 from shoal.data.schema import Schema
 from shoal.errors import DataError, ModelError, RunError, ShoalError
+from shoal.report.certificate import certificate
 from shoal.saved_model import load_model
 from support.saved_net import Rating, Small, Tokens
 from support.tiny import FEDAVG, PRIVATE, network, play
@@ -421,12 +423,17 @@ def test_the_two_files_alone_are_enough(tmp_path, finished):
 def test_nothing_is_for_release_that_was_made_with_a_range_read_from_the_data(tmp_path, unconfirmed, kept):
     table = {"name": str(patients(tmp_path / "patients.csv"))}
     given = PRIVATE | {"rounds": 1, "random": "secure", "clients.sampling": "all", "data": table}
-    run = shoal.run(given | {"schema": SCHEMA | {"unconfirmed": unconfirmed}}, runs=tmp_path / "runs").run
+    result = shoal.run(given | {"schema": SCHEMA | {"unconfirmed": unconfirmed}}, runs=tmp_path / "runs")
+    run = result.run
     with safe_open(run / "model.safetensors", "pt") as file:
         labels = [file.metadata()["release"]]
     labels.append(json.loads((run / "model.json").read_text())["release"])
     labels.append((run / "config.toml").read_text().partition("\n")[0].removeprefix("# release: "))
     assert [label.startswith("not for release: ranges") for label in labels].count(True) == kept
+    proven = [claim["because"] or "" for claim in result.proven if claim["epsilon"] is not None]
+    assert proven
+    assert {COLUMNS in because for because in proven} == {bool(unconfirmed)}
+    assert (COLUMNS in certificate(run)["assumptions"]) == bool(unconfirmed)
 
 
 # --- hostile files --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,6 +77,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
                 classes=task.classes if isinstance(task, Classification) else None,
                 notes=(CLASSES_READ,) if isinstance(task, Classification) else (),
             )  # fmt: skip
+            data = replace(data, read_classes=isinstance(task, Classification))  # not given, but found in y
             self.result_ = run(
                 self._config(len(x), sizes), data=data, model=self.model, runs=self.runs,
                 no_guarantee=self.no_guarantee,

@@ -107,7 +107,7 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
         label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
-    facts = _about_data(trainer, folder, ledger.opened)
+    facts = _about_data(config, trainer, folder, ledger.opened)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
@@ -176,7 +176,9 @@ def _released(
     )
 
 
-def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
+def _about_data(
+    config: Config, trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What the ledger records of the data, so that a run cannot be resumed with others.
 
     Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
@@ -184,6 +186,7 @@ def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, A
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
+    about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about
     return about | {"data": digest(dataset, parts, folder.data_key(new=opened is None))}

@@ -165,6 +165,8 @@ def test_noise_that_is_too_little_for_the_grid_is_not_amplified() -> None:
     tiny = Allocated(((0.02, 5),))
     assert allocation.pair(tiny).forward(np.ones(1))[0] <= 1
     assert np.isfinite(allocation.divergence(tiny, (2.0, 30.0))).all()
+    known = allocation.divergence(Allocated(((1e-8, 5),)), (2.0,))  # as if the round were known, in no memory
+    assert known == pytest.approx(1e16)
 
 
 @pytest.mark.slow

@@ -93,11 +93,35 @@ def test_it_agrees_with_the_accountant(name: str) -> None:
         ({"event": "gaussian", "noise": 0.0}, "zero-out"),
         ({"event": "gaussian", "noise": True}, "zero-out"),
         (Gaussian(1.0).to_json(), "touching"),
+        ({"event": "gaussian", "noise": 1.0, "sensitivity": 9.0}, "zero-out"),
+        ({"event": "compose", "of": {}}, "zero-out"),
+        ({"event": "sampled", "kind": "none", "rate": 0, "of": Gaussian(0.1).to_json(), "draws": None}, "zero-out"),
+        ({"event": "by-size", "of": VISIBLE.to_json(), "uses": [[0, 0, 1], [9, 0.1, 10], [9, 0, 1]]}, "zero-out"),
+        ({"event": "by-size", "of": VISIBLE.to_json(), "uses": [[0, 1.0, 10]]}, "zero-out"),
     ],
 )
 def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:
     with pytest.raises(checker.Unknown):
         checker.recompute([(event, 1)], adjacency, 1e-5, 1.0)
+
+
+def claimed(
+    event: dict[str, object], unit: str = "client", observer: str = "release", **said: object
+) -> checker.Line:
+    chain = {"events": [{"event": event, "times": 1}], "distance": 0.0}
+    claim = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": None, "chain": chain}
+    return checker._claim({"unit": unit, "observer": observer} | claim | said)
+
+
+def test_a_claim_reaches_only_whom_its_theorem_covers() -> None:
+    poisson, block = Sampled("poisson", 0.01, Gaussian(5.0)).to_json(), Allocated(((50.0, 9),)).to_json()
+    assert claimed(poisson).verdict == claimed(poisson, "record", "server").verdict == "yes"
+    assert claimed(poisson, observer="server").verdict == claimed(poisson, "galaxy").verdict == "unknown"
+    assert claimed(poisson, adjacency="add-or-remove").verdict == "unknown"
+    assert claimed(HIDDEN.to_json(), "record", "server").verdict == "unknown"
+    assert (
+        claimed(block, observer="client-process").verdict == claimed(block, "client", "nobody").verdict == "unknown"
+    )
 
 
 def test_a_sampler_that_takes_all_of_delta_leaves_no_epsilon() -> None:
@@ -113,16 +137,14 @@ def test_a_sampler_that_takes_all_of_delta_leaves_no_epsilon() -> None:
     ],
 )
 def test_numbers_that_no_float_holds_are_never_a_yes(event: dict[str, object]) -> None:
-    chain = {"events": [{"event": event, "times": 1}], "distance": 0.0}
-    claim = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": None, "chain": chain}
-    assert checker._claim(claim).verdict == "unknown"
+    assert claimed(event).verdict == "unknown"
 
 
 def test_no_finite_figure_stands_for_an_infinite_one() -> None:
     chain = {"events": [{"event": SamplerError(1e-3).to_json(), "times": 1}], "distance": 1e-3}
     taken = (1 + math.exp(700)) * 1e-3
-    claim = {"epsilon": 1.797e308, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": taken, "chain": chain}
-    assert checker._claim(claim).verdict != "yes"
+    claimed_most = claimed(NOTHING.to_json(), epsilon=1.797e308, sampler_delta=taken, chain=chain)
+    assert claimed_most.verdict != "yes"
 
 
 def test_a_curve_that_is_no_number_gives_no_epsilon() -> None:

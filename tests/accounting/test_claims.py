@@ -56,6 +56,8 @@ def test_a_claim_names_its_adjacency_and_calls_the_number_of_clients_public() ->
 )
 def test_nothing_is_proven_for_a_client_that_the_table_refuses(scheme, event, adjacency, observer) -> None:
     refused = theorems.TABLE["clients", scheme, adjacency, observer].refused
+    if observer != "release" and scheme != "none":  # its theorem is for participation that can be seen
+        refused = refused or theorems.IN_SIGHT
     found = claims.prove("client", observer, event, 1e-5, adjacency=adjacency)
     assert (found.epsilon is None) == bool(refused)
     assert not refused or found.because == refused
@@ -159,3 +161,13 @@ def test_a_claim_says_that_class_names_were_read_from_the_labels(tmp_path, class
     assert claims
     assert all((CLASSES in claim["because"]) == said for claim in claims)
     assert (CLASSES in certificate(result.run)["assumptions"]) == said
+
+
+@pytest.mark.parametrize("observer", ["server", "client-process"])
+def test_hidden_participation_proves_nothing_to_who_sees_it(observer: theorems.Observer) -> None:
+    poisson, hidden = Sampled("poisson", 0.1, Gaussian(2.0)), TwoLevel(0.1, 0.1, 3, 2.0, participation="hidden")
+    assert claims.prove("client", observer, poisson, 1e-5, adjacency="zero-out").because == theorems.IN_SIGHT
+    assert claims.prove("record", observer, hidden, 1e-5, adjacency="replace-one").because == theorems.IN_SIGHT
+    assert claims.prove("record", observer, poisson, 1e-5, adjacency="replace-one").epsilon is not None
+    visible = TwoLevel(0.1, 1.0, 1, 2.0, local="none")
+    assert claims.prove("client", observer, visible, 1e-5, adjacency="zero-out").epsilon is not None

@@ -250,6 +250,18 @@ def test_a_site_is_bound_by_its_ledgers_head(run, shell, tmp_path):
     assert shell("certify", "--check", run, "--site", f"north={path}")[0] == 1
 
 
+def test_a_second_ledger_under_a_sites_name_is_never_a_yes(signed, tmp_path):
+    from shoal.accounting.events import Gaussian
+
+    path = tmp_path / "replaced.jsonl"
+    with Ledger(path) as ledger:
+        ledger.begin("north", "every run", "")
+        ledger.intend(1, [Charge("client", "release", Gaussian(1.5))], run=signed.name)
+        entry = {"name": "north", "head": ledger.head, "lines": 2, "rounds": 1}
+    forged(signed, lambda held: held["sites"].extend([{**entry, "head": "0" * 64}, entry]))
+    assert not checker.holds(checked(signed, sites={"north": path}))
+
+
 def test_a_run_that_proves_nothing_gets_a_certificate_that_says_so(shell, tmp_path):
     found = play(tmp_path, FEDAVG | {"rounds": 1}).run
     assert shell("certify", found)[0] == 0

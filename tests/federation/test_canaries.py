@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal import release
 from shoal.accounting.privacy_ledger import Record
 from shoal.audit.federated_canaries import audit_federation
 from shoal.cli.main import main
@@ -98,6 +99,15 @@ def test_it_flags_a_quarter_of_the_noise(tmp_path, monkeypatch, capsys):
     assert held["verdict"] != "consistent"
     assert [seen["observer"] for seen in held["seen"]] == ["final model", "every round"]
     assert json.loads((result.run / "audit" / "federation.json").read_text())["verdict"] == held["verdict"]
+    assert held["release"].startswith(release.MODEL), "it is measured by models of the sites' records"
+
+
+@pytest.mark.slow
+def test_with_next_to_no_noise_what_an_audit_measures_is_not_for_release(tmp_path, monkeypatch, capsys):
+    result = with_canaries(tmp_path, 40, rounds=2, per_round__noise_multiplier=0.001)
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "--federation", str(result.run), "--json")
+    assert json.loads(capsys.readouterr().out)["release"] == release.UNPROVEN
 
 
 @pytest.mark.slow

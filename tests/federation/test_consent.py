@@ -267,6 +267,21 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
 
 
 @pytest.mark.slow
+def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(replies, tmp_path):
+    """After all three rounds it began again with round 1, said so, and was never heard of again."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
+    site.answer(TERMS, Payload(terms.values | {"repeats": 1}))
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3 + 3
+
+
+@pytest.mark.slow
 def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budget(replies, tmp_path):
     """Of a million repeats, the cap of a run pays for four; the rest it would have refused."""
     site, terms, message = replies
@@ -281,6 +296,23 @@ def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budge
     assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
     site.close()
     assert charged(tmp_path / "new")[0] == 3 + 4
+
+
+def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_both_change(tmp_path):
+    """The first rounds cost more alone, the last ones more together: which were run again is not known."""
+    method, setting = algorithm("trusted-curator"), Setting(1000, 10)
+    method = replace(
+        method,
+        clients=replace(method.clients, sampling="poisson", cohort="linear:10:210"),
+        per_round=replace(method.per_round, noise_multiplier="linear:0.7:1.7"),
+    )
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
+    ledger.charge_repeats(method, setting, range(10), 20, 100)
+    spent = ledger.epsilon()
+    ledger.close()
+    for t in (0, 9):
+        event = round_event(method, setting, t, "client", "release")
+        assert spent >= epsilon(Repeat(Compose((event,)), 20), 1e-5, "rdp", "zero-out").epsilon
 
 
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])

@@ -31,6 +31,7 @@ _ROWS = 32  # of the pairs of two laws' nodes at a time, which the processor's c
 _TAILS = 8.0  # standard deviations of log Y that the grid covers; the rest is charged as an infinite loss
 _NEGLIGIBLE = 1e-19  # mass at either end of a law that is moved to 0 and to infinity
 _FURTHEST = 600.0  # logarithms beyond this have no exponential: such little noise is not amplified
+_LEAST_NOISE = 0.01  # below this the quadrature needs too many points
 _MOST_ORDER = 256  # of moments; beyond, the cost is that of a known round
 _ROUNDING = 1e-13  # of a logarithm of a moment, by quadrature
 _NOISES = 4  # different noises in one block; more are gathered in bins, each rounded down to the least in it
@@ -208,6 +209,8 @@ def divergence(block: Allocated, orders: Sequence[float]) -> Array:
     alpha = np.array(orders, dtype=np.float64)
     known = alpha / (2 * min(noise for noise, _ in rounds) ** 2)  # joint convexity: if the round were known
     few = alpha <= _MOST_ORDER
+    if min(noise for noise, _ in rounds) < _LEAST_NOISE:
+        return known
     moments = np.maximum(_moments(rounds, alpha[few]), _inverse_moments(rounds, alpha[few] - 1)) + _ROUNDING
     found = known.copy()
     found[few] = np.minimum(known[few], moments / (alpha[few] - 1))

@@ -93,7 +93,7 @@ class Total:
 
     def put(self, event: Event, times: int, build: Callable[[Grid], Pld], reach: float, steps: float = 1.0) -> None:
         """Note that the pair which `build` makes was released so many times."""
-        key = json.dumps(event, sort_keys=True)
+        key = json.dumps([self.records, event], sort_keys=True)
         self.parts[key] = build, self.parts.get(key, (build, 0))[1] + times
         self.reach, self.steps = max(self.reach, reach), self.steps + times * steps
 
@@ -222,6 +222,8 @@ def _sampled(event: Event, times: int, total: Total) -> None:
     kind, rate, inner = event["kind"], number(event, "rate", 0, 1), event["of"]
     if kind == "shuffled" and 0 < rate < 1 and total.adjacency == "add-or-remove":
         raise Unknown("shuffled batches under add-or-remove: an added record displaces others")
+    if (kind == "none" and rate != 1) or (kind != "with-replacement" and event.get("draws") is not None):
+        raise Unknown(f"{kind} sampling at rate {rate:g} with draws {event.get('draws')!r}")
     if rate == 0:
         return
     if kind in ("none", "shuffled") or (rate == 1 and kind != "with-replacement"):
@@ -435,6 +437,11 @@ def _two_level(event: Event, times: int, total: Total) -> None:
 def _by_size(event: Event, times: int, total: Total) -> None:
     """Clients of several sizes: a record stays with its client, so the costliest counts, not the worst mix."""
     worst, uses = event["of"], event["uses"]
+    starts = [whole_number({"records": least}, "records", 0) for least, _, _ in uses]
+    if worst["event"] != "two-level" or starts != sorted(set(starts)):
+        raise Unknown("clients by size that are not listed in ascending order, around a round at two levels")
+    if any(rate > worst["sampling_rate"] or steps > worst["local_steps"] for _, rate, steps in uses):
+        raise Unknown("clients by size that cost more than the event around them")
     if total.records is not None:
         _, rate, steps = next((use for use in reversed(uses) if use[0] <= total.records), uses[0])
         worst = {**worst, "sampling_rate": rate, "local_steps": steps}
@@ -462,6 +469,8 @@ def _repeat(event: Event, times: int, total: Total) -> None:
 
 
 def _compose(event: Event, times: int, total: Total) -> None:
+    if not isinstance(event["of"], list):
+        raise Unknown("a composition that is no list")
     for each in event["of"]:
         add(each, times, total)
 
@@ -489,11 +498,30 @@ EVENTS: dict[str, Callable[[Event, int, Total], None]] = {
 }
 """To check one more kind of event, add a function here: it adds what the event costs to a Total."""
 
+FIELDS: dict[str, set[str]] = {
+    "gaussian": {"noise"},
+    "sampled": {"kind", "rate", "of", "draws"},
+    "sampled-user": {"records", "rate", "noise"},
+    "allocated": {"rounds"},
+    "two-level": {
+        "client_rate", "sampling_rate", "local_steps", "noise", "local", "participation", "draws", "records",
+    },
+    "by-size": {"of", "uses"},
+    "on-clients": {"clients", "of"},
+    "repeat": {"of", "count"},
+    "compose": {"of"},
+    "sampler-error": {"distance"},
+    "unbounded": {"because"},
+}  # fmt: skip
+"""All that an event may say: a field that this file does not read might say that it costs more."""
+
 
 def add(event: Event, times: int, total: Total) -> None:
     """Add an event that happened so many times."""
     if event.get("event") not in EVENTS:
         raise Unknown(f"event '{event.get('event')}'")
+    if unread := sorted(event.keys() - FIELDS[event["event"]] - {"event"}):
+        raise Unknown(f"field {unread[0]!r} of event '{event['event']}'")
     if times:
         EVENTS[event["event"]](event, times, total)
 
@@ -515,15 +543,43 @@ def whole_number(event: Event, key: str, least: int) -> int:
 
 def sizes(event: Any) -> Iterator[int]:
     """The numbers of records at which a client's use of a record changes."""
-    if isinstance(event, Mapping):
-        yield from (use[0] for use in event.get("uses", [])[1:])
-        yield from sizes(event.get("of"))
-    elif isinstance(event, list):
-        for each in event:
-            yield from sizes(each)
+    for each in _all_events(event):
+        yield from (use[0] for use in each.get("uses", [])[1:])
 
 
 # ---------------------------------------------------------------- a claim
+
+UNITS, OBSERVERS = ("client", "record", "user"), ("release", "server", "client-process")
+
+
+def refuse_uncovered(unit: str, observer: str, adjacency: str, events: Any) -> None:
+    """Raise Unknown where no theorem covers such events for this unit, adjacency and observer.
+
+    The rate and the mean depend on the number of clients, so that it is not hidden. Only who sees nothing but
+    released models cannot see who takes part.
+    """
+    if unit not in UNITS or observer not in OBSERVERS:
+        raise Unknown(f"a claim for unit {unit!r} against {observer!r}")
+    if unit == "client" and adjacency == "add-or-remove":
+        raise Unknown("clients under add-or-remove: their number is public")
+    if observer == "release":
+        return
+    for event in _all_events(events):
+        kind = event.get("event")
+        by_chance = kind == "allocated" or (kind == "sampled" and event["kind"] != "none" and event["rate"] < 1)
+        hidden = kind == "two-level" and event["participation"] != "visible" and event["client_rate"] < 1
+        if hidden or (unit == "client" and by_chance):
+            raise Unknown(f"hidden participation, against the {observer}")
+
+
+def _all_events(event: Any) -> Iterator[Event]:
+    """An event, or a list of events, and all events inside."""
+    if isinstance(event, Mapping):
+        yield event
+        yield from _all_events(event.get("of"))
+    elif isinstance(event, list):
+        for each in event:
+            yield from _all_events(each)
 
 
 @dataclass(frozen=True)
@@ -696,6 +752,7 @@ def _claim(claim: Mapping[str, Any]) -> Line:
         epsilon, delta = number(claim, "epsilon", most=1e300), number(claim, "delta", least=1e-300, most=1)
         chain = claim["chain"]
         events = [(each["event"], whole_number(each, "times", 0)) for each in chain["events"]]
+        refuse_uncovered(claim["unit"], claim["observer"], claim["adjacency"], [event for event, _ in events])
         found = recompute(events, claim["adjacency"], delta, epsilon)
     except Unknown as error:
         return Line("unknown", what, f"cannot be checked: this checker does not know {error}")
@@ -834,6 +891,9 @@ def _part_of(event: Event) -> tuple[int, bool]:
 
 def _sites(held: Mapping[str, Any], given: Mapping[str, Path]) -> Iterator[Line]:
     bound = {site["name"]: site for site in held["sites"]}
+    for name, times in Counter(site["name"] for site in held["sites"]).items():
+        if times > 1:
+            yield Line("unknown", f"site {name}", f"the certificate binds {times} ledgers under this name")
     for name in sorted(given.keys() - bound.keys()):
         yield Line("no", f"site {name}", "its ledger is not bound by this certificate")
     for name, site in bound.items():

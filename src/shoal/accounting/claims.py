@@ -15,7 +15,7 @@ from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event, TwoLevel
 from shoal.accounting.leaves import leaves
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import Adjacency, refused_for_clients
+from shoal.accounting.theorems import Adjacency, amplified_in_sight, refused_for_clients
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
@@ -35,6 +35,9 @@ PUBLIC_K = "the number of clients, "
 
 CLASSES = "the names of the classes, which were read from the labels, are public"
 """Added to all claims of a run for which nobody gave them: the only record of a class shows in them."""
+
+COLUMNS = "ranges and categories of columns, which were read from the data, are public"
+"""The same where nobody gave, or confirmed, those: the only record of a category shows in the model's inputs."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -154,9 +157,9 @@ def prove(
 
     The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
-    if unit == "client" and accountants.unbounded(event) is None:
-        refused = refused_for_clients(event, adjacency, observer)
-        if refused is not None:
+    if accountants.unbounded(event) is None:
+        refused = refused_for_clients(event, adjacency, observer) if unit == "client" else None
+        if (refused := refused or amplified_in_sight(event, unit, observer)) is not None:
             return nothing(unit, observer, refused, adjacency)
     found = claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
     drawn = any(isinstance(leaf, TwoLevel) and 0 < leaf.client_rate < 1 for leaf in leaves(event))
@@ -189,11 +192,16 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
         RESEARCH if facts.get("random") == "research" else None,
         GRAPH if found.observer == "server" and facts.get("sparse_graph") else None,
         facts.get("users") if found.unit == "user" else None,
-        CLASSES if facts.get("read_classes") else None,
+        *assumed_public(facts),
     ]
     for words in filter(None, assumed):
         found = saying(found, words)
     return replace(found, simulated=found.unit == "client" and bool(facts.get("simulated")))
+
+
+def assumed_public(facts: Mapping[str, Any]) -> list[str]:
+    """What a claim assumes to be public, though it was read from the data, by the first line of a ledger."""
+    return [words for key, words in (("read_classes", CLASSES), ("read_columns", COLUMNS)) if facts.get(key)]
 
 
 def saying(found: Proven, words: str) -> Proven:

@@ -132,6 +132,7 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
 }
 _USES_K = "the mean, or the rate m/K, depends on the number of clients K: claim zero-out, with K public"
 _PLAIN = "this observer sees who takes part: claim zero-out or replace-one"
+IN_SIGHT = "sampling of clients amplifies only where it is hidden who takes part, and this observer sees that"
 _SEPARATED = ("cyclic", "min-separation", "cyclic-poisson")
 _CLIENTS = ("none", "poisson", "fixed-size", *_SEPARATED, "random-allocation")
 _RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled", "random-allocation")
@@ -201,6 +202,20 @@ def refused_for_clients(event: Event, adjacency: Adjacency, observer: Observer) 
     schemes = dict.fromkeys(_schemes(event)) or ("none",)
     cells = (TABLE.get(("clients", scheme, adjacency, observer), Cell()) for scheme in schemes)
     return next((cell.refused for cell in cells if cell.refused), None)
+
+
+def amplified_in_sight(event: Event, unit: Unit, observer: Observer) -> str | None:
+    """Why an event that rests on hidden participation proves nothing: this observer sees who takes part.
+
+    Of a client's records, and of a user's, nobody sees which ones a step drew.
+    """
+    hidden = (
+        (isinstance(leaf, TwoLevel) and leaf.participation == "hidden" and 0 < leaf.client_rate < 1)
+        or (unit == "client" and isinstance(leaf, Sampled | Allocated))
+        for counts in by_size(event).values()
+        for leaf in counts
+    )
+    return IN_SIGHT if observer != "release" and any(hidden) else None
 
 
 def _schemes(event: Event) -> Iterator[str]:

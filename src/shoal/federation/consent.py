@@ -28,6 +28,7 @@ from pathlib import Path
 from shoal import release
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
+from shoal.accounting.dominating import dominating
 from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, TwoLevel, Unbounded
 from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Intent, Ledger
@@ -251,7 +252,7 @@ class SiteLedger:
         """Write to the ledger the charges of `count` rounds, some of these, that were run again without this site.
 
         A round run again is a second draw of its clients, which may have been this one. Which round it was is not
-        known, so each is charged as the most expensive. Raises Refused, and charges nothing, over the budget.
+        known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget.
         """
         self._ledger.recover()
         worst = self._costliest_again(algorithm, setting, rounds, records)
@@ -281,25 +282,18 @@ class SiteLedger:
     def _costliest_again(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
     ) -> tuple[Charge, ...]:
-        """The charges of the most expensive of these rounds, run again without this site."""
+        """Charges that cost no less than any of these rounds, run again without this site."""
         alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
         each = [
             self._charged(algorithm, setting, t, asked=False, records=records, again=True)
             for t in rounds[: alike or None]
         ]
-        return tuple(max(column, key=self._alone) for column in zip(*each, strict=True))
+        columns = zip(*each, strict=True)
+        return tuple(replace(column[0], event=dominating(charge.event for charge in column)) for column in columns)
 
     def close(self) -> None:
         """Close the ledger's file."""
         self._ledger.close()
-
-    def _alone(self, charge: Charge) -> float:
-        """What a charge costs by itself, by RDP."""
-        try:
-            found = Running(ADJACENCIES[charge.unit]).epsilon_with(charge.event, self.requirements.delta)
-        except ConfigError:
-            found = None
-        return math.inf if found is None else found
 
     def _missed(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None, furthest: int

@@ -265,7 +265,9 @@ class Site:
         reported, known = self._reported(old), self._repeats(old)
         if reported.repeats > known:
             rerun = range(max(0, min(first - 1, reported.first)), total)
-            site_ledger.charge_repeats(algorithm, old.charged, rerun, reported.repeats - known, records)
+            # one that went back to an older checkpoint spoke of the first round alone that it was to run again
+            count = max(reported.repeats - known, first - reported.first)
+            site_ledger.charge_repeats(algorithm, old.charged, rerun, count, records)
         self._write_progress(kept | {"next": total, "ended": True})
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
