@@ -1,7 +1,7 @@
 """DLG beside the loop of its authors (Zhu, Liu, Han 2019, Deep Leakage from Gradients, arXiv 1906.08935), and iDLG.
 
-The pictures are digits enlarged to 16 x 16, on DLG's own network: there full steps without a line search leave two of
-six searches where the model is saturated and the gradient is 0.
+The pictures are digits enlarged to 16 x 16, on DLG's own network: there full steps without a line search leave some
+searches where the model is saturated and the gradient is 0.
 """
 
 from dataclasses import replace
