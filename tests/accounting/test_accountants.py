@@ -274,6 +274,18 @@ def test_epsilon_is_monotone(rate: float, noise: float, count: int, delta: float
     assert epsilon(poisson(rate, noise, count), delta * 2) <= here
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "count"), [(0.01, 1.0, 1000), (0.05, 6.2, 300), (0.5, 0.3, 10), (0.5, 0.02, 3)]
+)
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.01, 0.9])
+def test_epsilon_is_read_from_a_distribution_as_dp_accounting_reads_it(rate, noise, count, delta) -> None:
+    """The last noise leaves losses of hundreds, where e^-loss is 0. The library's sums drift from loss to loss."""
+    whole = pld.profile({Sampled("poisson", rate, Gaussian(noise)): count}, "zero-out").distribution
+    own = [pld._least_epsilon(half, delta) for half in pld._halves(whole)]
+    assert max(own) == pytest.approx(whole.get_epsilon_for_delta(delta), rel=1e-7)
+    assert pld._least_epsilon(whole._pmf_remove, whole._pmf_remove._infinity_mass / 2) == math.inf
+
+
 @pytest.mark.slow
 @records(10)
 @given(rates, noises, counts, deltas)

@@ -1,7 +1,7 @@
 """DLG beside the loop of its authors (Zhu, Liu, Han 2019, Deep Leakage from Gradients, arXiv 1906.08935), and iDLG.
 
-The pictures are digits enlarged to 16 x 16, on DLG's own network: there full steps without a line search leave two of
-six searches where the model is saturated and the gradient is 0.
+The pictures are digits enlarged to 16 x 16, on DLG's own network: there full steps without a line search leave some
+searches where the model is saturated and the gradient is 0.
 """
 
 from dataclasses import replace
@@ -18,10 +18,9 @@ from shoal.attacks.quality import judge
 from shoal.config import configure
 from shoal.random.streams import Streams
 
-AIM = Aim(2, 6)
+AIM = Aim(2, 3)
 SIDE = 16
 ATTEMPTS, STEPS = 4, 15
-THEIRS = 3  # victims of the original loop, which takes them one by one; two of these need a second start here
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +69,10 @@ def test_dlg_gets_at_least_what_the_original_loop_gets_of_the_same_gradients(lar
     module = attacked_model(settings, large, streams)
     seen = observe(settings.algorithm, 2, module, victims, streams).gradients
     generator = torch.Generator().manual_seed(0)
-    theirs = torch.stack([original(module, each, generator) for each in seen[:THEIRS]])
-    judged = judge(theirs, *(each[:THEIRS] for each in (victims.y, victims.x, victims.y)))
+    theirs = torch.stack([original(module, each, generator) for each in seen])
+    judged = judge(theirs, victims.y, victims.x, victims.y)
     assert torch.equal(ours.truth, victims.x)
-    assert int(judged.success.sum()) == THEIRS
-    assert int(ours.quality.success.sum()) == 6
+    assert int(judged.success.sum()) == int(ours.quality.success.sum()) == 3
     assert int(ours.found.restarts.sum()) > 0  # else this shows nothing
 
 

@@ -2,7 +2,7 @@
 
 Pairs of curves (curves.py) become distributions by connect-the-dots (Doroshenko et al. 2022), always
 rounded to the safe side. The grid is as fine as the loss of a single step asks for, so that 10^6 compositions
-take a second and stay exact to 1e-4. dp-accounting holds and reads the composed distribution.
+take a second and stay exact to 1e-4. dp-accounting holds the composed distribution.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Profile:
             return float(get_epsilon_gaussian(1 / self.shift, delta))
         if self.distribution is None or delta < 2 * self.rounding:
             return math.inf
-        return float(self.distribution.get_epsilon_for_delta(delta - self.rounding))
+        return max(_least_epsilon(half, delta - self.rounding) for half in _halves(self.distribution))
 
     def delta(self, epsilon: float) -> float:
         """The least delta at this epsilon."""
@@ -147,17 +147,39 @@ def _composed_pair(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Pair:
         return curves.gaussian(whole.shift)
     if whole.distribution is None:
         return curves.negligible(whole.variation)
-    # dp-accounting 0.6.0 (pinned) has no public way to the two halves of a distribution.
-    forward, end_forward = _curve(whole.distribution._pmf_remove)
-    if whole.distribution._symmetric:
-        return Pair(forward, forward, end_forward, end_forward)
-    backward, end_backward = _curve(whole.distribution._pmf_add)
+    found = [_curve(half) for half in _halves(whole.distribution)]
+    (forward, end_forward), (backward, end_backward) = found[0], found[-1]
     return Pair(forward, backward, end_forward, end_backward)
 
 
-def _curve(pmf: Any) -> tuple[Curve, float]:
+def _halves(distribution: Any) -> list[Any]:
+    """Both directions, or the one that stands for both; dp-accounting 0.6.0 (pinned) has no public way to them."""
+    remove, add = distribution._pmf_remove, distribution._pmf_add
+    return [remove] if distribution._symmetric else [remove, add]
+
+
+def _least_epsilon(dense: Any, delta: float) -> float:
+    """Where delta(epsilon), which is upper - e^epsilon lower between two losses, falls to this delta.
+
+    dp-accounting's own walks from loss to loss in Python, which takes as long as the composition.
+    """
+    if dense._infinity_mass > delta:
+        return math.inf
+    first = max(0, 1 - dense._lower_loss)  # the least loss above 0
+    losses = (np.arange(first, dense.size)[::-1] + dense._lower_loss) * dense._discretization
+    mass = dense._probs[first:][::-1]
+    upper = np.cumsum(np.append(dense._infinity_mass, mass))
+    lower = np.cumsum(np.append(0.0, mass * np.exp(-losses)))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        found = np.log((upper - delta) / lower)  # from all losses above losses[0], losses[1], ..., 0
+    found[(upper <= delta) | (lower < 0)] = -np.inf  # below 0 by the rounding of an FFT
+    found = np.minimum(found, np.append(np.inf, losses))  # lower may be 0 where e^-loss is
+    reached = int(np.append(found[:-1] >= losses, True).argmax())
+    return max(0.0, float(found[reached]))
+
+
+def _curve(dense: Any) -> tuple[Curve, float]:
     """delta(epsilon) of a discretised distribution, and the largest loss in it."""
-    dense = pmf.to_dense_pmf()
     losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
     positive = losses > 0
     losses, mass = losses[positive], np.maximum(dense._probs[positive], 0.0)

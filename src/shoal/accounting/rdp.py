@@ -32,7 +32,7 @@ GRIDS: dict[str, Orders] = {
     "2-32": tuple(range(2, 33)),
     "2-33": tuple(range(2, 34)),
 }
-_CHUNK = 64  # noises at a time: bounds the memory of the quadrature
+_CHUNK = 256  # noises at a time: bounds the memory
 _LEAST_NOISE = 0.1  # below this the quadrature needs too many points
 _MOST_MOMENT = 64  # moments beyond these are bounded, not computed
 _MOST_SHIFT = 4096.0  # standard deviations over which a user's integrals run
@@ -136,8 +136,7 @@ def _chunk(rate: float, noises: Array, orders: Orders) -> Array:
 def _whole_order(rate: float, noises: Array, order: int) -> Array:
     """log sum_k C(order, k) rate^k (1 - rate)^(order - k) e^(k (k - 1) / 2 noise^2) / (order - 1)."""
     k = np.arange(order + 1)
-    weights = _log_binomial(order, k) + k * math.log(rate) + (order - k) * math.log1p(-rate)
-    return _log_sum(weights + (k * (k - 1) / 2) * noises[:, None] ** -2) / (order - 1)
+    return _log_sum(_log_binomial_law(order, rate) + (k * (k - 1) / 2) * noises[:, None] ** -2) / (order - 1)
 
 
 def _broken_orders(rate: float, noise: float, orders: list[float]) -> Array:
@@ -191,8 +190,7 @@ def _user_sampled(rate: float, records: int, noise: float, orders: Orders) -> Ar
     lowest = -12.0 - math.sqrt(-2 * max(furthest - 1, 0.0) * records * math.log1p(-rate))
     y = np.arange(lowest, furthest * records / noise + 12.0, step)
     log_ratio = np.full(y.size, -np.inf)
-    weights = _log_binomial(records, j) + j * math.log(rate) + (records - j) * math.log1p(-rate)
-    for k, weight in zip(j, weights, strict=True):
+    for k, weight in zip(j, _log_binomial_law(records, rate), strict=True):
         log_ratio = np.logaddexp(log_ratio, weight + k * y / noise - 0.5 * (k / noise) ** 2)
     log_density = math.log(step / math.sqrt(2 * math.pi)) - y**2 / 2
     for place, order in enumerate(orders):
@@ -265,10 +263,19 @@ def _log_binomial(n: int, k: npt.NDArray[np.int64]) -> Array:
     return found
 
 
+@lru_cache(maxsize=1024)
+def _log_binomial_law(n: int, rate: float) -> Array:
+    """log of the probabilities of 0 to n of n that each come with this rate."""
+    k = np.arange(n + 1)
+    found: Array = _log_binomial(n, k) + k * math.log(rate) + (n - k) * math.log1p(-rate)
+    return found
+
+
 def _log_sum(exponents: Array) -> Array:
     """log of the sum of exponentials over the last axis."""
     most = exponents.max(axis=-1)
-    summed: Array = most + np.log(np.exp(exponents - most[..., None]).sum(axis=-1))
+    below = exponents - most[..., None]
+    summed: Array = most + np.log(np.exp(below, out=below).sum(axis=-1))
     return summed
 
 

@@ -76,23 +76,24 @@ class Ways:
             own = "rules miss what the model's own code does: it mixes records, or reaches into a layer"
             return own if way == "rules" else "vmap cannot transform the model, or the model mixes records"
         if way == "rules" and self.sizes is not None:
-            net = cast(BatchedNetwork, self.make(way, trial))
-            if not _same_for_many(net, self.module, trial.sample, *self.sizes(net)):
+            trial.ruled = self._by_rules(trial)
+            if not _same_for_many(trial.ruled, self.module, trial.sample, *self.sizes(trial.ruled)):
                 return "the model's code treats many records in another way than few"
         return None
 
     def make(self, way: Way, trial: Trial | None = None) -> Network:
         """The network of a way; what may be recorded on CUDA is known after a trial."""
         if way == "rules":
-            shapes, sample, drops = ({}, None, False) if trial is None else (trial.shapes, trial.sample, trial.places)
-            return BatchedNetwork(
-                self.module, self.layout, self.kernels, self.losses, shapes, sample, drops=bool(drops)
-            )
+            return (trial and trial.ruled) or self._by_rules(trial)
         draws, places = (True, ()) if trial is None else (trial.draws, trial.places)
         made = self.functional(way, draws, places)
         if way == "sequential" and trial is not None:
             made.masks = trial.on_cuda and trial.agrees("sequential")
         return made
+
+    def _by_rules(self, trial: Trial | None) -> BatchedNetwork:
+        shapes, sample, drops = ({}, None, False) if trial is None else (trial.shapes, trial.sample, trial.places)
+        return BatchedNetwork(self.module, self.layout, self.kernels, self.losses, shapes, sample, drops=bool(drops))
 
     def functional(self, way: Way, draws: bool = True, places: Sequence[int] = ()) -> Functional:
         """A way that is not by rules; `places` are those of records in what dropout draws."""
@@ -115,6 +116,9 @@ class Trial:
     Dropout is by the same seeds in all ways. A model that draws other random numbers is compared in eval mode, where
     it should not, and must run in training mode.
     """
+
+    ruled: BatchedNetwork | None = None
+    """The network by rules that was tried, and need not be made again."""
 
     def __init__(self, ways: Ways, sample: Inputs, targets: Tensor | None) -> None:
         self.sample, self._targets, self.on_cuda = sample, targets, device_of(sample).type == "cuda"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
 from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
 from shoal.random.noise_source import Normals
 from shoal.random.normals import normals
@@ -35,13 +34,3 @@ def sanitiser(
     noise = per_step.multiplier(*when, batch) if per_step is not None else 0.0
     layers = context.network.layout.named_layers
     return per_record.sanitiser(LocalSteps(params, layers, noise, batch, state, *when, draw))
-
-
-def step_noise(algorithm: Algorithm, state: dict[str, Tensor], index: RoundIndex, size: int) -> float:
-    """The least noise that one local step leaves in a parameter, from public facts."""
-    per_record, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
-    when = index.t, index.total
-    if per_record is None or per_step is None:
-        return 0.0
-    clip = per_record.least(state, *when, size)
-    return algorithm.local.rate(*when) * per_step.multiplier(*when, batch) * clip / batch

@@ -219,7 +219,7 @@ def _precision() -> str:
 if triton is not None:
 
     @triton.jit
-    def _within(place, size):
+    def within(place, size):
         """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the largest."""
         return place.to(tl.uint32, bitcast=True) < size
 
@@ -245,7 +245,7 @@ if triton is not None:
         for start in range(0, C * KH * KW, DEPTH):
             r = start + tl.arange(0, DEPTH)
             i, j = r // KW % KH * DH, r % KW * DW
-            inside = _within(row[None, :] + i[:, None], H) & _within(column[None, :] + j[:, None], W)
+            inside = within(row[None, :] + i[:, None], H) & within(column[None, :] + j[:, None], W)
             inside &= there[None, :] & (r < C * KH * KW)[:, None]
             seen = x + (corner[None, :] + (r // (KH * KW) * (H * W) + i * W + j)[:, None])
             kernel = weights + (out * (C * KH * KW))[:, None] + r[None, :]
@@ -286,7 +286,7 @@ if triton is not None:
             if SW > 1:
                 inside &= w % SW == 0
                 w = tl.where(w < 0, w, w // SW)
-            inside &= _within(h, HIGH) & _within(w, WIDE)
+            inside &= within(h, HIGH) & within(w, WIDE)
             if SH == 1 and SW == 1:
                 seen = grad + (corner[None, :] + (o * (HIGH * WIDE) - i * WIDE - j)[:, None])
             else:
@@ -325,7 +325,7 @@ if triton is not None:
             given = grad + ((out * (HIGH * WIDE))[:, None] + (example * (OUTS * HIGH * WIDE) + at)[None, :])
             given = tl.load(given, mask=(out < OUTS)[:, None] & there[None, :], other=0.0)
             row, column = at // WIDE * SH - TOP, at % WIDE * SW - LEFT
-            inside = _within(row[:, None] + i[None, :], H) & _within(column[:, None] + j[None, :], W)
+            inside = within(row[:, None] + i[None, :], H) & within(column[:, None] + j[None, :], W)
             inside &= (r < C * KH * KW)[None, :]
             corner = example * (C * H * W) + row * W + column
             seen = x + (corner[:, None] + (r // (KH * KW) * (H * W) + i * W + j)[None, :])

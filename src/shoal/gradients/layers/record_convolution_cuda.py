@@ -99,11 +99,7 @@ def _summed(grad: Tensor) -> Tensor:
 
 
 if triton is not None:
-
-    @triton.jit
-    def _within(place, size):
-        """0 <= place < size, in one comparison: as unsigned numbers the negative ones are the largest."""
-        return place.to(tl.uint32, bitcast=True) < size
+    from shoal.gradients.layers.convolution_cuda import within
 
     @triton.jit
     def _weight_gradient(
@@ -131,7 +127,7 @@ if triton is not None:
             given = tl.load(given, mask=there[:, None] & (out < OUTS)[None, :], other=0.0)
             at = place % (HIGH * WIDE)
             row, column = at // WIDE * SH + i, at % WIDE * SW + j
-            inside = there & _within(row, H) & _within(column, W)
+            inside = there & within(row, H) & within(column, W)
             seen = x + ((place // (HIGH * WIDE) * H + row) * W + column)[:, None] * C + channel[None, :]
             seen = tl.load(seen, mask=inside[:, None] & (channel < C)[None, :], other=0.0)
             total = tl.dot(tl.trans(given), seen, total)
