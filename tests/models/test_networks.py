@@ -34,6 +34,7 @@ SCATTER_CIFAR = (243, 8, 8)
         ("scatter-cnn", SCATTER_CIFAR, 10, 2 * 243 + 243 * 9 * 64 + 64 + 64 * 9 * 64 + 64 + 2570),
         ("adult-mlp", (105,), 2, 8_930),
         ("cancer-mlp", (30,), 2, 1_554),
+        ("linear-without-bias", DIGITS, 10, 640),
         ("digits-mlp", DIGITS, 10, 64 * 64 + 64 + 650),
         ("digits-cnn", DIGITS, 10, 6_090),
         ("linear", (441,), 10, 4_420),
