@@ -1,25 +1,27 @@
 """Search over what the papers leave open, where their figures are not reproduced: one JSON line a run.
 
     SHOAL_DATA=... python benchmarks/paper_search.py GROUP [GROUP ...] --out FILE [--jobs 16] [--device cuda]
+    SHOAL_DATA=... python benchmarks/paper_search.py client-100 --apply mnist --seeds 5 --out FILE [--device cuda]
     python benchmarks/paper_search.py --list
 
 A group is a cell of a paper's table and a grid of settings that its text does not state. Seed 0 unless `--seeds`
 says otherwise. Lines have the form of `shoal papers run`, so that `shoal papers compare` counts one whose
-configuration is that of a table's cell. Runs that FILE holds are not run again; interrupted ones resume.
+configuration is that of a table's cell. Runs that FILE holds are not run again; interrupted ones resume. `--apply`
+runs the best setting that FILE holds of a group on another data set.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from shoal.papers import geyer_tables, pfl_tables, thesis_tables
 from shoal.papers.running import plan, play, read_lines
-from shoal.papers.table import Cell, Table
+from shoal.papers.table import Cell, Line, Table
 from shoal.papers.work import Run
 
 QUANTILE = {
@@ -101,10 +103,12 @@ def _client(clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]
 
     The clip norm follows a private quantile: a constant one that suits Fashion-MNIST is too large for MNIST.
     """
-    own = {"data.name": "fashion-mnist"} | QUANTILE
+    shown = geyer_tables.proven(clients, epsilon) | {"data.name": "fashion-mnist"}
     keys = {"quantile": "per_update.quantile", "momentum": "server.momentum", "epochs": "local.epochs"}
     named = {keys.get(name, name): values for name, values in grid.items()}
-    return [Search(f"{clients} clients, epsilon {epsilon:g}", geyer_tables.proven(clients, epsilon) | own, named)]
+    row = f"{clients} clients, epsilon {epsilon:g}"
+    bias = Search(f"{row}, constant clip norm", shown, {"model": ("linear", "linear-without-bias")})
+    return [bias, Search(row, shown | QUANTILE, named)]
 
 
 def _client_scattering() -> list[Search]:
@@ -143,17 +147,29 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--apply", metavar="DATA", help="run the best setting of each group on this data set")
     parser.add_argument("--list", action="store_true", help="print the runs of all groups, and end")
     given = parser.parse_args()
+    lines = read_lines(given.out)
     for name in GROUPS if given.list else given.groups:
         cells = [cell for search in GROUPS[name] for cell in search.cells()]
-        todo = plan(cells, given.seeds, False, read_lines(given.out))
+        if given.apply:
+            cells = [_best(cells, lines, given.apply)]
+        todo = plan(cells, given.seeds, False, lines)
         print(f"{name}: {len(cells)} settings, {len(todo)} runs to make", flush=True)
         if given.list:
             continue
         table = Table(f"search-{name}", (), 0, tuple(cells))
         for line in play(todo, table, given.out, given.device, False, _report, given.jobs):
             print(name, line["cell"], line.get("accuracy", line.get("failed")), line["seconds"], flush=True)
+
+
+def _best(cells: list[Cell], lines: list[Line], data: str) -> Cell:
+    """The cell with the highest accuracy at seed 0, on another data set."""
+    found = {line["key"]: line["accuracy"] for line in lines if line.get("seed") == 0 and "accuracy" in line}
+    best = max(cells, key=lambda cell: found.get(cell.work.key(False), 0.0))
+    assert isinstance(best.work, Run)
+    return replace(best, column=data, work=replace(best.work, config=dict(best.work.config) | {"data.name": data}))
 
 
 def _report(cell: str, done: int, part: float) -> None:
