@@ -29,6 +29,8 @@ NOISE = {  # of two epsilons, with ten clients and more
     "Fashion-MNIST": {"2.7": 0.998, "1.2": 1.660},
     "CIFAR-10": {"7.53": 0.685, "3.0": 0.997},
 }
+HALF = 1.286
+"""The noise that 1.2 needs for 10 epochs instead of 20, which fits the published accuracies; it proves 1.73."""
 ALONE = {"MNIST": 0.611, "Fashion-MNIST": 0.623, "CIFAR-10": 0.496}
 """Of the first epsilon, where one client has all records: 938 batches an epoch (782), found by `pfl_noise`."""
 SPLITS = ((1, 20), (2, 10), (4, 5), (5, 4), (10, 2), (20, 1))
@@ -110,9 +112,13 @@ def by_split(name: str) -> Table:
                 work = pfl(data, model, noise, epochs, rounds)
                 why = BETWEEN if data == "CIFAR-10" and 1 < epochs < 20 else ""
                 cells.append(Cell(f"({epochs}, {rounds})", f"{method} {model}", work, claim=claim, unneeded=why))
-                if (data, noise, epochs) == ("CIFAR-10", None, 1) and MODELS[model][1] == "none":
+                if noise == NOISE["MNIST"]["1.2"]:
+                    less, own = pfl(data, model, HALF, epochs, rounds), claim_of(data, "1.2", HALF)
+                    cells.append(replace(cells[-1], work=less, change=f"noise for 10 epochs, sigma {HALF}", claim=own))
+                plain = (noise, epochs) == (None, 1) or epochs == 20
+                if data == "CIFAR-10" and plain and MODELS[model][1] == "none":
                     # with lr 0.3 and no clip they stay on a plateau; this is the authors' script for such networks
-                    steeper = pfl(data, model, noise, lr=0.1, momentum=0.9)
+                    steeper = pfl(data, model, noise, epochs, rounds, lr=0.1, momentum=0.9)
                     cells.append(replace(cells[-1], work=steeper, change="lr 0.1, momentum 0.9"))
     minutes = 60 if data == "CIFAR-10" else 15
     return Table(name, (DATA[data],), minutes, tuple(cells))
@@ -130,6 +136,9 @@ def by_clients() -> Table:
                 work = pfl(data, model, sigma, clients=clients)
                 why = {25: FEWER, 50: FEWER, 1: ONE}.get(clients, "") if data == "CIFAR-10" else ""
                 cells.append(Cell(str(clients), f"{data} {model}", work, claim=claim, unneeded=why))
+                if (clients, data) == (100, "CIFAR-10") and MODELS[model][1] == "none":
+                    steeper = pfl(data, model, sigma, clients=clients, lr=0.1, momentum=0.9)
+                    cells.append(replace(cells[-1], work=steeper, change="lr 0.1, momentum 0.9"))
                 if clients == 1 and data != "CIFAR-10":  # no averaging over clients: a smaller step
                     slow = pfl(data, model, sigma, clients=1, lr=0.03)
                     cells.append(Cell("1", f"{data} {model}", slow, change="lr 0.03", claim=claim))
