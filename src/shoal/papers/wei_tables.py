@@ -47,7 +47,7 @@ DECAYS = {
 ACCOUNTANTS = {"base": "basic", "advanced": "advanced", "zCDP": "zcdp", "moments": "moments"}
 L2_MAX = "the noise is scaled to the greatest gradient of the batch (l2-max): the scale reveals it, as a test shows"
 MORE = "10,000 clients were run at 10%; with 1,000 all four shares give the same, 0.988 or guessing"
-SCALES = "C only scales step and noise together, and C = 4 stays at guessing"
+SCALES = "C scales step and noise together: no data set learns at 4, and MNIST, which learns at 1, at none above"
 QUICK_CLIENTS = {100: 10, 1000: 20, 10_000: 40}
 
 
@@ -130,7 +130,8 @@ def table5() -> Table:
             for clip in (0.1, 0.5, 1, 2, 4, 8, 16, 32):
                 work = run(config(method, column, clip=clip))
                 row, claim = f"{column} {method}", claim_of(method, column)
-                cells.append(Cell(row, f"C={clip:g}", work, claim=claim, unneeded=SCALES))
+                why = SCALES if clip > 1 else ""
+                cells.append(Cell(row, f"C={clip:g}", work, claim=claim, unneeded=why))
     return Table("alphacdp-table5", SETS, 60, tuple(cells))
 
 
