@@ -113,10 +113,10 @@ def by_split(name: str) -> Table:
                 why = BETWEEN if data == "CIFAR-10" and 1 < epochs < 20 else ""
                 cells.append(Cell(f"({epochs}, {rounds})", f"{method} {model}", work, claim=claim, unneeded=why))
                 if noise == NOISE["MNIST"]["1.2"] and model != "SN+Lin":  # which agrees as it is
-                    less, own = pfl(data, model, HALF, epochs, rounds), claim_of(data, "1.2", HALF)
-                    cells.append(
-                        replace(cells[-1], work=less, change=f"noise for 10 epochs, sigma {HALF}", claim=own)
-                    )
+                    less = pfl(data, model, HALF, epochs, rounds)
+                    own = Claim("record", "server", 1.2)  # which it does not keep
+                    change = f"noise for 10 epochs, sigma {HALF}"
+                    cells.append(replace(cells[-1], work=less, change=change, claim=own))
                 plain = (noise, epochs) == (None, 1) or epochs == 20
                 if data == "CIFAR-10" and plain and MODELS[model][1] == "none":
                     # with lr 0.3 and no clip they stay on a plateau; this is the authors' script for such networks
