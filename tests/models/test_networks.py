@@ -105,7 +105,7 @@ def test_the_code_of_002_keeps_relu_between_its_linear_layers():
     assert kinds[-2] is nn.ReLU
 
 
-@pytest.mark.parametrize("name", [n for n in OF_NUMBERS if n != "linear"])
+@pytest.mark.parametrize("name", [n for n in OF_NUMBERS if not n.startswith("linear")])
 def test_the_seed_decides_the_weights_and_the_global_state_is_left_alone(name):
     shape = home(name)
     before = torch.get_rng_state()
@@ -125,7 +125,8 @@ def test_the_starts_are_those_of_the_papers():
     assert 0.99 * bound < glorot.abs().max() <= bound
     attack = torch.cat([p.flatten() for p in build("attack-cnn", MNIST, 10).parameters()])
     assert 0.49 < attack.abs().max() <= 0.5
-    assert not any(p.any() for p in build("linear", MNIST, 10).parameters())
+    for name in ("linear", "linear-without-bias"):
+        assert not any(p.any() for p in build(name, MNIST, 10).parameters())
 
 
 @pytest.mark.parametrize("name", ["thesis-mlp", "thesis-cnn", "linear", "digits-cnn", "attack-cnn"])
