@@ -34,6 +34,7 @@ SCATTER_CIFAR = (243, 8, 8)
         ("scatter-cnn", SCATTER_CIFAR, 10, 2 * 243 + 243 * 9 * 64 + 64 + 64 * 9 * 64 + 64 + 2570),
         ("adult-mlp", (105,), 2, 8_930),
         ("cancer-mlp", (30,), 2, 1_554),
+        ("linear-without-bias", DIGITS, 10, 640),
         ("digits-mlp", DIGITS, 10, 64 * 64 + 64 + 650),
         ("digits-cnn", DIGITS, 10, 6_090),
         ("linear", (441,), 10, 4_420),
@@ -104,7 +105,7 @@ def test_the_code_of_002_keeps_relu_between_its_linear_layers():
     assert kinds[-2] is nn.ReLU
 
 
-@pytest.mark.parametrize("name", [n for n in OF_NUMBERS if n != "linear"])
+@pytest.mark.parametrize("name", [n for n in OF_NUMBERS if not n.startswith("linear")])
 def test_the_seed_decides_the_weights_and_the_global_state_is_left_alone(name):
     shape = home(name)
     before = torch.get_rng_state()
@@ -124,7 +125,8 @@ def test_the_starts_are_those_of_the_papers():
     assert 0.99 * bound < glorot.abs().max() <= bound
     attack = torch.cat([p.flatten() for p in build("attack-cnn", MNIST, 10).parameters()])
     assert 0.49 < attack.abs().max() <= 0.5
-    assert not any(p.any() for p in build("linear", MNIST, 10).parameters())
+    for name in ("linear", "linear-without-bias"):
+        assert not any(p.any() for p in build(name, MNIST, 10).parameters())
 
 
 @pytest.mark.parametrize("name", ["thesis-mlp", "thesis-cnn", "linear", "digits-cnn", "attack-cnn"])

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -46,6 +47,15 @@ def test_within_two_points_is_reproduced_more_is_said_to_be_more_and_less_is_not
     assert light(found, [line(found, accuracy=PUBLISHED + 0.021)]) == "exceeded"
     assert light(found, [line(found, accuracy=PUBLISHED - 0.021)]) == "not reproduced"
     assert light(found, []) == "not run"
+
+
+def test_a_cell_that_was_not_run_says_why_nobody_needs_it_and_says_nothing_once_it_was():
+    found = one_cell()
+    found = replace(found, cells=(replace(found.cells[0], unneeded="another row shows the same"),))
+    rows = compare(found, [])
+    assert cells(rows[0])[-1] == "not run: another row shows the same"
+    assert "⚪ Not run, 1 figures: (1, 20) 1. Why: another row shows the same." in to_block(found, rows)
+    assert "another row" not in to_block(found, compare(found, [line(found)]))
 
 
 def test_mean_spread_and_difference_are_over_seeds_and_the_newest_line_of_a_seed_counts():

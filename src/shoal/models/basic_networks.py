@@ -33,6 +33,16 @@ def linear(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
+def linear_without_bias(shape: Shape, classes: int) -> nn.Module:
+    """Softmax regression without a bias.
+
+    Clients with few classes all pull hard at the bias, which takes up their clip norm and says little of a picture.
+    """
+    layer = nn.Linear(size(shape), classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
 def digits_mlp(shape: Shape, classes: int) -> nn.Module:
     """64-64-10 on 8x8 digits."""
     return mlp(size(shape), 64, classes)
@@ -46,6 +56,7 @@ def digits_cnn(shape: Shape, classes: int) -> nn.Module:
 
 NETWORKS = (
     Network("linear", "", "softmax regression, started at zero", linear),
+    Network("linear-without-bias", "", "the same without a bias, for clients with few classes", linear_without_bias),
     Network("digits-mlp", "", "one hidden layer of 64", digits_mlp),
     Network("digits-cnn", "", "two small convolutions, for 8x8 digits", digits_cnn, least=4),
 )

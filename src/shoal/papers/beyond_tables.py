@@ -54,6 +54,9 @@ def client() -> Table:
         for epsilon in epsilons:
             work = geyer_tables.run(geyer_tables.proven(clients, float(epsilon)))
             cells.append(Cell(f"geyer-private {clients}", f"epsilon {epsilon:g}", work, proves=CLIENT))
+            plain = geyer_tables.proven(clients, float(epsilon)) | {"model": "linear-without-bias"}
+            row = f"geyer-private {clients}, without a bias"
+            cells.append(Cell(row, f"epsilon {epsilon:g}", geyer_tables.run(plain), proves=CLIENT))
     sampled = {"clients.sampling": "poisson", "clients.cohort": 100.0}
     for epsilon in (2.0, 8.0):
         column = f"epsilon {epsilon:g}"

@@ -160,7 +160,8 @@ def _row(table: Table, cell: Cell, measure: str, lines: list[Line], quick: bool)
     figures = (cell.work.figures(line).get(measure) for line in lines)
     values = tuple(float(figure) for figure in figures if figure is not None)
     light = "" if quick and not cell.work.instant else _light(measure, published, values)
-    return Compared(cell, measure, published, values, _proven_words(cell, lines), light, "", quick, _devices(lines))
+    note = cell.unneeded if light == NOT_RUN else ""
+    return Compared(cell, measure, published, values, _proven_words(cell, lines), light, note, quick, _devices(lines))
 
 
 def _devices(lines: list[Line]) -> str:

@@ -99,7 +99,7 @@ def run(config: dict[str, Any]) -> Run:
     }
     if "clients.cohort" in config:
         small["clients.cohort"] = cohort
-    if config["model"] == "linear":
+    if config["model"].startswith("linear"):
         small |= {"data.features": "none", "local.lr": 5.0}
     else:
         small |= {"model": "digits-mlp"}

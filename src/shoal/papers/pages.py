@@ -117,13 +117,19 @@ def _name(row: Compared) -> tuple[str, str, str]:
 
 
 def _left_out(rows: list[Compared]) -> list[str]:
-    """Cells that were not run, by row."""
+    """Cells that were not run, by row, a line for each reason."""
     missing = [row for row in rows if not row.values and row.light not in (FAILED, NOT, CONTRADICTED)]
     if not missing:
         return []
-    counted = Counter(row.cell.row + (f" ({row.cell.change})" if row.cell.change else "") for row in missing)
+    return [line for why in dict.fromkeys(row.note for row in missing) for line in (_not_run(missing, why), "")]
+
+
+def _not_run(missing: list[Compared], why: str) -> str:
+    counted = Counter(
+        row.cell.row + (f" ({row.cell.change})" if row.cell.change else "") for row in missing if row.note == why
+    )
     words = "; ".join(f"{row} {count}" for row, count in counted.items())
-    return [f"⚪ Not run, {len(missing)} figures: {words}.", ""]
+    return f"⚪ Not run, {counted.total()} figures: {words}." + (f" Why: {why}." if why else "")
 
 
 def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: dict[str, str]) -> str:

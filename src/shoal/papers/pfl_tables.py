@@ -29,12 +29,17 @@ NOISE = {  # of two epsilons, with ten clients and more
     "Fashion-MNIST": {"2.7": 0.998, "1.2": 1.660},
     "CIFAR-10": {"7.53": 0.685, "3.0": 0.997},
 }
+HALF = 1.286
+"""The noise that 1.2 needs for 10 epochs instead of 20, which fits the published accuracies; it proves 1.73."""
 ALONE = {"MNIST": 0.611, "Fashion-MNIST": 0.623, "CIFAR-10": 0.496}
 """Of the first epsilon, where one client has all records: 938 batches an epoch (782), found by `pfl_noise`."""
 SPLITS = ((1, 20), (2, 10), (4, 5), (5, 4), (10, 2), (20, 1))
 CLIENTS = (10, 25, 50, 100, 1)
 RECORDS = {"MNIST": 60_000, "Fashion-MNIST": 60_000, "CIFAR-10": 50_000}
 BATCH = 64
+BETWEEN = "between (1, 20) and (20, 1), which were run; Tables 2 and 3 have all six rows on two other data sets"
+FEWER = "between 10 and 100 clients, which were run"
+ONE = "one client with all records is not federated; two other data sets have it"
 TABLES = {"pfl-table2": "MNIST", "pfl-table3": "Fashion-MNIST", "pfl-table4": "CIFAR-10"}
 
 
@@ -105,10 +110,17 @@ def by_split(name: str) -> Table:
         for method, (noise, claim) in columns.items():
             for model in MODELS:
                 work = pfl(data, model, noise, epochs, rounds)
-                cells.append(Cell(f"({epochs}, {rounds})", f"{method} {model}", work, claim=claim))
-                if (data, noise, epochs) == ("CIFAR-10", None, 1) and MODELS[model][1] == "none":
+                why = BETWEEN if data == "CIFAR-10" and 1 < epochs < 20 else ""
+                cells.append(Cell(f"({epochs}, {rounds})", f"{method} {model}", work, claim=claim, unneeded=why))
+                if noise == NOISE["MNIST"]["1.2"] and model != "SN+Lin":  # which agrees as it is
+                    less = pfl(data, model, HALF, epochs, rounds)
+                    own = Claim("record", "server", 1.2)  # which it does not keep
+                    change = f"noise for 10 epochs, sigma {HALF}"
+                    cells.append(replace(cells[-1], work=less, change=change, claim=own))
+                plain = (noise, epochs) == (None, 1) or epochs == 20
+                if data == "CIFAR-10" and plain and MODELS[model][1] == "none":
                     # with lr 0.3 and no clip they stay on a plateau; this is the authors' script for such networks
-                    steeper = pfl(data, model, noise, lr=0.1, momentum=0.9)
+                    steeper = pfl(data, model, noise, epochs, rounds, lr=0.1, momentum=0.9)
                     cells.append(replace(cells[-1], work=steeper, change="lr 0.1, momentum 0.9"))
     minutes = 60 if data == "CIFAR-10" else 15
     return Table(name, (DATA[data],), minutes, tuple(cells))
@@ -124,7 +136,11 @@ def by_clients() -> Table:
             claim = claim_of(data, epsilon, sigma, clients)
             for model in MODELS:
                 work = pfl(data, model, sigma, clients=clients)
-                cells.append(Cell(str(clients), f"{data} {model}", work, claim=claim))
+                why = {25: FEWER, 50: FEWER, 1: ONE}.get(clients, "") if data == "CIFAR-10" else ""
+                cells.append(Cell(str(clients), f"{data} {model}", work, claim=claim, unneeded=why))
+                if (clients, data) == (100, "CIFAR-10") and MODELS[model][1] == "none":
+                    steeper = pfl(data, model, sigma, clients=clients, lr=0.1, momentum=0.9)
+                    cells.append(replace(cells[-1], work=steeper, change="lr 0.1, momentum 0.9"))
                 if clients == 1 and data != "CIFAR-10":  # no averaging over clients: a smaller step
                     slow = pfl(data, model, sigma, clients=1, lr=0.03)
                     cells.append(Cell("1", f"{data} {model}", slow, change="lr 0.03", claim=claim))

@@ -103,6 +103,7 @@ class Cell:
         claim: The epsilon that the paper states.
         proves: The unit and the observer whose epsilon is shown where nothing is claimed.
         attacked: Its name in the file that `benchmarks/attacks.py` writes.
+        unneeded: Why it need not be run, shown where it was not.
     """
 
     row: str
@@ -113,6 +114,7 @@ class Cell:
     claim: Claim | None = None
     proves: tuple[str, str] | None = None
     attacked: str = ""
+    unneeded: str = ""
 
     @property
     def name(self) -> str:
