@@ -1,12 +1,13 @@
 """Training on data larger than memory: the peak memory of a process whose records stay on disk.
 
-    python benchmarks/large_data.py --gigabytes 8 --folder FOLDER
-    python benchmarks/large_data.py --gigabytes 8 --folder FOLDER --kind parquet      or csv
+    python benchmarks/large_data.py [--gigabytes 8] [--folder FOLDER]
+    python benchmarks/large_data.py --kind parquet      or csv
 
 Writes synthetic records (numbers [N, 1024] in float32, 1,000 clients) as a folder of .npy files or as a table, trains
-FedAvg and DP-SGD on them, each in a process of its own, and prints its peak resident memory (pages of mapped files
-included), also less that of the same training on 4 records a client: what the size of the data costs. FedAvg, which
-is first, converts the table; the copy lies in FOLDER/cache. For Linux, whose /proc has the peak.
+FedAvg without privacy, with client-level (geyer-private) and with record-level privacy (dp-sgd) on them, each in a
+process of its own, and prints its peak resident memory (pages of mapped files included), also less that of the same
+training on 4 records a client: what the size of the data costs. FedAvg, which is first, converts the table. All files
+lie in a folder of their own below FOLDER, which is removed at the end. For Linux, whose /proc has the peak.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,12 @@ SCHEMA = {
     "classes": ["0", "1"],
     "client_column": "client",
     "columns": {name: {"kind": "number", "range": [-0.2, 0.2]} for name in NAMES},
+}
+
+PRIVACY: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "geyer-private": {"per_update": {"initial_clip_norm": 0.5}, "per_round": {"noise_multiplier": 0.5}},
+    "dp-sgd": {"per_record": {"clip_norm": 1.0}, "per_step": {"noise_multiplier": 0.5}},
 }
 
 
@@ -79,8 +87,6 @@ def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     import shoal
 
     started = time.perf_counter()
-    noise = {"per_record": {"clip_norm": 1.0}, "per_step": {"noise_multiplier": 0.5}}
-    more: dict[str, Any] = noise if algorithm == "dp-sgd" else {}
     result = shoal.run(
         {
             "algorithm": algorithm,
@@ -92,7 +98,7 @@ def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
             "local": {"lr": 5.0, "epochs": 1},
             "engine": {"device": "cpu", "evaluate_every": rounds},
         }
-        | more
+        | PRIVACY[algorithm]
         | ({} if data.is_dir() else {"schema": SCHEMA}),
         runs=data.parent / "runs",
         no_guarantee=True,
@@ -111,10 +117,21 @@ def measured(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     return found
 
 
+def compare(folder: Path, kind: str, gigabytes: float, rounds: int) -> None:
+    """Write both data sets into a folder, and print a line for each algorithm."""
+    small, large = (folder / (size if kind == "npy" else f"{size}.{kind}") for size in ("small", "large"))
+    for path, size in ((small, 0.0), (large, gigabytes)):
+        (write if kind == "npy" else write_table)(path, size)
+    for algorithm in PRIVACY:
+        base, found = (measured(data, algorithm, rounds) for data in (small, large))
+        cost = float(found["peak_gib"]) - float(base["peak_gib"])
+        print(json.dumps(found | {"kind": kind, "gigabytes": gigabytes, "beyond_small_gib": cost}), flush=True)
+
+
 def main() -> None:
     """Write, train, report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--kind", choices=("npy", "parquet", "csv"), default="npy")
@@ -123,16 +140,8 @@ def main() -> None:
     if given.train:
         print(json.dumps(train(given.folder, given.train, given.rounds)))
         return
-    small, large = (given.folder / size for size in ("small", "large"))
-    if given.kind != "npy":
-        small, large = (path.with_suffix(f".{given.kind}") for path in (small, large))
-    for path, size in ((small, 0.0), (large, given.gigabytes)):
-        (write if given.kind == "npy" else write_table)(path, size)
-    for algorithm in ("fedavg", "dp-sgd"):
-        base, found = (measured(folder, algorithm, given.rounds) for folder in (small, large))
-        cost = float(found["peak_gib"]) - float(base["peak_gib"])
-        of = {"kind": given.kind, "gigabytes": given.gigabytes, "beyond_small_gib": cost}
-        print(json.dumps(found | of), flush=True)
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="large-data-") as folder:
+        compare(Path(folder), given.kind, given.gigabytes, given.rounds)
 
 
 if __name__ == "__main__":

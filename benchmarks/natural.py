@@ -6,7 +6,8 @@
 A cell is task/model/epsilon/seed, or task/pooled: what a central model without privacy reaches. A line is appended as
 soon as a cell ends, and cells that are in the file already are not run again; processes may share the file. `--cells`
 is a regular expression for whole names, `--list` prints them. `--set key=value` changes a setting of every cell, for
-trials; give another `--out` then. The training of heart and of ratings without privacy draws nothing at random, so one seed is enough.
+trials; give another `--out` then. The training of heart and of ratings without privacy draws nothing at random, so
+one seed is enough.
 
 The private cells are the presets in examples/, but for what `TUNED` says. Models that begin with Milton are trained
 on it first (examples/milton.toml), once for each network; the result is kept in the user's cache.
