@@ -17,7 +17,7 @@ from shoal.data.mapped import is_folder, read_folder
 from shoal.data.scaling import check_scale
 from shoal.data.schema import Schema
 from shoal.data.schema_encoding import encode_by_schema, read_by_schema
-from shoal.data.table_files import read_table
+from shoal.data.table_files import other_type, read_table
 from shoal.data.tables import encode_table
 from shoal.errors import DataError, nearest
 from shoal.tasks import TaskSettings, choose
@@ -70,7 +70,8 @@ def load(
         known = KNOWN[str(name)]
         return replace(known.read(known, scale, mirror), name=str(name), read_classes=False)
     if path.suffix not in FILE_TYPES:
-        raise DataError(f"data '{name}' is neither known nor a file{nearest(str(name), _names())}")
+        fix = other_type(path) if path.is_file() else nearest(str(name), _names())
+        raise DataError(f"data '{name}' is neither known nor a file of {', '.join(FILE_TYPES)}{fix}")
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a path, or a name: {', '.join(_names())}")
     if path.suffix == ".npz":
