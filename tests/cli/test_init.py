@@ -290,3 +290,11 @@ def test_clients_that_are_written_in_two_ways_are_pointed_out(folder: Path) -> N
     )
     assert len(found.sizes) == 3  # spaces around a name do not count
     assert found.hints == ("column 'hospital' holds '007' and '7', two clients: write them alike if they are one",)
+
+
+def test_without_a_schema_codes_that_would_become_one_number_are_refused(folder: Path) -> None:
+    path = table(folder / "t.csv", hospital=lambda row: ["7", "007", " 8"][row % 3], sex=lambda row: row % 2)
+    with pytest.raises(DataError, match="codes such as 007 and 7, which would be one client"):
+        shoal.load(path, label="died", client="hospital")
+    path = table(folder / "t.csv", hospital=lambda row: ["007", "008"][row % 2], sex=lambda row: row % 2)
+    assert len(shoal.load(path, label="died", client="hospital").owner_names) == 2
