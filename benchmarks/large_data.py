@@ -3,11 +3,12 @@
     python benchmarks/large_data.py [--gigabytes 8] [--folder FOLDER]
     python benchmarks/large_data.py --kind parquet      or csv
 
-Writes synthetic records (numbers [N, 1024] in float32, 1,000 clients) as a folder of .npy files or as a table, trains
-FedAvg without privacy, with client-level (geyer-private) and with record-level privacy (dp-sgd) on them, each in a
-process of its own, and prints its peak resident memory (pages of mapped files included), also less that of the same
-training on 4 records a client: what the size of the data costs. FedAvg, which is first, converts the table. All files
-lie in a folder of their own below FOLDER, which is removed at the end. For Linux, whose /proc has the peak.
+Writes synthetic records (numbers [N, 1024] in float32, 8,000 of them again and again, 1,000 clients) as a folder of
+.npy files or as a table. Trains on them by FedAvg without privacy, with client-level (geyer-private) and with
+record-level privacy (dp-sgd), each in a process of its own. Prints its peak resident memory (pages of mapped files
+included), also less that of the same training on 4 records a client: what the size of the data costs. FedAvg, which
+is first, converts the table. All files lie in a folder of their own below FOLDER, which is removed at the end. For
+Linux, whose /proc has the peak.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 WIDTH, CLIENTS, TEST = 1024, 1000, 2000
+BLOCK = 8 * CLIENTS  # rows
 NAMES = [f"x{place:04}" for place in range(WIDTH)]
 SCHEMA = {
     "label": "y",
@@ -41,45 +43,49 @@ PRIVACY: dict[str, dict[str, Any]] = {
 
 
 def rows_of(gigabytes: float) -> int:
-    """How many records have this size."""
-    return max(CLIENTS * 4, int(gigabytes * 2**30) // (4 * WIDTH))
+    """How many records have about this size."""
+    return max(1, round(gigabytes * 2**30 / (4 * WIDTH * BLOCK))) * BLOCK if gigabytes else 4 * CLIENTS
 
 
-def write_table(path: Path, gigabytes: float) -> None:
-    """A table of this size once it is encoded."""
+def block(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records and labels, which the files repeat: to draw and to write new ones would take longer than to train."""
+    x = np.random.default_rng(0).standard_normal((rows, WIDTH), np.float32) / WIDTH**0.5
+    return x, (x @ np.random.default_rng(1).standard_normal(WIDTH) > 0).astype(np.int64)
+
+
+def write_table(path: Path, rows: int) -> None:
+    """A table of so many rows, in blocks in which every client has the same number of them."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    rows, open_file = rows_of(gigabytes), parquet.ParquetWriter if path.suffix == ".parquet" else csv.CSVWriter
-    generator, truth = np.random.default_rng(0), np.random.default_rng(1).standard_normal(WIDTH)
-    kinds = dict.fromkeys(NAMES, pa.float32()) | {"y": pa.int64(), "client": pa.string()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_file(path, pa.schema(list(kinds.items()))) as file:
-        for start in range(0, rows, 1 << 13):
-            part = generator.standard_normal((min(1 << 13, rows - start), WIDTH), np.float32) / WIDTH**0.5
-            part = part.round(4) if path.suffix == ".csv" else part
-            owners = [f"c{row % CLIENTS}" for row in range(start, start + len(part))]
-            columns = dict(zip(NAMES, part.T, strict=True)) | {"y": (part @ truth > 0).astype(int), "client": owners}
-            file.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))))
+    x, y = block(min(rows, BLOCK))
+    x = x.round(4) if path.suffix == ".csv" else x
+    owners = [f"c{row % CLIENTS}" for row in range(len(x))]
+    table = pa.table(dict(zip(NAMES, x.T, strict=True)) | {"y": y, "client": owners})
+    if path.suffix == ".parquet":
+        with parquet.ParquetWriter(path, table.schema, use_dictionary=False, compression="none") as file:
+            for _ in range(0, rows, BLOCK):
+                file.write_table(table)
+        return
+    csv.write_csv(table, path)
+    text = path.read_bytes().partition(b"\n")[2]
+    with path.open("ab") as stream:
+        for _ in range(BLOCK, rows, BLOCK):
+            stream.write(text)
 
 
-def write(folder: Path, gigabytes: float) -> None:
-    """The files of a data set of this size."""
-    rows = rows_of(gigabytes)
+def write(folder: Path, rows: int) -> None:
+    """The files of a data set of so many rows, and held-out ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    generator, truth = np.random.default_rng(0), np.random.default_rng(1).standard_normal(WIDTH)
-    labels = np.empty(rows, np.int64)
-    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, WIDTH))
-    for start in range(0, rows, 1 << 14):
-        part = generator.standard_normal((min(1 << 14, rows - start), WIDTH), np.float32) / WIDTH**0.5
-        x[start : start + len(part)], labels[start : start + len(part)] = part, part @ truth > 0
-    x.flush()
-    del x
-    test = generator.standard_normal((TEST, WIDTH), np.float32) / WIDTH**0.5
-    np.save(folder / "y.npy", labels)
+    x, y = block(min(rows, BLOCK) + TEST)
+    files = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, WIDTH))
+    for start in range(0, rows, BLOCK):
+        files[start : start + BLOCK] = x[TEST:]
+    files.flush()
+    np.save(folder / "y.npy", np.resize(y[TEST:], rows))
     np.save(folder / "client.npy", np.arange(rows) % CLIENTS)
-    np.save(folder / "test_x.npy", test)
-    np.save(folder / "test_y.npy", (test @ truth > 0).astype(np.int64))
+    np.save(folder / "test_x.npy", x[:TEST])
+    np.save(folder / "test_y.npy", y[:TEST])
 
 
 def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
@@ -121,7 +127,7 @@ def compare(folder: Path, kind: str, gigabytes: float, rounds: int) -> None:
     """Write both data sets into a folder, and print a line for each algorithm."""
     small, large = (folder / (size if kind == "npy" else f"{size}.{kind}") for size in ("small", "large"))
     for path, size in ((small, 0.0), (large, gigabytes)):
-        (write if kind == "npy" else write_table)(path, size)
+        (write if kind == "npy" else write_table)(path, rows_of(size))
     for algorithm in PRIVACY:
         base, found = (measured(data, algorithm, rounds) for data in (small, large))
         cost = float(found["peak_gib"]) - float(base["peak_gib"])
